@@ -1,6 +1,6 @@
-"""Kafka's protocol.
+"""The Kafka protocol.
 
-Open `server` first (who may connect, what connections share), then `connection` (one peer: requests
-in, answers out, in order), `registry` (the APIs and versions that are advertised) and `handlers/`,
-one module for each family of APIs. `codec/` reads and writes the bytes.
+Open `server` first (admission and shared state), then `connection` (one peer: requests in,
+responses out, in order), `registry` (the advertised APIs and versions) and `handlers/`, one module
+for each family of APIs. `codec/` decodes and encodes the bytes.
 """

@@ -1,7 +1,7 @@
-"""What an API is to the door, and what its handler gets to work with.
+"""The description of an API, and the context that its handler gets.
 
-Most APIs are a coroutine from kio's request entity to plain fields (`schema_api`). Produce and
-Fetch, whose bytes are read and written by hand, fill in an `Api` themselves.
+For most APIs the handler is a coroutine from kio's request entity to response fields
+(`schema_api`). Produce and Fetch have hand-written codecs and fill in an `Api` themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Node(NamedTuple):
-    """This broker as a peer is told of it: the one node of its cluster."""
+    """This broker as clients see it: the only node of its cluster."""
 
     id: int
     host: str
@@ -43,27 +43,28 @@ class Node(NamedTuple):
 
 
 class Peer(Protocol):
-    """Who sent a request, as far as that changes from moment to moment."""
+    """The changing state of the connection that sent a request."""
 
     @property
     def may_wait(self) -> bool:
-        """Not when the door closes: then the answer is wanted at once."""
+        """Whether a handler may wait; False while the server closes, when it must answer at
+        once."""
 
     @property
     def answer_bytes(self) -> int:
-        """An answer should not be much larger now."""
+        """The size that a response should not exceed by much at the moment."""
 
     @property
     def described(self) -> TopicDescriptions:
-        """What Metadata says of topics, kept for all connections."""
+        """The encoded topics of Metadata, shared by all connections."""
 
     @property
     def last_answer(self) -> LastAnswer:
-        """The door's last answer to a fetch that others may send, too."""
+        """The last Fetch response of this server, which other connections may send too."""
 
 
 class TopicDescriptions(Protocol):
-    """Topics as Metadata describes them, encoded in the version of the call."""
+    """Encode topics for a Metadata response, in the version of the call."""
 
     async def every_topic(self, call: Call, with_operations: bool) -> EncodedArray: ...
 
@@ -72,12 +73,13 @@ class TopicDescriptions(Protocol):
     def error(
         self, call: Call, code: ErrorCode, name: str | None, topic_id: Any, with_operations: bool
     ) -> bytes:
-        """Describe the error in the place of a topic that cannot be described."""
+        """Encode an error instead of a topic that cannot be described."""
 
 
 class LastAnswer:
-    """The body of one answer that many peers get, and what it was made of. The same read gives the
-    same slice, so `part` is compared by identity."""
+    """The body of one response that many peers get, and the inputs it was built from. The same read
+    returns the same slice, so `part` is compared by identity.
+    """
 
     __slots__ = ("body", "made_of", "part")
 
@@ -88,13 +90,13 @@ class LastAnswer:
 
 
 class Watch(Protocol):
-    """A wait that can be ended."""
+    """A wait that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Call(NamedTuple):
-    """One request's surroundings."""
+    """The context of one request."""
 
     broker: Broker
     caller: Caller
@@ -104,45 +106,45 @@ class Call(NamedTuple):
 
 
 class Reply(Protocol):
-    """The place of one answer among its connection's. Just one of these is called, once."""
+    """The slot of one response in its connection's order. Call exactly one method, once."""
 
     def send(self, body: Sequence[Buffer]) -> None:
-        """The body as buffers, which must not change from now on."""
+        """Send the body; the buffers must not change after this call."""
 
     def skip(self) -> None:
-        """There is no answer to this request."""
+        """Send no response to this request."""
 
     def handle(self, request: Any) -> None:
-        """Leave a request that has been waiting, as far as it is still open, to the API's
-        `handle`."""
+        """Pass the unanswered rest of a waiting request to the API's `handle`."""
 
     def disconnect(self, reason: str) -> None: ...
 
 
 class Api(NamedTuple):
-    """An API with the versions that are advertised.
+    """An API with its advertised versions.
 
-    `read` turns a body into a request and keeps nothing of the bytes but what `submit` may use
-    before it returns, or for good if it is told that they are its own. Then either `handle` answers
-    the request, begun when all earlier answers of the connection have been sent; or `submit` begins
-    at once and answers through the reply.
+    `read` decodes a body into a request. It may keep views of the bytes only as far as `submit`
+    uses them: until `submit` returns, or longer if `submit` is told that it owns the bytes. Then
+    one of two functions answers the request. `handle` starts when all earlier responses of the
+    connection have been sent. `submit` starts at once and answers through the reply.
 
-    `at_once` is asked before `handle`, if all earlier answers have been sent. It returns the body
-    of the answer; or a wait, which ends with a call of the reply; or None: `handle` answers then.
+    `at_once` is called before `handle`, if all earlier responses have been sent. It returns the
+    body of the response; or a wait, which ends with a call of the reply; or None, and then `handle`
+    answers.
     """
 
     key: int
     first_version: int
     last_version: int
-    #: From this version on, the request's header and lengths are of the flexible kind.
+    #: The first version with flexible headers and compact lengths.
     flexible_from: int
     read: Callable[[int, memoryview], Any]
     handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
     submit: Callable[[Call, Any, Reply, bool], None] | None = None
-    #: Whether `handle` may wait for something to happen: then it is woken when the door closes.
+    #: Whether `handle` may wait for an event; it is then interrupted when the server closes.
     waits: bool = False
     flexible_response: bool = True
-    #: Called with a request that cannot begin yet, when it comes.
+    #: Called when a request arrives that cannot start yet.
     arrived: Callable[[Call, Any], None] | None = None
     at_once: Callable[[Call, Any, Reply], list[Buffer] | Watch | None] | None = None
 
@@ -158,7 +160,7 @@ def schema_api(
     flexible_response: bool = True,
     arrived: Callable[[Call, Any], None] | None = None,
 ) -> Api:
-    """An API by kio's schemas: `answer` gives the fields of the response, whatever the version."""
+    """Make an API from kio's schemas; `answer` returns the response's fields for any version."""
 
     def read(version: int, body: memoryview) -> Any:
         return read_request(key, version, body)
@@ -180,7 +182,7 @@ def schema_api(
 
 
 async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
-    """Let others run after every so many items: lists of clients can be long."""
+    """Yield the items; let other tasks run after every `every` items, because lists may be long."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % every == 0:
@@ -188,15 +190,16 @@ async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
 
 
 def portions(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in their order, so many at a time."""
+    """Yield the items in order, in lists of at most `size`."""
     left = iter(items)
     while some := list(islice(left, size)):
         yield some
 
 
 async def together(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Many changes, some at once, so that they become durable together; between them it is the
-    others' turn."""
+    """Await many changes, a limited number at a time, and return their results. Changes of one
+    group become durable together; other tasks run between groups.
+    """
     results: list[T] = []
     for some in portions(changes, limits.CHANGES_AT_ONCE):
         results += await asyncio.gather(*some)
@@ -204,13 +207,13 @@ async def together(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def by_topic(broker: Broker, keys: Iterable[PartitionKey]) -> list[tuple[Topic, list[int]]]:
-    """Partitions by the topics that they are of; those of topics that are gone are left out."""
+    """Group partitions by topic; omit those of deleted topics."""
     found = ((find_topic(broker, each), some) for each, some in by_topic_id(keys).items())
     return [(topic, some) for topic, some in found if isinstance(topic, Topic)]
 
 
 def by_topic_id(keys: Iterable[PartitionKey]) -> dict[uuid.UUID, list[int]]:
-    """Partitions by the ids of their topics, those of each sorted."""
+    """Group partitions by topic id; sort the partitions of each topic."""
     partitions: dict[uuid.UUID, list[int]] = {}
     for topic_id, partition in keys:
         partitions.setdefault(topic_id, []).append(partition)
@@ -218,7 +221,8 @@ def by_topic_id(keys: Iterable[PartitionKey]) -> dict[uuid.UUID, list[int]]:
 
 
 def find_topic(broker: Broker, wanted: str | uuid.UUID | None) -> Topic | ErrorCode:
-    """A topic by the name or, in versions that have them, the id that a request gives."""
+    """Find a topic by the name or id that a request gives; return an error code if it is
+    unknown."""
     try:
         if isinstance(wanted, str):
             return broker.topic(wanted)

@@ -1,18 +1,23 @@
-"""One peer: requests come in, answers go out in the order of the requests.
+"""One peer: read requests and send responses in the order of the requests.
 
-Requests with a `submit` (Produce) begin as they come. The others begin one after another, each when
-every answer before its own has been sent; so whatever a client sees of one connection is in order,
-while its batches in flight become durable together. A fetch that waits holds up its own connection
-alone.
+Requests with a `submit` function (Produce) start when they arrive. The others start one after
+another, each when all earlier responses have been sent. So a client sees the effects of one
+connection in order, while its batches in flight become durable together. A waiting fetch blocks
+only its own connection.
 
-Reading stops while the peer does not take its answers, while too many of its requests are
-unanswered, while the broker has no room for the batches of its next request, and while there is no
-memory to receive a large request. What stopped it, ended, calls `pump` again. A heartbeat that has
-to wait behind other requests keeps its member alive from when it comes: the broker is slow then,
-not the member.
+Reading stops in four cases:
 
-A peer that sends nonsense is disconnected with a line in the log, as Kafka does it; so is one whose
-request meets a bug of ours, with a traceback. Who may call: the loop's thread only.
+- the peer does not read its responses;
+- too many of its requests are unanswered;
+- the broker has no room for the batches of the next request;
+- there is no memory to receive a large request.
+
+When the cause ends, `pump` is called again. A heartbeat that waits behind other requests keeps its
+member alive from its arrival: the broker is slow then, not the member.
+
+A peer that sends invalid bytes is disconnected with a log line, as in Kafka. A peer whose request
+hits a bug of the broker is disconnected with a logged traceback. Not thread-safe: call it from the
+event loop.
 """
 
 from __future__ import annotations
@@ -50,11 +55,11 @@ log = logging.getLogger(__name__)
 
 
 class Door(Admission, Protocol):
-    """What connections share, and whom they tell."""
+    """The part of the server that its connections use."""
 
     broker: Broker
     memory: ReceiveMemory
-    #: Those that wait until large requests are done with their memory.
+    #: Connections that wait until large requests release their memory.
     for_memory: WaitingLine
     send_budget: SendBudget
     mistaken: MistakenPeers
@@ -63,17 +68,17 @@ class Door(Admission, Protocol):
 
     @property
     def answer_bytes(self) -> int:
-        """How large an answer may be now."""
+        """The size that a response may have at the moment."""
 
     def node_for(self, host: str, port: int) -> Node:
-        """This broker, to a peer that came to this address."""
+        """Return this broker's node as advertised to a peer that connected to this address."""
 
     def wants_room(self, connection: Connection) -> None:
-        """To be pumped when the broker has room."""
+        """Call the connection's `pump` when the broker has room."""
 
 
 class PendingResponse:
-    """The place of one answer among those of its connection; see `api.Reply`."""
+    """The slot of one response in its connection's order; see `api.Reply`."""
 
     __slots__ = ("_connection", "_correlation_id", "_flexible", "buffers", "done")
 
@@ -105,7 +110,7 @@ class PendingResponse:
 
 
 class Waiting(NamedTuple):
-    """A request that begins when its answer is the next to be sent."""
+    """A request that starts when its response is the next to be sent."""
 
     api: Api
     header: RequestHeader
@@ -126,15 +131,15 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         #: The last request that waited without a task, and its wait.
         self._parked: tuple[Waiting, Watch] | None = None
         self._client_id: bytes | None = None
-        # By version; made once, because every request needs one.
+        # Cached by version, because every request needs one.
         self._calls: dict[int, Call] = {}
         self._node = Node(0, "", 0)
         self._pumping = False
         self._flush_is_due = False
-        #: When the request that is on its way began to come, by the loop's clock.
+        #: Loop clock time at which the incomplete request began to arrive.
         self.begun_at: float | None = None
 
-    # --- what the transport calls -----------------------------------------------------------
+    # --- called by the transport -------------------------------------------------------------
 
     @property
     def bounds(self) -> ConnectionBounds:
@@ -167,12 +172,13 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._parked = None
         self._frames.close()
 
-    # --- what the door and the handlers call ------------------------------------------------
+    # --- called by the server and the handlers -----------------------------------------------
 
     def pump(self, *, has_room: bool = False) -> None:
-        """Begin as many of the requests that have come as may begin now; with `has_room` one at
-        least, whatever the broker's figures say."""
-        # What is begun here may be answered here, which would pump again.
+        """Start as many received requests as may start now. With `has_room`, start at least one,
+        even if the broker's count of pending bytes is too high.
+        """
+        # A request may be answered here, and its answer would call pump again.
         if self._pumping or self._transport is None:
             return
         self._pumping = True
@@ -197,10 +203,10 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if is_held_up or frames.begun or not self._reads:
             self._regulate(is_held_up)
         else:
-            self.begun_at = None  # as mostly: all that came was taken, and it is read on
+            self.begun_at = None  # the usual case: all requests were taken, reading continues
 
     def drain(self) -> None:
-        """Take no more requests, answer those that were taken, then close."""
+        """Accept no more requests, answer those that were accepted, then close."""
         self._draining = True
         if self._current is not None and self._current.api.waits and self._worker is not None:
             self._worker.cancel()
@@ -217,7 +223,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._work_on()
 
     def _expel(self, reason: str) -> None:
-        """Disconnect a peer that made no sense, and say where it would be served."""
+        """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
         protocol = protocol_of(self._frames.opening)
         if protocol is None or protocol is WireProtocol.KAFKA:
             self.disconnect(reason)
@@ -226,13 +232,13 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self.abort()
 
     def _sweep(self, now: float) -> None:
-        """Disconnect a peer whose request began to come long ago and is still not whole."""
+        """Disconnect a peer whose request is still incomplete after the deadline."""
         wait_ms = limits.KAFKA_REQUEST_WAIT_MS
         if self.begun_at is not None and (now - self.begun_at) * 1000 > wait_ms:
             self.disconnect(f"a request was not whole after {wait_ms} ms")
 
     def is_behind(self, now: float) -> bool:
-        """Whether memory is held for a request that comes too slowly to be whole in time."""
+        """Return whether memory is held for a request that arrives too slowly."""
         share = self._frames.share
         if self.begun_at is None or share is None:
             return False
@@ -268,8 +274,9 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         )
 
     def _regulate(self, is_held_up: bool) -> None:
-        """Read on, unless a request is held up, or one comes for which there is no memory; whoever
-        changes that pumps again."""
+        """Read, unless the next request may not start or has no memory. The event that removes the
+        cause calls `pump` again.
+        """
         transport = self._transport
         if transport is None or transport.is_closing() or self._has_ended:
             return
@@ -329,23 +336,24 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._calls[header.version] = call
         return call
 
-    # --- answers ----------------------------------------------------------------------------
+    # --- responses ---------------------------------------------------------------------------
 
     def answered(self) -> None:
-        """An answer is there. The only one that the peer waits for is sent at once."""
+        """Send finished responses: at once if only one is pending, otherwise in the next turn."""
         if len(self._replies) == 1 and not self._pumping:
             self._flush()
         else:
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Send in the loop's next turn: what became durable together is answered in one write."""
+        """Send in the loop's next turn, so that responses that are ready together share one
+        write."""
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the answers that are ready, up to the first that is not."""
+        """Send the responses that are ready, up to the first that is not."""
         self._flush_is_due = False
         if self._transport is None or self._transport.is_closing():
             return
@@ -364,7 +372,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self.pump()
 
     def _end(self) -> None:
-        """Nothing more is answered: let the peer hang up."""
+        """End the connection after the last response; let the peer close it."""
         if self._transport is not None and not self._has_ended:
             self._frames.close()
             self._finish()
@@ -388,7 +396,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         )
 
     async def _work(self) -> None:
-        """Answer what waits in the queue, one after another, as long as the next may begin."""
+        """Handle the queued requests one after another, as long as the next may start."""
         try:
             while self._next_may_begin():
                 self._current = self._queue.popleft()
@@ -409,5 +417,5 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             if not self._draining or self._transport is None or self._worker is None:
                 raise
             self._worker.uncancel()
-        # Woken because the door closes: what there is, without waiting.
+        # Interrupted because the server closes: handle it again, now without waiting.
         return await waiting.api.handle(self._call(waiting.header), waiting.request)

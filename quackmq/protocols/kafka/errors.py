@@ -1,7 +1,7 @@
-"""Every error of ours in Kafka's numbers.
+"""Map every broker error to a Kafka error code.
 
-Clients act on them: on a retriable one they ask again, on others they tell their user. So an error
-that asking again cannot mend must not become a retriable one.
+Clients act on the code: they retry retriable errors and report others to their user. So an error
+that a retry cannot fix must not become a retriable one.
 """
 
 from __future__ import annotations
@@ -74,25 +74,26 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.UnknownLeaderEpoch: ErrorCode.unknown_leader_epoch,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.EntriesLost: ErrorCode.offset_out_of_range,
-    # A policy says no: the user must hear of it, not the client's retries.
+    # A policy refuses the request: report it to the user instead of retrying.
     errors.Refused: ErrorCode.policy_violation,
     errors.TopicFull: ErrorCode.policy_violation,
     errors.NoSubscriber: ErrorCode.policy_violation,
     errors.LimitReached: ErrorCode.policy_violation,
-    # To a coordinator that they had to look for, clients say everything, which members have to do
-    # after a restart. Told that it is loading, librdkafka repeats what it said before.
+    # Members must send their complete state after a restart. Clients do that for a coordinator that
+    # they had to look up. After `coordinator_load_in_progress`, librdkafka only repeats its last
+    # request.
     errors.GroupLoading: ErrorCode.not_coordinator,
     errors.Unreachable: ErrorCode.policy_violation,
     errors.NotAllowed: ErrorCode.topic_authorization_failed,
     errors.QuackTimeout: ErrorCode.request_timed_out,
-    # An error of clients alone: no broker was found.
+    # Only clients raise this error: no broker was found.
     errors.NoBroker: ErrorCode.request_timed_out,
-    # What a Kafka broker that shuts down says: look for the leader again, then retry.
+    # The code of a Kafka broker that shuts down: find the leader again, then retry.
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,
     errors.InternalError: ErrorCode.unknown_server_error,
     errors.StorageError: ErrorCode.kafka_storage_error,
     errors.StoreReadOnly: ErrorCode.kafka_storage_error,
-    # Not retriable for a consumer, which must step over it: reading again finds the same bytes.
+    # Not retriable for a consumer, which must skip it: another read returns the same bytes.
     errors.DamagedData: ErrorCode.corrupt_message,
     errors.DamagedStore: ErrorCode.kafka_storage_error,
     errors.StoreLocked: ErrorCode.kafka_storage_error,
@@ -102,7 +103,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """The code of an error; of one that is not ours, that something is wrong with the server."""
+    """Return the code of an error; `unknown_server_error` if it is not a broker error."""
     return next(
         (CODES[kind] for kind in type(error).__mro__ if kind in CODES),
         ErrorCode.unknown_server_error,

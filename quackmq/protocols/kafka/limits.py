@@ -1,5 +1,6 @@
-"""Bounds of the Kafka protocol, each with its reason. Sizes are bytes unless the name says
-otherwise."""
+"""Bounds of the Kafka protocol, each with its reason. Sizes are in bytes unless the name says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,73 +8,73 @@ from typing import Final
 
 from quackmq.limits import KIB, MIB
 
-# --- the Kafka door ------------------------------------------------------------------------
+# --- the Kafka listener --------------------------------------------------------------------
 
-#: Connections at once; one that is idle costs about 2 KiB.
+#: Open connections; an idle one costs about 2 KiB.
 KAFKA_CONNECTIONS: Final = 10_000
-#: Connections that the system holds for us before we have taken them.
+#: Connections that the operating system queues before we accept them.
 KAFKA_BACKLOG: Final = 1_024
 #: The largest Produce request: several of the largest batches fit.
 KAFKA_PRODUCE_BYTES: Final = 64 * MIB
-#: The largest request of any other kind: 10,000 topics by name fit. Reading one takes time of the
-#: loop that all connections share.
+#: The largest request of any other kind: 10,000 topics by name fit. Decoding blocks the loop that
+#: all connections share.
 KAFKA_REQUEST_BYTES: Final = 4 * MIB
 #: Array elements in one request, over all its arrays: each becomes a Python object.
 KAFKA_REQUEST_ELEMENTS: Final = 50_000
-#: A string of the protocol; what its signed 16-bit length can say.
+#: A string of the protocol: the maximum of its signed 16-bit length.
 KAFKA_STRING_BYTES: Final = 32_767
-#: Read and not yet answered, a connection; beyond it we stop reading from that connection.
+#: Unanswered requests of one connection; beyond it we stop reading from that connection.
 KAFKA_REQUESTS_IN_FLIGHT: Final = 128
-#: The one buffer into which all connections receive; a request that comes whole is read there.
+#: The one buffer into which all connections receive; a request that arrives whole is decoded there.
 KAFKA_SCRATCH_BYTES: Final = 256 * KIB
-#: A connection keeps so much of a request that has begun without asking anybody.
+#: The part of a request that a connection may hold without reserving memory.
 KAFKA_UNRESERVED_BYTES: Final = 64 * KIB
-#: All larger requests on their way at once, over all connections; those beyond it wait their turn.
+#: Memory of all larger incomplete requests of all connections; connections beyond it wait.
 KAFKA_RECEIVE_BYTES: Final = 512 * MIB
-#: The memory given to a large request is at most so many times what has come of it.
+#: The memory of a large request is at most this multiple of the bytes that have arrived.
 KAFKA_RECEIVE_GROWTH: Final = 8
 #: Receive buffers kept for the next large request.
 KAFKA_POOLED_BYTES: Final = 8 * MIB
-#: The largest memory for a request that is used again after its batch has been let go of: nearly
-#: all producers send requests of 1 MiB at the most.
+#: The largest request buffer that is reused after its batch is released: nearly all producers send
+#: requests of at most 1 MiB.
 KAFKA_LENT_BYTES: Final = 2 * MIB
-#: Number of those that wait for the next request: what one flush cycle lets go of.
+#: Number of idle buffers kept for reuse: those that one flush cycle releases.
 KAFKA_IDLE_LENT: Final = 16
-#: Topics for which the beginning of a Produce answer is kept ready.
+#: Topics for which the start of a Produce or Fetch response is cached.
 KAFKA_ANSWER_HEADS: Final = 1_024
-#: A request that has begun must have come whole after this time.
+#: Deadline for a request to arrive completely.
 KAFKA_REQUEST_WAIT_MS: Final = 120_000
-#: While others wait for memory, a large request that comes too slowly to be whole in that time is
-#: given up, after so long at the earliest: any network can be slow for a moment.
+#: While other connections wait for memory, a large request that would miss that deadline at its
+#: pace is dropped. It gets this time first, because any network may be slow for a moment.
 KAFKA_PACE_MS: Final = 2_000
-#: One fetch's answer (beyond its first batch); asking again costs little, memory for slow
-#: readers much.
+#: One Fetch response, beyond its first batch. Another request costs little; memory for slow readers
+#: costs much.
 KAFKA_FETCH_BYTES: Final = 8 * MIB
-#: The same while answers that slow readers have not taken fill KAFKA_SEND_BYTES.
+#: One Fetch response while unsent responses of slow readers fill KAFKA_SEND_BYTES.
 KAFKA_SCARCE_FETCH_BYTES: Final = 64 * KIB
 KAFKA_SEND_BYTES: Final = 256 * MIB
-#: Written and not yet taken by the peer; above it nothing more is begun for that connection.
+#: Unsent bytes of one connection; above it no further request of that connection starts.
 KAFKA_WRITE_BUFFER_BYTES: Final = 256 * KIB
-#: A peer that takes nothing of its answers for so long is disconnected. Some clients read only when
-#: their program asks for records, so this is as long as Kafka lets a connection be idle.
+#: A peer that reads nothing of its responses for this long is disconnected. Some clients read only
+#: when their program polls for records, so this equals Kafka's idle timeout of connections.
 KAFKA_SEND_WAIT_MS: Final = 600_000
-#: Answers up to this size together are copied into one buffer; larger ones are sent in pieces.
+#: Responses up to this total size are copied into one buffer; larger ones are sent in pieces.
 KAFKA_JOINED_BYTES: Final = 16 * KIB
-#: Members described, or offsets given, by one answer: the largest group fits. Beyond it, groups are
-#: refused by name: a small request could ask for the same large thing many times.
+#: Members described, or offsets returned, in one response: the largest group fits. Further groups
+#: get an error each, because a small request could ask for a large group many times.
 KAFKA_GROUPS_ANSWER_BYTES: Final = 64 * MIB
-#: Configs in one answer: those of 2,500 topics. To write it takes time of the loop that all
-#: connections share, 4 µs each with everything that can be said of it.
+#: Configs in one response: those of 2,500 topics. Encoding blocks the loop that all connections
+#: share, for 4 µs per config with all its details.
 KAFKA_CONFIGS_ANSWER: Final = 50_000
-#: Partitions of transactions, or producers of partitions, in one answer: those of five of the
-#: largest. Beyond it, the rest is refused by name: a small request could ask for much many times.
+#: Partitions of transactions, or producers of partitions, in one response: those of five of the
+#: largest. The rest gets an error each, because a small request could ask for much many times.
 KAFKA_TRANSACTIONS_ANSWER: Final = 50_000
-#: Topics or partitions that Metadata describes before others have their turn: some 5 ms of work.
+#: Topics or partitions that Metadata describes before other tasks run: about 5 ms of work.
 METADATA_SLICE: Final = 250
-#: Forms of Metadata (a version, with or without operations) in which topics are kept encoded, about
-#: 100 bytes a topic each. A cluster's clients rarely use more.
+#: Forms of Metadata (a version, with or without operations) in which encoded topics are cached,
+#: about 100 bytes per topic and form. A cluster's clients rarely use more.
 METADATA_FORMS: Final = 4
-#: A door that closes waits so long for its last answers to be durable and taken.
+#: How long a closing server waits for its last responses to become durable and to be read.
 KAFKA_DRAIN_MS: Final = 5_000
-#: After the last answer the peer has so long to hang up itself.
+#: How long a peer may take to close the connection after the last response.
 KAFKA_LINGER_MS: Final = 1_000

@@ -1,9 +1,9 @@
-"""The APIs of this door. What stands here is what ApiVersions advertises, and it works.
+"""The table of APIs. ApiVersions advertises exactly these APIs and versions.
 
-Clients infer much from it. Produce is advertised from version 0, which carries a message format
-that is refused, because librdkafka up to 2.11 compresses with gzip, snappy and lz4 only for brokers
-that have version 0 (Kafka 4 does the same for the same reason). The other ranges begin where those
-of Kafka 4 do (KIP-896).
+Clients infer much from the advertised versions. Produce is advertised from version 0, although the
+message format of that version is refused. librdkafka up to 2.11 uses gzip, snappy and lz4 only with
+brokers that advertise version 0; Kafka 4 does the same for this reason. The other ranges begin
+where those of Kafka 4 do (KIP-896).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Kafka server: what its connections share.
+"""The Kafka server: the state that its connections share.
 
-It keeps the bounds over all connections: the memory they receive into, and what slow readers have
-not taken. Call it only from the loop that started it.
+It holds the bounds over all connections: the memory for received requests, and the unsent bytes of
+slow readers. Call it only from the loop that started it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from quackmq.serving.server import Bounds, Server
 from quackmq.serving.waiting_line import WaitingLine
 
 NODE_ID: Final = 1
-#: How much of the memory that is left for answers one of them may take.
+#: A response may take this fraction (one fourth) of the remaining send budget.
 _SHARE: Final = 4
-#: How often slow requests are looked for, within the time that they have.
+#: Sweeps within the deadline of a request.
 _SWEEPS: Final = 4
 
 
 class KafkaServer(Server[Connection]):
-    """`advertise` is where clients are told to find this broker; without it, at the address at
-    which they came."""
+    """The Kafka listener. `advertise` is the address that clients get for this broker; without it,
+    they get the address that they connected to.
+    """
 
     name = "kafka"
 
@@ -66,12 +67,12 @@ class KafkaServer(Server[Connection]):
         return Connection(self)
 
     async def close(self) -> None:
-        """Answer what was asked (a fetch that waits, with what there is), then close."""
+        """Answer all accepted requests, waiting fetches with the available records, then close."""
         await super().close()
         if self._room is not None:
             self._room.cancel()
 
-    # --- what connections call --------------------------------------------------------------
+    # --- called by connections ---------------------------------------------------------------
 
     @property
     def answer_bytes(self) -> int:
@@ -92,7 +93,7 @@ class KafkaServer(Server[Connection]):
         if self._room is None:
             self._room = asyncio.get_running_loop().create_task(self._pump_with_room())
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------
 
     async def _pump_with_room(self) -> None:
         try:
@@ -101,7 +102,7 @@ class KafkaServer(Server[Connection]):
                 waiting, self._for_room = self._for_room, {}
                 for connection in waiting:
                     connection.pump(has_room=True)
-                # A store that has failed has room at once, each time: let the others run too.
+                # `room` returns at once each time after the store has failed: let other tasks run.
                 await asyncio.sleep(0)
         finally:
             self._room = None

@@ -1,12 +1,12 @@
-"""Memory that is lent out and comes back by itself when nobody looks at it any more.
+"""A pool of buffers that return by themselves when their last view is garbage-collected.
 
-A large batch stays where it was received: the store keeps it there for its readers, whose answers
-may still be on their way when the store has let go of it. Nobody could say when the memory is free
-but Python itself, which knows when the last view is gone. Memory that comes back is used again,
-since new memory must be filled with zeros first and costs the system work page by page: with both
-saved, a megabyte of produce took a quarter less of the loop's time (see benchmarks/README.md).
+A large batch stays in the buffer in which it was received. The store keeps it there for its
+readers, whose responses may be unsent when the store releases the batch. Only Python knows when the
+last view is gone. Buffers are reused because a new one must be zeroed, and each of its pages costs
+the operating system work. This saves a quarter of the loop's time for a produced megabyte (see
+benchmarks/README.md).
 
-Who may call: the loop's thread. The last view may go in any thread.
+Call it only from the loop's thread. The last view may be released in any thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any, Final
 from quackmq import limits as shared_limits
 from quackmq.protocols.kafka import limits
 
-#: Sizes are multiples of this, so that memory that comes back fits the next one and is not much
-#: larger than what it holds.
+#: Sizes are multiples of this, so that returned buffers fit later requests without much waste.
 _STEP_BYTES: Final = 16 * shared_limits.KIB
 
 
@@ -29,16 +28,16 @@ class BufferPool:
     __slots__ = ("_idle",)
 
     def __init__(self) -> None:
-        # The oldest goes when there are more. Appending to it is safe in any thread.
+        # If there are too many, the oldest is dropped. Appending is thread-safe.
         self._idle: deque[bytearray] = deque(maxlen=limits.KAFKA_IDLE_LENT)
 
     def lend(self, least_bytes: int) -> memoryview:
-        """A view of this size or a little more, whose content is anything."""
+        """Return a view of at least `least_bytes`, with undefined content."""
         size = -(-least_bytes // _STEP_BYTES) * _STEP_BYTES
         if size > limits.KAFKA_LENT_BYTES:
             return memoryview(bytearray(least_bytes))
         memory = self._idle_of(size) or bytearray(size)
-        # Every view of `lent` holds it, and so keeps the memory from coming back.
+        # Every view holds a reference to `lent`, so the buffer returns only after the last view.
         lent = _array(size).from_buffer(memory)
         weakref.finalize(lent, self._idle.append, memory).atexit = False
         return memoryview(lent).cast("B")
@@ -55,5 +54,5 @@ class BufferPool:
 
 @cache
 def _array(size: int) -> Any:
-    """Kept, because making a type takes longer than making a view."""
+    """Return the array type of this size, cached: making a type is slower than making a view."""
     return ctypes.c_char * size

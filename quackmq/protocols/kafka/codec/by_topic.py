@@ -1,8 +1,8 @@
-"""The shape that Produce and Fetch requests share: something for each partition, by topic.
+"""The list that Produce and Fetch requests share: one item per partition, grouped by topic.
 
     topics [ name, or id | partitions [ … ] ]
 
-In the compact spelling each partition and each topic ends with tagged fields.
+In the compact encoding each partition and each topic ends with tagged fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ Wanted = TypeVar("Wanted")
 
 
 class ByTopic(NamedTuple, Generic[Wanted]):
-    """`topic` is a name or, in the versions that have them, an id (None: the id of zeros)."""
+    """The partitions of one topic. `topic` is a name or, in versions with ids, an id (None: all
+    zeros).
+    """
 
     topic: str | uuid.UUID | None
     partitions: Sequence[Wanted]
@@ -26,7 +28,7 @@ class ByTopic(NamedTuple, Generic[Wanted]):
 def read_topics(
     cursor: Cursor, by_id: bool, partition_bytes: int, read_partition: Callable[[Cursor], Wanted]
 ) -> list[ByTopic[Wanted]]:
-    """All of the list; a partition takes `partition_bytes` at the least."""
+    """Decode the whole list; a partition takes at least `partition_bytes`."""
     topics = []
     for _ in range(topics_length(cursor, by_id)):
         topic = cursor.uuid() if by_id else cursor.string()

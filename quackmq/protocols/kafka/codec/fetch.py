@@ -1,6 +1,6 @@
-"""Fetch, read and written by hand: whole batches go out as the pieces in which the store gave them.
+"""Fetch, with a hand-written codec: whole batches are sent as the buffers that the store returned.
 
-Request (from version 12 on in the compact spelling, with tagged fields after each level):
+Request (from version 12 on in the compact encoding, with tagged fields after each level):
 
     replica id i32 (up to 14) | max wait ms i32 | min bytes i32 | max bytes i32 | isolation i8 |
         session id i32 (7+) | session epoch i32 (7+) |
@@ -15,8 +15,8 @@ Response:
             last stable offset i64 | log start i64 (5+) | aborted [ producer id i64 |
             first offset i64 ] | preferred i32 (11+) | records bytes ] ]
 
-The response is a list of buffers: what we write, then a store's pieces, then what we write; nothing
-large is joined or copied.
+The response is a list of buffers: encoded fields, then the store's buffers, then encoded fields.
+Records are neither joined nor copied.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ _FIRST_WITH_LAST_EPOCH: Final = 12
 _FIRST_WITHOUT_REPLICA_ID: Final = 15
 _LAST_NOT_FLEXIBLE: Final = FLEXIBLE_FROM - 1
 
-#: A request as most are, for one partition of one topic and without a rack. By name: all up to it
-#: (topics and the name's length last), and behind it partitions, the wish, forgotten topics, rack.
+#: The usual request: one partition of one topic, no rack. With a topic name, in two parts. The
+#: first part ends with the number of topics and the length of the name. The second part follows the
+#: name: partitions, the wanted partition, forgotten topics, rack.
 _USUAL: Final = struct.Struct(">4xiiibiiih")
 _USUAL_WISH: Final = struct.Struct(">iiiq8xiih")
-#: By id, in the compact spelling: all of it. The end are tagged fields of partition and topic,
-#: forgotten topics, rack, tagged fields.
+#: The usual request with a topic id, complete, in the compact encoding. It ends with the tagged
+#: fields of partition and topic, forgotten topics, rack and tagged fields.
 _USUAL_BY_ID: Final = struct.Struct(">iiibiiB16sBiiq4x8xi5s")
 _COMPACT_ONE: Final = 2
 _COMPACT_END: Final = bytes((0, 0, 1, 1, 0))
@@ -66,8 +67,8 @@ _WISH_WITH_LOG_START: Final = struct.Struct(">iq8xi")
 _WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
 _WISH_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
 _PARTITION: Final = struct.Struct(">ihqq")
-#: The same with log start, what was aborted, preferred replica and the length of records: all that
-#: stands before these in the last version that is not flexible.
+#: The same with log start, aborted transactions, preferred replica and the length of the records:
+#: everything before the records in the last version that is not flexible.
 _USUAL_PARTITION: Final = struct.Struct(">ihqqqiii")
 _LOG_START: Final = struct.Struct(">q")
 _ABORTED: Final = struct.Struct(">qq")
@@ -75,18 +76,18 @@ _FLEXIBLE_ABORTED: Final = struct.Struct(">qqx")
 _NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
 _NO_THROTTLE: Final = INT32.pack(0)
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
-#: The tagged fields of partition, topic and response, none of each.
+#: The empty tagged fields of partition, topic and response.
 _FLEXIBLE_END: Final = bytes(3)
 _INDEX_BYTES: Final = 4
 _NO_ID: Final = bytes(UUID_BYTES)
 _new_tuple: Final = tuple.__new__
-#: A client that does not know of an epoch, or does not care; and an epoch that never was.
+#: The epoch of a client that sends none; also returned for an epoch that never existed.
 NO_EPOCH: Final = -1
 READ_COMMITTED: Final = 1
 
 
 class PartitionWish(NamedTuple):
-    """`leader_epoch` is the one that the client knows of, NO_EPOCH if it does not say."""
+    """One wanted partition. `leader_epoch` is the client's, or NO_EPOCH if it sends none."""
 
     partition: int
     leader_epoch: int
@@ -105,9 +106,10 @@ class FetchRequest(NamedTuple):
 
 
 class PartitionData(NamedTuple):
-    """A partition's part of the answer; `chunks` are whole batches, `size` bytes together. For
-    readers of committed records, `aborted` are the transactions whose records they leave out: the
-    producer's id and the first offset of each."""
+    """One partition's part of the response. `chunks` are whole batches with `size` bytes in total.
+    For read_committed consumers, `aborted` lists the transactions whose records they skip: the
+    producer id and the first offset of each.
+    """
 
     partition: int
     error: int
@@ -144,7 +146,7 @@ def read_request(version: int, data: memoryview) -> FetchRequest:
 def write_response(
     version: int, topics: Sequence[TopicData], error: int = 0, isolation: int = 0
 ) -> list[Buffer]:
-    """The buffers of a response's body. No session is ever opened, which session id 0 says."""
+    """Return the buffers of a response body. Session id 0 says that no session is opened."""
     flexible = version >= FLEXIBLE_FROM
     buffers: list[Buffer] = []
     out = bytearray(_NO_THROTTLE)
@@ -174,7 +176,7 @@ def write_response(
 def write_one(
     version: int, topic: str | uuid.UUID | None, data: PartitionData, isolation: int = 0
 ) -> list[Buffer]:
-    """The same for one partition of a topic that there is: how it begins is kept."""
+    """Return the buffers for one partition of an existing topic; the start is cached."""
     out = bytearray(_head(version, topic))
     _write_head(out, data, version, isolation)
     if version < FLEXIBLE_FROM:
@@ -187,7 +189,7 @@ def write_one(
 
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
 def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
-    """The beginning of a response for one partition of one topic."""
+    """Return the start of a response for one partition of one topic."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray(_NO_THROTTLE)
     if version >= FIRST_WITH_SESSIONS:
@@ -199,8 +201,9 @@ def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
 
 
 def _read_usual(data: memoryview) -> FetchRequest | None:
-    """The request if it is of the usual shape, in a fraction of the time; None leaves it to the
-    cursor, which also says what is wrong with it."""
+    """Decode a request of the usual form, much faster than the cursor does. Return None for any
+    other request: the cursor then decodes it or reports the error.
+    """
     if len(data) < _USUAL.size + _USUAL_WISH.size:
         return None
     wait_ms, least, most, isolation, session, epoch, topics, name_bytes = _USUAL.unpack_from(data)
@@ -216,14 +219,14 @@ def _read_usual(data: memoryview) -> FetchRequest | None:
         topic = str(data[_USUAL.size : behind_name], "utf-8")
     except UnicodeDecodeError:
         return None
-    # The classes' own constructors take their arguments one by one: three times as long.
+    # The classes' own constructors take three times as long.
     wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
     wanted = [_new_tuple(ByTopic, (topic, [wish]))]
     return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
 
 
 def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
-    """The same in the compact spelling, where a topic is named by its id."""
+    """Decode a request of the usual form with a topic id, in the compact encoding."""
     start = 0 if version >= _FIRST_WITHOUT_REPLICA_ID else _REPLICA_ID_BYTES
     if len(data) != start + _USUAL_BY_ID.size:
         return None
@@ -262,9 +265,10 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
 
 @cache
 def _wish_reader(version: int) -> tuple[int, Callable[[Cursor], PartitionWish]]:
-    """The size of a wish, which is fixed, and how it is read. What we have no use for is stepped
-    over; so is the epoch of what a follower fetched last, since nothing it has is ever cut off
-    (see `quackmq.broker.log.epoch_lookup`)."""
+    """Return the fixed size of a wanted partition, and the function that decodes it. Unused fields
+    are skipped. One of them is the last fetched epoch: no log is ever truncated here, so a client
+    never diverges (see `quackmq.broker.log.epoch_lookup`).
+    """
     if version >= _FIRST_WITH_LEADER_EPOCH:
         form = _WISH_WITH_LEADER_EPOCH
         if version >= _FIRST_WITH_LAST_EPOCH:
@@ -289,7 +293,7 @@ def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
 
 
 def _write_head(out: bytearray, data: PartitionData, version: int, isolation: int) -> None:
-    """All of a partition's answer up to and including the length of its records."""
+    """Write a partition's response up to and including the length of its records."""
     if version == _LAST_NOT_FLEXIBLE and not data.aborted:
         partition, error, high_watermark, log_start, _, size, last_stable, _ = data
         aborted = 0 if isolation == READ_COMMITTED else -1
@@ -310,5 +314,5 @@ def _write_head(out: bytearray, data: PartitionData, version: int, isolation: in
         write_array_length(out, -1, flexible)
     if version >= _FIRST_WITH_RACK:
         out += _NO_PREFERRED_REPLICA
-    # The length of bytes is spelled like that of an array.
+    # The length of bytes is encoded like that of an array.
     write_array_length(out, data.size, flexible)

@@ -1,20 +1,21 @@
-"""A stream of bytes cut into requests, and the headers of requests and responses.
+"""Split a stream of bytes into requests; decode request headers and encode response headers.
 
     request   | i32 size | i16 api key | i16 version | i32 correlation id | client id | … body |
     response  | i32 size | i32 correlation id | … body |
 
-`size` counts what follows it. The client id is always a nullable string in the legacy spelling; in
-flexible versions tagged fields end both headers (in the response's, but for ApiVersions).
+`size` counts the bytes after it. The client id is always a nullable string in the legacy encoding.
+In flexible versions both headers end with tagged fields, except the response header of ApiVersions.
 
-Bytes are received into memory that `Frames.buffer` names, so nothing is copied that need not be:
-all connections share one scratch buffer, in which a request that comes whole is read; only the
-beginning of a request whose rest is still to come is moved to a buffer of its connection's own. An
-idle connection thus holds no memory. The memory of a request grows with what has come of it, not
-with what its size says; when much of it has come and more is to come, it must be admitted first
-(`ReceiveMemory`), so that who claims much and says little takes nothing from anybody.
+Bytes are received into the buffer that `Frames.buffer` returns, so that few bytes are copied. All
+connections share one scratch buffer, and a request that arrives whole is decoded there. Only the
+start of an incomplete request is copied into a buffer of its own connection. So an idle connection
+holds no memory. The memory of a request grows with the bytes that have arrived, not with its
+declared size. When many bytes of an incomplete request have arrived, it must be admitted
+(`ReceiveMemory`). So a peer that declares a large size and sends little takes no memory from
+others.
 
-A frame is a view that is good until the next call of `settle`; one of a large request is good for
-as long as anybody has it, since it lies alone in memory that was lent to it (`lending`).
+A frame is a view that is valid until the next call of `settle`. The frame of a large request stays
+valid as long as a view of it exists, because it has its own buffer (`buffer_pool`).
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _SIZE_AND_KEY: Final = struct.Struct(">ih")
 _REQUEST_HEAD: Final = struct.Struct(">hhih")
 _RESPONSE_HEAD: Final = struct.Struct(">ii")
 _FLEXIBLE_RESPONSE_HEAD: Final = struct.Struct(">iix")
-#: Buffers between these sizes are powers of two and kept for the next that is wanted; larger ones,
-#: which are rare, are as large as they must be and go.
+#: Buffers between these sizes are powers of two and are reused. Larger ones are rare; they have the
+#: exact size and are dropped.
 _SMALLEST_BUFFER_BYTES: Final = 4 * shared_limits.KIB
 _LARGEST_POOLED_BYTES: Final = 2 * shared_limits.MIB
 _new_tuple: Final = tuple.__new__
 
 
 class RequestHeader(NamedTuple):
-    """`position` is where the header's tagged fields begin, or the body where it has none."""
+    """A decoded header. `position` is where its tagged fields begin, or the body if there are
+    none."""
 
     api_key: int
     version: int
@@ -55,7 +57,7 @@ class RequestHeader(NamedTuple):
 
 
 def read_header(frame: memoryview) -> RequestHeader:
-    """The part of the header that every version shares."""
+    """Decode the part of the header that all versions share."""
     try:
         api_key, version, correlation_id, client_bytes = _REQUEST_HEAD.unpack_from(frame)
     except struct.error:
@@ -66,12 +68,12 @@ def read_header(frame: memoryview) -> RequestHeader:
         if position > len(frame):
             raise malformed("request's header")
         client_id = bytes(frame[_REQUEST_HEAD.size : position])
-    # The class's own constructor takes its arguments one by one: three times as long.
+    # The class's own constructor takes three times as long.
     return _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id, position))
 
 
 def body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview:
-    """What follows the header."""
+    """Return the bytes after the header."""
     if not flexible:
         return frame[header.position :]
     cursor = CompactCursor(frame, header.position)
@@ -83,17 +85,17 @@ def body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview
 
 
 def response_head(body_bytes: int, correlation_id: int, flexible: bool) -> bytes:
-    """All that stands before a response's body."""
+    """Return everything before a response's body."""
     if flexible:
         return _FLEXIBLE_RESPONSE_HEAD.pack(body_bytes + 5, correlation_id)
     return _RESPONSE_HEAD.pack(body_bytes + 4, correlation_id)
 
 
 class ReceiveMemory:
-    """The memory into which all connections of a door receive.
+    """The memory into which all connections of a server receive.
 
-    A request of which `limits.KAFKA_UNRESERVED_BYTES` have come, and not yet all, is admitted by
-    the budget, for its whole size: so whatever was admitted can also come to its end.
+    When `limits.KAFKA_UNRESERVED_BYTES` of an incomplete request have arrived, the budget must
+    admit its whole size. So every admitted request can be received completely.
     """
 
     def __init__(self, budget: ReceiveBudget | None = None) -> None:
@@ -123,9 +125,9 @@ class ReceiveMemory:
 class Frames:
     """The frames of one connection.
 
-    In turns: `received` after bytes were put into `buffer`; then `take` as long as `is_ready` (or
-    as the caller wants); then `settle`. `buffer` may be asked for when nothing is ready and the
-    rest is `admitted`.
+    The order of calls: `received` after bytes were put into `buffer`; then `take` while `is_ready`
+    is true, or as often as the caller wants; then `settle`. Call `buffer` only when no frame is
+    ready and the rest is `admitted`.
     """
 
     __slots__ = (
@@ -147,31 +149,33 @@ class Frames:
         self._lent = False
         self._start = 0
         self._end = 0
-        #: Size of the next frame, with its prefix; 0 while that is not known.
+        #: Size of the next frame with its prefix; 0 while it is unknown.
         self._claim = 0
         self._reserved = 0
-        #: Whether the frame that is ready publishes something.
+        #: Whether the frame that is ready is a Produce request.
         self.is_produce = False
 
     def buffer(self) -> memoryview:
         if not self._owns:
             return self._memory.scratch
-        # Of a frame that has begun, just the rest: what follows it may come whole again.
+        # Only the rest of the incomplete frame: the following frame may then arrive whole.
         return self._view[self._end : max(self._claim, _SMALLEST_BUFFER_BYTES)]
 
     def received(self, count: int) -> bool:
-        """Whether there is anything to do now: not while the rest of a large frame, for which there
-        is room, is still to come."""
+        """Count received bytes; return whether there may be work. There is none while the rest of a
+        large frame, whose memory is allocated, is still arriving.
+        """
         self._end += count
         return not self._lent or self._end >= self._claim
 
     def is_ready(self) -> bool:
-        """Whether a whole frame is there. ProtocolError if there never will be one."""
+        """Return whether a whole frame has arrived; raise ProtocolError if its size is not
+        allowed."""
         self._claim = 0
         available = self._end - self._start
         if available < _SIZE_AND_KEY.size:
             if available >= _SIZE.size:
-                # Whatever kind of request it is: what no request is allowed must not be waited for.
+                # The API is unknown yet. A size that no API allows must be refused now.
                 (size,) = _SIZE.unpack_from(self._view, self._start)
                 _check_size(size, PRODUCE_KEY)
             return False
@@ -182,7 +186,7 @@ class Frames:
         return available >= self._claim
 
     def take(self) -> memoryview:
-        """The frame that is ready, without its size."""
+        """Return the frame that is ready, without its size prefix."""
         begin = self._start
         self._start = begin + self._claim
         self._claim = 0
@@ -191,25 +195,26 @@ class Frames:
 
     @property
     def hands_over(self) -> bool:
-        """Whether the frame that was given last lies alone in memory that is not used again as long
-        as there is a view of it. Such a frame stays good."""
+        """Whether the frame returned last has its buffer alone. Such a frame stays valid as long as
+        a view of it exists.
+        """
         return self._lent
 
     @property
     def opening(self) -> bytes:
-        """The first of the bytes that have not been given as a frame."""
+        """The first bytes that have not been returned as a frame."""
         return bytes(
             self._view[self._start : min(self._end, self._start + serving_limits.OPENING_BYTES)]
         )
 
     @property
     def begun(self) -> bool:
-        """Whether bytes lie here that have not been given as a frame."""
+        """Whether there are bytes that have not been returned as a frame."""
         return self._end > self._start
 
     @property
     def admitted(self) -> bool:
-        """Whether more of the frame that has begun may be received; asks for that."""
+        """Whether more of the incomplete frame may be received; tries to reserve its memory."""
         if not self._needs_admission():
             return True
         self.settle()
@@ -217,13 +222,12 @@ class Frames:
 
     @property
     def share(self) -> float | None:
-        """How much has come of the frame that memory is held for, 0 to 1; None if there is none."""
+        """The received part of the frame that memory is reserved for, 0 to 1; None without one."""
         return (self._end - self._start) / self._claim if self._reserved and self._claim else None
 
     def settle(self) -> None:
-        """Leave the scratch buffer to others, and make room for more of the frame that has begun.
-
-        Frames given before are no longer good.
+        """Free the shared scratch buffer, and make room for more of the incomplete frame. Frames
+        returned before become invalid.
         """
         left = self._end - self._start
         if left == 0:
@@ -247,7 +251,7 @@ class Frames:
         self._end = left
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all memory."""
         self._release()
         self._leave()
 

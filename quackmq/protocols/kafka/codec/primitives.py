@@ -1,17 +1,17 @@
-"""The primitive types of Kafka's protocol, read from bytes that nobody has checked.
+"""The primitive types of the Kafka protocol, decoded from untrusted bytes.
 
-Two spellings of lengths exist. Up to some version of each API, lengths are signed integers of 16
-bits (strings) or 32 bits (bytes, arrays), -1 meaning null; later, "flexible" versions write an
-unsigned varint of the length plus one, 0 meaning null, and end each structure with tagged fields:
+There are two encodings of lengths. Older versions of each API use signed integers of 16 bits
+(strings) or 32 bits (bytes, arrays), with -1 for null. Later, "flexible" versions use an unsigned
+varint of the length plus one, with 0 for null, and end each structure with tagged fields:
 
     legacy   string  | i16 length | utf-8 |         bytes, array  | i32 length | … |
     compact  string, bytes, array  | uvarint length + 1 | … |
              tagged fields  | uvarint count |  then each  | uvarint tag | uvarint size | … |
 
-Promised: a length is held against the bytes that are left before anything is allocated by it, and
-arrays share one budget of elements. Beyond the end, `struct.error` or IndexError is raised; callers
-of a whole parse turn them into ProtocolError with `malformed`. Everything else raises
-ProtocolError itself.
+Every length is checked against the remaining bytes before memory is allocated, and all arrays share
+one budget of elements. Reading past the end raises `struct.error` or IndexError; the caller of a
+whole parse turns them into ProtocolError with `malformed`. All other errors raise ProtocolError
+directly.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ UINT64: Final = struct.Struct(">Q")
 FLOAT64: Final = struct.Struct(">d")
 _unpack_int32: Final = INT32.unpack_from
 UUID_BYTES: Final = 16
-#: 35 bits in groups of seven, of which 32 may be used.
+#: 35 bits in groups of seven; only 32 of them may be used.
 UVARINT_BYTES: Final = 5
 UVARINT_MAX: Final = 2**32 - 1
 
-#: What reading past the end raises.
+#: The errors of reading past the end.
 ENDS_EARLY: Final = (struct.error, IndexError)
 
 
@@ -46,11 +46,11 @@ def malformed(what: str) -> ProtocolError:
 
 
 class Cursor:
-    """A position in one request, in the legacy spelling. Each method reads one value and moves."""
+    """A position in one request, in the legacy encoding. Each method decodes one value."""
 
     __slots__ = ("data", "elements_left", "position")
 
-    #: Least bytes that a value of variable size takes.
+    #: The minimum size of each type with a variable size.
     STRING_BYTES = 2
     BYTES_BYTES = 4
     ARRAY_BYTES = 4
@@ -79,7 +79,7 @@ class Cursor:
         return self.number(INT16)
 
     def int32(self) -> int:
-        # The most frequent of all, so without another call.
+        # The most frequent method, so it avoids another call.
         position = self.position
         self.position = position + 4
         value: int = _unpack_int32(self.data, position)[0]
@@ -98,7 +98,7 @@ class Cursor:
         return self.number(INT8) != 0
 
     def uuid(self) -> uuid.UUID | None:
-        """None for the id of zeros, which stands for no id."""
+        """Decode an id; return None for the id of zeros, which means no id."""
         data = bytes(self.take(UUID_BYTES))
         return uuid.UUID(bytes=data) if any(data) else None
 
@@ -120,12 +120,12 @@ class Cursor:
             raise ProtocolError(f"a string that is not UTF-8: {error.reason}") from None
 
     def nullable_bytes(self) -> memoryview | None:
-        """Bytes of any size, as a part of the request: nothing is copied."""
+        """Return bytes of any size as a view of the request, without a copy."""
         size = self._bytes_length()
         return None if size < 0 else self.take(size)
 
     def array_length(self, element_bytes: int) -> int:
-        """How many elements follow, each of at least `element_bytes`; -1 for a null array."""
+        """Return the number of elements, each of at least `element_bytes`; -1 for a null array."""
         length = self._array_length()
         if length <= 0:
             return length
@@ -155,7 +155,7 @@ class Cursor:
     def uvarint(self) -> int:
         value = self.data[self.position]
         self.position += 1
-        # Most lengths are small, and every one of a flexible request comes by here.
+        # Fast path: most lengths are small, and every length of a flexible request is decoded here.
         if value < 0x80:
             return value
         value &= 0x7F
@@ -168,7 +168,7 @@ class Cursor:
         raise ProtocolError("a variable-length integer of more than 32 bits")
 
     def skip_tags(self) -> None:
-        """Step over the tagged fields that end a structure. This spelling has none."""
+        """Skip the tagged fields at the end of a structure. The legacy encoding has none."""
 
     def _string_length(self) -> int:
         return self._checked(self.number(INT16))
@@ -187,7 +187,7 @@ class Cursor:
 
 
 class CompactCursor(Cursor):
-    """The same in the compact spelling of flexible versions."""
+    """A position in one request, in the compact encoding of flexible versions."""
 
     __slots__ = ()
 
@@ -207,7 +207,7 @@ class CompactCursor(Cursor):
     def tag_count(self) -> int:
         count = self.uvarint()
         if count:
-            # A tag and its size are a byte each at least.
+            # A tag and its size take at least one byte each.
             if 2 * count > len(self.data) - self.position:
                 raise ProtocolError(f"{count} tagged fields, more than bytes are left")
             self.elements_left -= count

@@ -1,6 +1,6 @@
-"""Produce, read and written by hand: the records of a request stay a part of its bytes.
+"""Produce, with a hand-written codec: the records stay a view of the request's bytes.
 
-Request (from version 9 on in the compact spelling, with tagged fields after each level):
+Request (from version 9 on in the compact encoding, with tagged fields after each level):
 
     transactional id (3+) | acks i16 | timeout ms i32 |
         topics [ name, or id (13+) | partitions [ index i32 | records bytes ] ]
@@ -40,24 +40,25 @@ _FIRST_WITH_APPEND_TIME: Final = 2
 _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_MESSAGE: Final = 8
 
-#: A request as nearly all are, one batch for one partition of one topic, up to the topic's name
-#: (transactional id, acks, timeout, topics, the name's length) and behind it (partitions, index,
-#: the records' length; in the compact spelling the last of these follows as a varint).
+#: The usual request: one batch for one partition of one topic. The first part ends before the
+#: topic's name: transactional id, acks, timeout, topics, length of the name. The second part
+#: follows the name: partitions, index, length of the records. In the compact encoding that length
+#: follows as a varint.
 _USUAL: Final = struct.Struct(">hh4xih")
 _USUAL_PARTITION: Final = struct.Struct(">iii")
 _COMPACT_USUAL: Final = struct.Struct(">Bh4xBB")
 _COMPACT_USUAL_PARTITION: Final = struct.Struct(">Bi")
 _COMPACT_ONE: Final = 2
-#: The tagged fields of partition, topic and request, none of each.
+#: The empty tagged fields of partition, topic and request.
 _COMPACT_END: Final = bytes(3)
 _PARTITION: Final = struct.Struct(">ihq")
-#: All of a partition's answer in the versions that are most used, where nothing went wrong: no
-#: record errors (a length of none is 1), no message and no tagged fields (both 0).
+#: A partition's whole response without errors, in flexible versions: no record errors (a compact
+#: length of zero is 1), no message and no tagged fields (both 0).
 _FLEXIBLE_PARTITION: Final = struct.Struct(">ihqqqBxx")
-#: The same with all that ends a response: throttling, in later versions tagged fields.
+#: The same with the end of the response: throttle time and, in flexible versions, tagged fields.
 _FLEXIBLE_END: Final = struct.Struct(">ihqqqB8x")
 _END: Final = struct.Struct(">ihqqqi")
-#: Append time: the timestamps stay those of the producer, which is said by -1.
+#: An append time of -1: the timestamps stay those of the producer.
 _NO_APPEND_TIME: Final = struct.pack(">q", -1)
 _LOG_START: Final = struct.Struct(">q")
 _NO_THROTTLE: Final = INT32.pack(0)
@@ -99,7 +100,7 @@ def read_request(version: int, data: memoryview) -> ProduceRequest:
     try:
         transactional_id = cursor.nullable_string() if version >= FIRST_WITH_BATCHES else None
         acks = cursor.int16()
-        cursor.int32()  # the timeout, for which nobody asks
+        cursor.int32()  # the timeout, which is not used
         by_id = version >= FIRST_WITH_TOPIC_IDS
         partition_bytes = _INDEX_BYTES + cursor.BYTES_BYTES
         topics = read_topics(cursor, by_id, partition_bytes, _read_partition)
@@ -116,7 +117,7 @@ def write_one(
     base_offset: int,
     log_start: int,
 ) -> Buffer:
-    """The response to a request of one batch, which was appended."""
+    """Return the response to a request of one batch that was appended."""
     if version >= FLEXIBLE_FROM:
         end = _FLEXIBLE_END.pack(partition, 0, base_offset, -1, log_start, 1)
     elif _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
@@ -147,7 +148,7 @@ def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
 
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
 def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
-    """The beginning of a response for one partition of one topic."""
+    """Return the start of a response for one partition of one topic."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
     write_array_length(out, 1, flexible)
@@ -157,8 +158,9 @@ def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
 
 
 def _read_usual(data: memoryview) -> ProduceRequest | None:
-    """The request if it is of the usual shape, in half the time; None leaves it to the cursor,
-    which also says what is wrong with it."""
+    """Decode a request of the usual form in half the time. Return None for any other request: the
+    cursor then decodes it or reports the error.
+    """
     if len(data) < _USUAL.size:
         return None
     transactional_id, acks, topics, name_bytes = _USUAL.unpack_from(data)
@@ -174,7 +176,7 @@ def _read_usual(data: memoryview) -> ProduceRequest | None:
 
 
 def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
-    """The same in the compact spelling."""
+    """Decode a request of the usual form in the compact encoding."""
     if len(data) < _COMPACT_USUAL.size:
         return None
     transactional_id, acks, topics, name_length = _COMPACT_USUAL.unpack_from(data)
@@ -203,7 +205,7 @@ def _usual(
         topic = str(name, "utf-8")
     except UnicodeDecodeError:
         return None
-    # The classes' own constructors take their arguments one by one: three times as long.
+    # The classes' own constructors take three times as long.
     wanted = _new_tuple(PartitionRecords, (partition, records))
     by_topic = _new_tuple(ByTopic, (topic, [wanted]))
     return _new_tuple(ProduceRequest, (None, acks, [by_topic]))

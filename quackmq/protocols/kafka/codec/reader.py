@@ -1,9 +1,9 @@
-"""A bounded reader over kio's schemas: bytes in, kio's entity or a ProtocolError out.
+"""A bounded decoder over kio's schemas: bytes in, kio's entity or a ProtocolError out.
 
-kio's own reader trusts the lengths that it finds (five bytes make it ask for 34 GB), so of kio only
-the schemas are used here: dataclasses whose fields say by `kafka_type`, `tag` and their Python type
-how they travel. Each schema is compiled once into closures over a `Cursor`, which holds lengths
-against what is there; nesting comes from the schema alone, never from the bytes.
+kio's own reader trusts the lengths in the bytes: five bytes make it allocate 34 GB. So only kio's
+schemas are used here. They are dataclasses whose fields define their encoding by `kafka_type`,
+`tag` and their Python type. Each schema is compiled once into closures over a `Cursor`, which
+checks lengths against the remaining bytes. Only the schema determines the nesting, never the bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ Read = Callable[[Any], Any]
 
 
 def read_request(api_key: int, version: int, body: memoryview) -> Any:
-    """kio's request entity of the version that the client spoke."""
+    """Decode kio's request entity of this API and version."""
     return read_entity(request_schema(api_key, version), body)
 
 
 def read_entity(entity_type: type[Entity], data: memoryview) -> Any:
-    """The entity that `data` begins with. Bytes after it do not matter, as in Kafka itself:
-    librdkafka sends some after a Metadata request for all topics."""
+    """Decode the entity at the start of `data`. Bytes after it are ignored, as in Kafka: librdkafka
+    sends some after a Metadata request for all topics.
+    """
     cursor = CompactCursor(data) if entity_type.__flexible__ else Cursor(data)
     try:
         return compiled(entity_type).read(cursor)
@@ -48,7 +49,7 @@ def read_entity(entity_type: type[Entity], data: memoryview) -> Any:
 
 
 class Compiled(NamedTuple):
-    """How a type is read, and the least bytes that one takes."""
+    """The function that decodes a type, and the minimum size of the type."""
 
     read: Read
     least_bytes: int
@@ -85,8 +86,9 @@ def compiled(entity_type: type[Entity]) -> Compiled:
 def _read_tags(
     cursor: CompactCursor, tagged: dict[int, tuple[str, Read]], values: dict[str, Any]
 ) -> None:
-    """Tags come in growing order, each at most once; those that the schema does not know are for
-    somebody newer."""
+    """Decode tagged fields, whose tags must be in ascending order. Unknown tags are skipped: they
+    belong to newer versions.
+    """
     last_tag = -1
     for _ in range(cursor.tag_count()):
         tag = cursor.uvarint()
@@ -118,7 +120,7 @@ def _field(field: Shape, cursor_type: type[Cursor]) -> Compiled:
 
 
 def _array(element: Compiled, nullable: bool) -> Read:
-    # Empty structures exist in old versions; the budget of elements bounds them.
+    # Old versions have empty structures; the budget of elements bounds their number.
     element_bytes = element.least_bytes
     read = element.read
 

@@ -1,4 +1,4 @@
-"""What kio's schemas say: which dataclass an API's version is, and how a field of it travels."""
+"""Find kio's dataclass for an API and version, and the encoding of each of its fields."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def response_schema(api_key: int, version: int) -> type[Entity]:
 
 
 class Shape(NamedTuple):
-    """A field: an array or not, of entities or of a primitive `kafka_type`, perhaps null, perhaps
-    sent only under a tag."""
+    """A field: an array or a single value, of entities or of a primitive `kafka_type`. It may be
+    nullable, and it may be a tagged field.
+    """
 
     is_array: bool
     nullable: bool
@@ -43,7 +44,7 @@ def shape(field: Field[Any]) -> Shape:
     tag = field.metadata.get("tag")
     return Shape(
         is_array,
-        # A tagged field that is null is left out, so what is there is never null.
+        # A null tagged field is omitted, so a present one is never null.
         nullable and tag is None,
         cast(type[Entity], inner) if is_dataclass(inner) else None,
         field.metadata.get("kafka_type"),

@@ -1,11 +1,10 @@
-"""A writer over kio's schemas: plain fields in, bytes out.
+"""An encoder over kio's schemas: plain fields in, bytes out.
 
-`Fields` are a mapping by the schema's field names, with structures as mappings inside sequences.
-What the schema's version does not know is left out, so one mapping serves all versions of a
-response; a field that the mapping does not have gets the schema's default, and KeyError names it
-where there is none. Each schema is compiled once into closures that append to one bytearray: kio's
-own writer, over entities that must be built first, takes ten times as long, and a list of 10,000
-partitions holds up every connection of the loop while it is written.
+`Fields` maps the schema's field names to values; structures are mappings inside sequences. Fields
+that a version does not have are omitted, so one mapping serves all versions of a response. A
+missing field gets the schema's default; KeyError names it if there is no default. Each schema is
+compiled once into closures that append to one bytearray. kio's own writer needs entities and takes
+ten times as long, and encoding 10,000 partitions blocks every connection of the loop.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NO_ID: Final = bytes(cursor.UUID_BYTES)
 
 
 class EncodedArray(NamedTuple):
-    """Stands for an array of structures whose elements are encoded already (`element_writer`)."""
+    """An array of structures whose elements are already encoded (`element_writer`)."""
 
     length: int
     data: bytes
@@ -47,8 +46,9 @@ def write_entity(entity_type: type[Entity], values: Fields) -> bytearray:
 
 
 def element_writer(api_key: int, version: int, *path: str) -> Write:
-    """Return what writes one element of an array of structures, found by the names of the fields
-    that lead to it."""
+    """Return the function that encodes one element of an array of structures. `path` holds the
+    names of the fields that lead to the array.
+    """
     entity_type = response_schema(api_key, version)
     for name in path:
         (field,) = (field for field in fields(entity_type) if field.name == name)
@@ -67,7 +67,7 @@ def write_uvarint(out: bytearray, value: int) -> None:
 
 
 def write_array_length(out: bytearray, length: int, flexible: bool) -> None:
-    """-1 for a null array."""
+    """Write the length of an array; -1 means a null array."""
     if flexible:
         write_uvarint(out, length + 1)
     else:
@@ -82,7 +82,7 @@ def write_string(out: bytearray, value: str | None, flexible: bool) -> None:
 
 
 def write_topic(out: bytearray, topic: str | uuid.UUID | None, flexible: bool) -> None:
-    """A topic by its name or, in the versions that have ids, by its id (None: no id)."""
+    """Write a topic by its name or, in versions with ids, by its id (None: no id)."""
     if isinstance(topic, str):
         write_string(out, topic, flexible)
     else:
@@ -112,7 +112,7 @@ def compiled(entity_type: type[Entity]) -> Write:
 
     def write_flexible(out: bytearray, values: Fields) -> None:
         write(out, values)
-        # A tagged field of its default value is not sent at all.
+        # A tagged field with its default value is omitted.
         present = [entry for entry in tagged if not _is_left_out(values, entry[1], entry[2])]
         write_uvarint(out, len(present))
         for tag, name, _, write_field in present:
@@ -131,7 +131,7 @@ def _is_left_out(values: Fields, name: str, default: Any) -> bool:
 
 
 def _default(field: Field[Any]) -> Any:
-    # Nobody is throttled here, so no handler has to say it.
+    # There is no throttling, so handlers need not set this field.
     return 0 if field.name == "throttle_time" else field.default
 
 
@@ -215,7 +215,7 @@ def _legacy_bytes(out: bytearray, value: bytes | None) -> None:
     out += value or b""
 
 
-#: Durations, times and error codes are written as the numbers that they are, so handlers give them.
+#: Handlers pass durations, times and error codes as the numbers that are encoded.
 _NUMBERS: Final[dict[str, struct.Struct]] = {
     "int8": cursor.INT8,
     "int16": cursor.INT16,

@@ -1,6 +1,6 @@
 """Handlers of Kafka's APIs, one module for each family.
 
 A handler takes a decoded request and returns the fields of the response;
-`quackmq.protocols.kafka.api` says what it is given. Open `produce` and `fetch` first: they carry
-the records.
+`quackmq.protocols.kafka.api` defines its context. Open `produce` and `fetch` first: they carry the
+records.
 """

@@ -1,7 +1,8 @@
-"""ApiVersions, Metadata, DescribeCluster and FindCoordinator: what this broker can do, which node
-it is, which topics it has. The coordinator of every group and transactional id is this node.
+"""ApiVersions, Metadata, DescribeCluster and FindCoordinator.
 
-A client that asks what it may do is told: everything. There is no access control yet.
+They describe the broker's features, its node and its topics. This node coordinates every group and
+transactional id. There is no access control yet, so a client that asks for its authorized
+operations gets all of them.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from quackmq.protocols.kafka.handlers.encoded_topics import METADATA, NOT_ASKED
 API_VERSIONS: Final = 18
 DESCRIBE_CLUSTER: Final = 60
 
-#: As KIP-511 has it.
+#: The form of names and versions that KIP-511 defines.
 _SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _FIRST_WITH_SOFTWARE_NAME: Final = 3
-#: Up to version 3, clients do not understand a feature whose least version is 0.
+#: Up to version 3, clients do not understand a feature whose minimum version is 0.
 _FIRST_WITH_ZERO_FEATURES: Final = 4
-#: Up to version 0 an empty list of topics means all of them; null does from 1 on.
+#: In version 0 an empty list of topics means all topics; from version 1 on, null does.
 _FIRST_WITH_NULL_FOR_ALL: Final = 1
 _FIRST_WITH_NULL_NAME: Final = 12
 
-#: What a client of DescribeCluster can ask for.
+#: The endpoint types of DescribeCluster.
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
-#: Kafka's numbers of operations on the cluster, as bits: create, alter, describe, act as a node,
-#: describe and alter its configs, write with a producer id.
+#: Kafka's numbers of operations on the cluster, as bits: create, alter, describe, cluster action,
+#: describe and alter its configs, idempotent write.
 _CLUSTER_OPERATIONS: Final = sum(1 << number for number in (5, 7, 8, 9, 10, 11, 12))
 
 
 class Feature(NamedTuple):
-    """Something that a cluster of Kafka agrees on, and clients act on: the versions that there are,
-    and the one that holds."""
+    """A feature that the nodes of a Kafka cluster agree on and that clients act on: its supported
+    versions, and the finalized version.
+    """
 
     name: str
     least: int
@@ -50,15 +52,15 @@ class Feature(NamedTuple):
     finalized: int
 
 
-#: By version 2 of transactions (KIP-890) clients add no partitions, and get an epoch with each end.
-#: By version 1 of groups there is the newer protocol (KIP-848) beside the classic one.
+#: With transaction version 2 (KIP-890), clients add no partitions, and get a new epoch with each
+#: end. With group version 1, the newer protocol (KIP-848) exists beside the classic one.
 FEATURES: Final = (Feature("group.version", 0, 1, 1), Feature("transaction.version", 0, 2, 2))
-#: Grows with each change of what is finalized; clients keep what comes with the greatest.
+#: Grows with each change of finalized features; clients keep the features with the greatest epoch.
 _FEATURES_EPOCH: Final = 1
 
 
 def api_versions_api(apis: Sequence[Api]) -> Api:
-    """ApiVersions over the other APIs, and itself."""
+    """Make ApiVersions for these APIs and itself."""
 
     async def api_versions(call: Call, request: Any) -> Fields:
         if call.version >= _FIRST_WITH_SOFTWARE_NAME and not (
@@ -72,14 +74,15 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
             **_features(call.version),
         }
 
-    # The response's header is never flexible: a client that guessed the version must read it.
+    # The response header is never flexible: a client that guessed the version must decode it.
     own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, flexible_response=False)
     return own
 
 
 def unsupported_api_versions(own: Api) -> bytearray:
-    """The answer to a version of ApiVersions that we do not know, in the oldest form, with the
-    versions that the client may try instead."""
+    """Return the response to an unknown version of ApiVersions, in the oldest form. It names the
+    versions that the client may try instead.
+    """
     answer = {"error_code": ErrorCode.unsupported_version, "api_keys": _ranges([own])}
     return write_response(API_VERSIONS, 0, answer)
 
@@ -160,7 +163,7 @@ async def _wanted_topics(call: Call, request: Any) -> EncodedArray:
     if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
         return await described.every_topic(call, with_operations)
     create = getattr(request, "allow_auto_topic_creation", True)
-    # Each topic once, however often it is asked for.
+    # Describe each topic once, however often the request names it.
     asked = {(getattr(topic, "topic_id", None), topic.name): None for topic in wanted}
     found = []
     async for topic_id, name in unhurried(asked, every=100):
@@ -200,7 +203,7 @@ def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
 
 FIND_COORDINATOR: Final = 10
 
-#: What a key names.
+#: The types of keys.
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 

@@ -1,9 +1,8 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the configs of topics, of this broker
-and of groups.
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs for topics, this broker and groups.
 
-AlterConfigs says everything that a resource is to have, so what it leaves out goes back to its
-default; IncrementalAlterConfigs changes what it names. What each config means is `configs`'
-business. A broker's cannot be altered: they are set where it is started.
+AlterConfigs replaces all configs of a resource, so configs that it omits return to their defaults.
+IncrementalAlterConfigs changes only the configs that it names. `config_catalog` defines the meaning
+of each config. The configs of a broker cannot be altered: they are set when it starts.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 
-#: Kafka's numbers for kinds of resources.
+#: Kafka's numbers for types of resources.
 TOPIC: Final = 2
 BROKER: Final = 4
 GROUP: Final = 32
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does to a config."""
+    """The operations of IncrementalAlterConfigs."""
 
     SET = 0
     DELETE = 1
@@ -63,7 +62,7 @@ class Change(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """What is to become of one resource. With `replaces`, what is not named gets its default."""
+    """The changes to one resource. With `replaces`, other configs return to their defaults."""
 
     name: str
     changes: Sequence[Change]
@@ -136,7 +135,7 @@ def _describe(call: Call, resource: Any) -> list[Config]:
         return topic_configs(topic.policy, call.broker.settings.default_policy)
     if kind == BROKER:
         _check_broker(call, name)
-        # Without a name: what was set for all brokers at once, which is nothing.
+        # Without a name: the defaults for all brokers, of which there are none.
         if not name:
             return []
         return broker_configs(call.node, call.broker.settings, call.broker.doors.get("http"))
@@ -146,7 +145,7 @@ def _describe(call: Call, resource: Any) -> list[Config]:
 
 
 def _wanted(configs: list[Config], names: Sequence[str] | None) -> list[Config]:
-    """Those that are asked for; all of them where none is named."""
+    """Return the requested configs; all of them if the request names none."""
     if not names:
         return configs
     asked = dict.fromkeys(names)
@@ -214,7 +213,7 @@ def _operation_of(config: Any) -> Operation:
 
 
 def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -> list[Change]:
-    """What a request says of a resource, if it can be said at all. InvalidRequest, as in Kafka."""
+    """Decode the changes to one resource; raise InvalidRequest in the same cases as Kafka."""
     names = Counter(config.name for config in configs)
     changes = []
     for config in configs:
@@ -229,7 +228,7 @@ def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -
 
 async def _alter_topic(call: Call, wanted: Alteration) -> None:
     default = call.broker.settings.default_policy
-    # A config that there is none of can be taken back: it is not set.
+    # Deleting an unknown config is allowed: it is not set.
     configs = [
         (change.name, _new_value(change))
         for change in wanted.changes
@@ -239,7 +238,7 @@ async def _alter_topic(call: Call, wanted: Alteration) -> None:
     def changed(present: Policy) -> Policy:
         if not wanted.replaces:
             return policy_of(configs, present, default)
-        # A request that replaces all configs and does not name the partitioner must not move keys.
+        # A request that replaces all configs without naming the partitioner must not move keys.
         kept = dataclasses.replace(default, partitioner=present.partitioner)
         return policy_of(configs, kept, default)
 
@@ -249,7 +248,7 @@ async def _alter_topic(call: Call, wanted: Alteration) -> None:
     try:
         present = call.broker.topic(wanted.name).policy
     except UnknownTopic:
-        # Kafka looks at the configs first.
+        # Kafka checks the configs first.
         changed(default)
         raise
     if wanted.validate_only:
@@ -279,7 +278,7 @@ async def _alter_group(call: Call, wanted: Alteration) -> None:
 
 
 def _new_value(change: Change) -> str | None:
-    """The text of a config that was changed; None for its default."""
+    """Return the new text of a config; None for its default."""
     if change.operation is Operation.SET:
         return change.value
     if change.operation is Operation.DELETE:

@@ -1,12 +1,12 @@
-"""The configs that Kafka's clients see of a topic, a broker and a group, and what they mean here.
+"""The configs of topics, brokers and groups that Kafka clients see, and their meaning here.
 
-A topic's policies are spelled in `quackmq.model.policy`. Where Kafka has a name for one, it is
-shown under that name alone, with ours beside it as a synonym, so that a tool which writes back what
-it has read never names one thing twice; both names can be set. Beside the policies there are
-settings of Kafka's that hold here always: to ask for what holds is granted, for anything else
-refused. Names that Kafka knows and we do not are refused like all others.
+`quackmq.model.policy` defines the names of a topic's policies. A policy that Kafka also has appears
+only under Kafka's name, with our name as a synonym. So a tool that writes back what it has read
+never names one policy twice. Both names can be set. In addition there are Kafka settings with a
+fixed value here: setting that value is accepted, any other value is refused. Other names are
+refused, even if Kafka knows them.
 
-Pure: facts in, values out. What is altered and how is `resources`' business.
+Pure: facts in, values out. `config_apis` alters configs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.codec.writer import Fields
 
-#: All that a broker knows of where its store keeps things is that it is one place.
+#: The name of the broker's only log directory; the broker does not know the store's paths.
 LOG_DIRECTORY: Final = "quackmq"
-#: The config of a broker that tells where its HTTP door is.
+#: The config of a broker that holds the address of its HTTP listener.
 HTTP_ADDRESS: Final = CONFIG_PREFIX + "http.address"
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})
 
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class Source(IntEnum):
-    """Kafka's numbers for where a value comes from."""
+    """Kafka's numbers for the source of a value."""
 
     TOPIC = 1
     BROKER = 4
@@ -62,7 +62,7 @@ class Synonym(NamedTuple):
 
 
 class Config(NamedTuple):
-    """A config as it is shown: its value is that of the first synonym."""
+    """A config as clients see it; its value is that of the first synonym."""
 
     name: str
     value: str
@@ -74,7 +74,7 @@ class Config(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A setting of Kafka's that has one value here; `broker_name` is what a broker calls it."""
+    """A Kafka setting with a fixed value; `broker_name` is the name of its broker default."""
 
     value: str
     kind: Kind
@@ -83,7 +83,7 @@ class Fixed(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something true of every broker."""
+    """A fact that is true of every broker."""
 
     value: str | int
     kind: Kind
@@ -182,7 +182,7 @@ BROKER_FACTS: Final = {
         "A group without members and commits for so long is forgotten.",
     ),
 }
-#: What people may set of a group: the setting, its type and what it does.
+#: The settings of a group: the field, its type and its documentation.
 GROUP_SETTINGS: Final = {
     CONFIG_PREFIX + "holds_retention": (
         "holds_retention",
@@ -200,7 +200,7 @@ GROUP_SETTINGS: Final = {
         "How often a member of the newer group protocol is to be heard.",
     ),
 }
-#: What people may set of a broker: the setting, its type and what it does.
+#: The settings of a broker: the field, its type and its documentation.
 _BROKER_SETTINGS: Final = {
     "auto.create.topics.enable": (
         "auto_create_topics",
@@ -219,7 +219,7 @@ _BROKER_SETTINGS: Final = {
     ),
 }
 
-#: What a broker calls the default of a topic's config, where that has a name of its own.
+#: The names of the broker defaults of topic configs, where they differ.
 _BROKER_NAMES: Final = {
     "retention.ms": "log.retention.ms",
     "retention.bytes": "log.retention.bytes",
@@ -232,8 +232,9 @@ _ALIAS_OF: Final = {field: alias for alias, field in CONFIG_ALIASES.items()}
 
 
 def policy_of(configs: Iterable[tuple[str, str | None]], base: Policy, default: Policy) -> Policy:
-    """`base` with these configs, None standing for the value of `default`. InvalidPolicy names the
-    one that cannot be."""
+    """Return `base` with these configs; None means the value of `default`. Raise InvalidPolicy,
+    which names the invalid config.
+    """
     defaults = default.to_configs()
     given: dict[str, str | None] = {}
     for name, value in configs:
@@ -247,12 +248,12 @@ def policy_of(configs: Iterable[tuple[str, str | None]], base: Policy, default: 
 
 
 def is_topic_config(name: str) -> bool:
-    """Whether a topic has a config of this name."""
+    """Return whether a topic has a config of this name."""
     return name in FIXED or name in Policy().to_configs()
 
 
 def changed_list(name: str, items: str, remove: bool) -> str:
-    """The value of a list with items appended or removed. InvalidPolicy if it is no list."""
+    """Return a list's value with items added or removed; raise InvalidPolicy if it is no list."""
     fixed = FIXED.get(name)
     if fixed is None or fixed.kind is not Kind.LIST:
         raise InvalidPolicy(f"{name} is no list: nothing can be added to it or taken from it")
@@ -264,7 +265,7 @@ def changed_list(name: str, items: str, remove: bool) -> str:
 
 
 def topic_configs(policy: Policy, default: Policy) -> list[Config]:
-    """Every config of a topic."""
+    """Return every config of a topic."""
     fixed = [
         Config(
             name,
@@ -281,7 +282,7 @@ def topic_configs(policy: Policy, default: Policy) -> list[Config]:
 
 
 def under_our_name(configs: Iterable[Config], name: str) -> Config | None:
-    """A config that is shown under Kafka's name, by the name that it has here."""
+    """Return a config under our name, if it normally appears under Kafka's name."""
     alias = _ALIAS_OF.get(name.removeprefix(CONFIG_PREFIX))
     if alias is None or not name.startswith(CONFIG_PREFIX):
         return None
@@ -316,7 +317,9 @@ def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
 
 
 def _shown(name: str, value: str) -> str:
-    """Kafka has no word for a message without a bound, and there is one."""
+    """Replace -1 of max.message.bytes by the real bound: in Kafka this config has no value for
+    none.
+    """
     return str(shared_limits.BATCH_BYTES) if (name, value) == ("max.message.bytes", "-1") else value
 
 
@@ -332,8 +335,9 @@ def _kind_of(default: object) -> Kind:
 def broker_configs(
     node: Node, settings: BrokerSettings, http: tuple[str, int] | None = None
 ) -> list[Config]:
-    """What is true of this broker, under the names by which Kafka's tools ask for it; and where its
-    HTTP door is, which clients of both learn here."""
+    """Return the facts about this broker, under the names that Kafka's tools use. They include the
+    address of its HTTP listener, for clients that use both protocols.
+    """
     address = f"PLAINTEXT://{node.host}:{node.port}"
     facts = {
         "node.id": Fact(node.id, Kind.INT, "The only node of the cluster."),
@@ -361,8 +365,9 @@ def broker_configs(
 
 
 def _reached_by(node: Node, host: str, port: int) -> str:
-    """Another door's address as the peer of this one can use it: a door that listens everywhere is
-    found where this one is."""
+    """Return another listener's address as this peer can use it. A listener on all interfaces has
+    the same host as this one.
+    """
     if host in _EVERYWHERE:
         host = node.host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -384,7 +389,7 @@ def group_configs(settings: GroupSettings) -> list[Config]:
 def group_settings(
     configs: Iterable[tuple[str, str | None]], present: GroupSettings
 ) -> GroupSettings:
-    """The settings with these configs changed; None is the default. InvalidPolicy."""
+    """Return the settings with these configs; None means the default. Raise InvalidPolicy."""
     changed: dict[str, int] = {}
     for name, text in configs:
         if name not in GROUP_SETTINGS:
@@ -409,11 +414,11 @@ def _broker_config(name: str, value: str, source: Source, kind: Kind, documentat
     return Config(name, value, source, kind, documentation, read_only=True, synonyms=synonyms)
 
 
-# --- as the protocol has them --------------------------------------------------------------------
+# --- response fields -------------------------------------------------------------------------
 
 
 def fields_of(config: Config, synonyms: bool = False, documentation: bool = False) -> Fields:
-    """A config as DescribeConfigs and CreateTopics answer it."""
+    """Return the fields of a config for DescribeConfigs and CreateTopics."""
     return {
         "name": config.name,
         "value": config.value,

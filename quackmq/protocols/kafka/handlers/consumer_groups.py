@@ -1,9 +1,8 @@
-"""The APIs of the newer group protocol (KIP-848): ConsumerGroupHeartbeat, by which members say all
-that they have to say, and ConsumerGroupDescribe.
+"""The APIs of the newer group protocol (KIP-848): ConsumerGroupHeartbeat and ConsumerGroupDescribe.
 
-Only translation: what a group does is the broker's (`broker.groups`). A group that goes by the
-classic protocol is, to ConsumerGroupDescribe, not there, as a group of this kind is not to
-DescribeGroups: tools ask one and then the other.
+Members send everything with the heartbeat. This module only translates; `broker.groups` implements
+the groups. For ConsumerGroupDescribe a classic group does not exist, and for DescribeGroups a group
+of the newer protocol does not exist. Tools call one API and then the other.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from quackmq.protocols.kafka.handlers.groups import (
 CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
 
-#: From this version on a client makes its member id itself, and may subscribe by a pattern.
+#: The first version in which a client makes its member id itself and may subscribe by a pattern.
 _HEARTBEAT_WITH_OWN_ID: Final = 1
 #: The epoch of a member that joins.
 _JOINS: Final = 0
-#: What stands for a time that has not changed.
+#: The value for a timeout that has not changed.
 _AS_BEFORE: Final = timedelta(milliseconds=-1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-#: How tools tell members of this protocol from classic ones in the same group.
+#: The type by which tools distinguish these members from classic ones in the same group.
 _CONSUMER_MEMBER: Final = 1
-#: A partition's share of an answer.
+#: The estimated size of a partition in a response.
 _PARTITION_BYTES: Final = 8
 
 
@@ -107,20 +106,20 @@ CONSUMER_GROUP_DESCRIBE_API: Final = schema_api(
 )
 
 
-# --- inside ------------------------------------------------------------------------------------
+# --- internal ----------------------------------------------------------------------------------
 
 
 def _heartbeat_code_of(error: QuackError) -> ErrorCode:
     if isinstance(error, LimitReached):
         return ErrorCode.group_max_size_reached
     if isinstance(error, OtherGroupProtocol):
-        # There is no group of this kind while the members of a classic one have the name.
+        # While classic members use the name, there is no group of the newer protocol.
         return ErrorCode.group_id_not_found
     return group_code_of(error)
 
 
 def _check(call: Call, request: Any) -> None:
-    """Raise InvalidRequest for what only this API refuses in this way."""
+    """Raise InvalidRequest for requests that only this API refuses."""
     if not request.group_id.strip():
         raise InvalidRequest("a group has a name: group.id is empty")
     if call.version >= _HEARTBEAT_WITH_OWN_ID and not request.member_id.strip():
@@ -149,7 +148,7 @@ def _heartbeat(call: Call, request: Any) -> Heartbeat:
 
 def _keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
     for topic in topics:
-        # An id of zeros is none, and no partition of ours.
+        # An id of zeros means no topic, so it has no partitions.
         if topic.topic_id is not None:
             for partition in topic.partitions:
                 yield PartitionKey(topic.topic_id, partition)
@@ -196,7 +195,7 @@ def _member_bytes(member: ConsumerMemberDescription) -> int:
 
 
 def _not_described(name: str, error: QuackError) -> Fields:
-    # "" is the name of a group that commits offsets only, and so never of this kind.
+    # "" is a valid group that only commits offsets, so it is never a group of this protocol.
     code = group_code_of(error) if name else ErrorCode.invalid_group_id
     return {
         "error_code": code,

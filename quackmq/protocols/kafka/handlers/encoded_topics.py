@@ -1,7 +1,7 @@
-"""Topics as Metadata describes them, encoded once and kept for whoever asks next.
+"""A cache of topics in the encoded form of Metadata responses.
 
-Clients ask for all topics every few minutes, and most topics never change. Describing 50,000 of
-them anew takes a second of the loop; joining bytes that are there already takes milliseconds.
+Clients request all topics every few minutes, and most topics never change. Encoding 50,000 topics
+blocks the loop for a second; joining cached bytes takes milliseconds.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ METADATA: Final = 3
 #: Kafka's numbers of operations on a topic, as bits: read, write, create, delete, alter, describe,
 #: describe and alter its configs.
 _TOPIC_OPERATIONS: Final = sum(1 << number for number in (3, 4, 5, 6, 7, 8, 10, 11))
-#: How a client is told nothing about operations.
+#: The value for operations that the client did not ask for.
 NOT_ASKED: Final = -(2**31)
 
 
 class _Kept(NamedTuple):
-    #: The value that was described. Another one of the same id stands for a change.
+    #: The topic value that was encoded. After a change there is another value with the same id.
     topic: Topic
     encoded: bytes
 
 
 class _Form:
-    """One version of the answer, with or without operations."""
+    """One version of the response, with or without operations."""
 
     def __init__(self, version: int, operations: int) -> None:
         self.operations = operations
         self.write_topic: Write = element_writer(METADATA, version, "topics")
         self.write_partition: Write = element_writer(METADATA, version, "topics", "partitions")
         self.kept: dict[Any, _Kept] = {}
-        #: The last answer with every topic, and the topics that it tells of.
+        #: The last response with all topics, and those topics.
         self.every: EncodedArray | None = None
         self.every_topic: list[Topic] = []
 
     def forget_deleted(self, topics: int) -> None:
-        """Drop everything when most of what is kept belongs to topics that are gone."""
+        """Clear the cache when most of its topics are deleted."""
         if len(self.kept) > 2 * topics + limits.METADATA_SLICE:
             self.kept.clear()
 
 
 class DescribedTopics:
-    """Who may call: the loop. One for each door."""
+    """Encode topics and cache the result, one cache per server. Call it only from the event
+    loop."""
 
     def __init__(self) -> None:
         self._forms: OrderedDict[tuple[int, bool], _Form] = OrderedDict()
@@ -71,7 +72,7 @@ class DescribedTopics:
                     pieces.append(kept.encoded)
                     continue
                 encoded = await self._described(call, form, topic)
-                # A topic may go while the others are described.
+                # A topic may be deleted while the others are encoded.
                 if not isinstance(encoded, ErrorCode):
                     pieces.append(encoded)
             await asyncio.sleep(0)
@@ -92,7 +93,7 @@ class DescribedTopics:
     def error(
         self, call: Call, code: ErrorCode, name: str | None, topic_id: Any, with_operations: bool
     ) -> bytes:
-        """Instead of a topic that cannot be described."""
+        """Encode an error instead of a topic that cannot be described."""
         form = self._form(call.version, with_operations)
         return _encoded(form, code, name, topic_id, EncodedArray(0, b""))
 
@@ -107,8 +108,9 @@ class DescribedTopics:
         return form
 
     async def _described(self, call: Call, form: _Form, topic: Topic) -> bytes | ErrorCode:
-        """Describe a topic and keep that. The epoch of a partition's leader stays the same while
-        the store is open, so a description holds until the topic itself changes."""
+        """Encode a topic and cache the result; return an error code on failure. The leader epoch
+        stays the same while the store is open, so the result is valid until the topic changes.
+        """
         partitions = bytearray()
         only_node = [call.node.id]
         try:

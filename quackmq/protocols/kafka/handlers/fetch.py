@@ -1,11 +1,12 @@
-"""Fetch: whole batches out, as the store holds them, now or as soon as there are enough.
+"""Fetch: return whole batches as the store holds them, at once or when enough bytes exist.
 
-Fetch sessions (KIP-227) are not opened: the answer names session 0, so clients name all their
-partitions each time. A request that continues a session is refused: there is none. Answers are
-smaller than a client allows (`Peer.answer_bytes`), so that slow readers cost little; it asks again.
+Fetch sessions (KIP-227) are not supported. The response names session 0, so clients name all their
+partitions in each request. A request that continues a session is refused. Responses are smaller
+than clients allow (`Peer.answer_bytes`), so that slow readers cost little memory; clients fetch
+again.
 
-Who wants committed records only gets no batch of an open transaction, nor any behind the first such
-one; which batches belong to aborted ones it is told, and leaves them out itself.
+A read_committed consumer gets no batch at or after the start of the first open transaction. The
+response lists the aborted transactions, and the consumer skips their batches itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from quackmq.protocols.kafka.handlers.list_offsets import offsets_in_epoch
 from quackmq.records.batch import Buffer
 
 #: Session epochs of a full fetch, whatever session the request names: with -1 the client wants no
-#: session, with 0 it would like a new one.
+#: session, with 0 it wants a new one.
 _FULL_FETCH: Final = (-1, 0)
 _new_tuple: Final = tuple.__new__
 
@@ -56,7 +57,7 @@ async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
         topic = find_topic(call.broker, wanted.topic)
         planned.append([await _plan(call, topic, wish, committed) for wish in wanted.partitions])
     reads = [plan for plans in planned for plan in plans if isinstance(plan, Read)]
-    # Who asks for nothing, as a consumer does that closes, has nothing to wait for either.
+    # A request without partitions, as from a closing consumer, has nothing to wait for.
     may_wait = 0 < len(reads) == sum(map(len, planned)) and call.peer.may_wait
     slices = iter(await _read(call, request, reads, may_wait))
     topics = [
@@ -73,8 +74,9 @@ async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
 
 
 def at_once(call: Call, request: FetchRequest, reply: Reply) -> list[Buffer] | Watch | None:
-    """Fetch from one partition what is in memory, or wait for it, without a task. None for
-    everything else, errors included: `handle` sees to that."""
+    """Fetch from one partition without a task, if the records are in memory or can be waited for.
+    Return None in all other cases, including errors: `handle` then answers.
+    """
     topics = request.topics
     if len(topics) != 1 or len(topics[0][1]) != 1:
         return None
@@ -115,10 +117,10 @@ class _LiveFetch:
         partition, leader_epoch, offset, most, *_ = wish
         answer_bytes = call.peer.answer_bytes
         self._max_bytes = min(max(request.max_bytes, 1), answer_bytes)
-        # More than we would ever send at once is not worth waiting for.
+        # Do not wait for more bytes than one response may hold.
         self._enough = min(request.min_bytes, answer_bytes)
         self._epoch = None if leader_epoch == NO_EPOCH else leader_epoch
-        # The classes' own constructors take their arguments one by one: three times as long.
+        # The classes' own constructors take three times as long.
         key = _new_tuple(PartitionKey, (topic.id, partition))
         committed = request.isolation == READ_COMMITTED
         self._read = _new_tuple(Read, (key, offset, max(1, most), committed))
@@ -134,12 +136,13 @@ class _LiveFetch:
         if missing <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
             return self._body(part)
         if part.size:
-            return None  # perhaps no more fits into the answer, which `handle` knows
+            return None  # perhaps the response is full, which only `handle` knows
         self._ends_at = asyncio.get_running_loop().time() + wait_ms / 1000
         return live.watch(self._read, missing, wait_ms, self._woken)
 
     def _woken(self) -> None:
-        """Answer if there is enough now, or time is up; else let `handle` go on."""
+        """Answer if there are enough bytes or the deadline has passed; otherwise pass to
+        `handle`."""
         part = self._call.broker.live_reads.read(self._read, self._max_bytes, self._epoch)
         if part is not None and part.size >= self._enough:
             self._reply.send(self._body(part))
@@ -151,7 +154,7 @@ class _LiveFetch:
             self._reply.handle(self._request._replace(max_wait_ms=max(0, left_ms)))
 
     def _body(self, part: Slice) -> list[Buffer]:
-        """The answer's body. It is made once for all that ask for the same, one after another."""
+        """Return the body of the response; reuse the last one if it has the same content."""
         version, isolation = self._call.version, self._request.isolation
         ((wanted, _),) = self._request.topics
         last = self._call.peer.last_answer
@@ -166,7 +169,7 @@ class _LiveFetch:
 
 
 async def _handle_one(call: Call, request: FetchRequest, committed: bool) -> Sequence[Buffer]:
-    """The same for one partition, as most requests are, with half of the steps."""
+    """Handle a fetch of one partition, the most frequent case, in half the steps."""
     ((wanted, (wish,)),) = request.topics
     plan = await _plan(call, find_topic(call.broker, wanted), wish, committed)
     if isinstance(plan, ErrorCode):
@@ -179,7 +182,7 @@ async def _handle_one(call: Call, request: FetchRequest, committed: bool) -> Seq
 async def _plan(
     call: Call, topic: Topic | ErrorCode, wish: PartitionWish, committed: bool
 ) -> Read | ErrorCode:
-    """What to read for a wish, or why it cannot be granted."""
+    """Return the read for a wanted partition, or the error code that refuses it."""
     if isinstance(topic, ErrorCode):
         return topic
     key = PartitionKey(topic.id, wish.partition)
@@ -201,7 +204,7 @@ async def _read(
             call.caller,
             reads,
             max_bytes=min(max(request.max_bytes, 1), answer_bytes),
-            # More than we would ever send at once is not worth waiting for.
+            # Do not wait for more bytes than one response may hold.
             min_bytes=min(max(request.min_bytes, 0), answer_bytes),
             wait_ms=wait_ms,
         )

@@ -1,14 +1,15 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete: how far a group has come in each partition.
+"""OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups.
 
-The leader epoch that a client sends with an offset is kept, and given back with it. The time for
-which old clients want an offset kept is not: groups expire as a whole.
+The leader epoch that a client sends with an offset is stored and returned with it. The retention
+time that old clients send is ignored: groups expire as a whole.
 
-Kafka keeps whatever number is committed, also a negative one, which clients take for none; kafkajs
-resets offsets by committing -1 and -2, ListOffsets' words for the end and the start. Here -2 is
-where the partition starts at that moment; any other negative number takes back what was committed.
+Kafka stores any committed number, even a negative one, which clients treat as no offset. kafkajs
+resets offsets by committing -1 or -2, which mean the end and the start in ListOffsets. Here -2
+commits the current start of the partition, and any other negative number removes the committed
+offset.
 
-Where an open transaction commits offsets of a group, what was committed before may soon be another
-offset: a client that requires stable ones is told so, and asks again.
+While an open transaction commits offsets of a group, the committed offset may change soon. A client
+that requires stable offsets then gets an error and retries.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
 OFFSET_DELETE: Final = 47
 
-#: What is to be committed of a partition, or why nothing can be.
+#: The commit for a partition, or the error code that refuses it.
 Wish = Commit | ErrorCode
 
-#: From these versions on an answer has something.
+#: The first versions whose responses have these fields or errors.
 _COMMIT_WITH_GROUP_NOT_FOUND: Final = 9
 _FETCH_WITH_ERROR: Final = 2
 _FETCH_WITH_GROUPS: Final = 8
 
-#: What stands for the epoch of who is no member.
+#: The epoch of a client that is not a member.
 _NO_EPOCH: Final = -1
-#: What stands for an offset that was never committed.
+#: The value for an offset that was never committed.
 _NO_OFFSET: Final = -1
-#: What stands for the first offset that there is.
+#: The value for the first offset of the partition.
 _EARLIEST: Final = -2
-#: Where no transaction commits offsets.
+#: No partitions: no transaction commits offsets.
 _NOWHERE: Final[Set[PartitionKey]] = frozenset()
-#: A partition's share of an answer beside its metadata.
+#: The size of a partition in a response, without its metadata.
 _PARTITION_BYTES: Final = 32
-#: A character in UTF-8, at the most.
+#: The largest size of a character in UTF-8.
 _CHARACTER_BYTES: Final = 4
 
 
@@ -71,8 +72,9 @@ async def commit_partitions(
     topics: Sequence[tuple[Any, Sequence[Wish]]],
     commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
 ) -> Fields:
-    """Commit what can be committed, all at once, and answer for each partition; also for
-    TxnOffsetCommit. `commit` gives a code for each."""
+    """Commit all valid offsets together, and return the response for each partition. `commit`
+    returns an error code for each commit. TxnOffsetCommit uses this too.
+    """
     commits = [wish for _, wishes in topics for wish in wishes if isinstance(wish, Commit)]
     codes = iter(await commit(commits) if commits else ())
     return {
@@ -114,7 +116,7 @@ async def _wish(call: Call, topic: Topic, partition: Any) -> Wish:
 
 
 def committed_leader_epoch(partition: Any) -> int:
-    """The leader epoch of a committed offset; NO_LEADER_EPOCH in versions that have none."""
+    """Return the leader epoch of a committed offset; NO_LEADER_EPOCH in versions without one."""
     epoch: int = getattr(partition, "committed_leader_epoch", NO_LEADER_EPOCH)
     return epoch
 
@@ -130,7 +132,7 @@ async def _commit(call: Call, request: Any, commits: list[Commit]) -> list[Error
 
 
 def _refusal(call: Call, group: str, error: QuackError) -> ErrorCode:
-    """Newer clients are told if a generation is wrong because there is no group at all."""
+    """Return the error code; newer versions distinguish a missing group from a wrong generation."""
     code = group_code_of(error)
     if code is ErrorCode.illegal_generation and call.version >= _COMMIT_WITH_GROUP_NOT_FOUND:
         try:
@@ -160,7 +162,7 @@ OFFSET_FETCH_API: Final = schema_api(OFFSET_FETCH, 1, 10, 6, offset_fetch)
 
 
 class _Room:
-    """What is left of an answer's bytes. A client can ask for the same thing many times."""
+    """The remaining bytes of a response: a request may name the same group many times."""
 
     def __init__(self, left_bytes: int) -> None:
         self._left_bytes = left_bytes
@@ -174,11 +176,11 @@ class _Room:
 
 
 async def _fetch(call: Call, group: Any, room: _Room, stable: bool) -> Fields:
-    """One group's offsets: of the partitions that are named, or all."""
+    """Return one group's offsets: of the named partitions, or of all."""
     try:
         room.take()
         call.broker.groups.check_fetch(call.caller, group.group_id, _asking(group))
-        # Asked first: what is pending at this moment is not among what is found committed below.
+        # Read the pending offsets first: those that are pending now are not yet committed below.
         pending = _NOWHERE
         if stable:
             pending = call.broker.transactions.pending_offsets(call.caller, group.group_id)
@@ -195,7 +197,7 @@ async def _fetch(call: Call, group: Any, room: _Room, stable: bool) -> Fields:
 
 
 def _asking(group: Any) -> MemberRef:
-    """Who asks, as far as it says that it is a member: from version 9 on."""
+    """Return the member that asks, if the request names one (version 9 and later)."""
     member_id = getattr(group, "member_id", None) or ""
     return MemberRef(member_id, getattr(group, "member_epoch", _NO_EPOCH))
 
@@ -213,7 +215,7 @@ async def _fetch_all(
         try:
             name = call.broker.topic_by_id(topic_id).name
         except UnknownTopic:
-            # It goes, and its cursors with it.
+            # The topic is being deleted, together with its offsets.
             continue
         topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
     return topics
@@ -247,7 +249,7 @@ def _fetched(
         keys = [PartitionKey(known.id, partition) for partition in topic.partition_indexes]
         partitions = [_offset(key, cursors.get(key), pending) for key in keys]
         return {**_topic_of(topic), "partitions": partitions}
-    # By its name a topic that is not there is one without offsets; by its id it is an error.
+    # Kafka's rule: an unknown topic name has no offsets, but an unknown topic id is an error.
     is_by_id = hasattr(topic, "topic_id")
     return _failed(topic, known if is_by_id else ErrorCode.none)
 
@@ -258,7 +260,8 @@ def _failed(topic: Any, code: ErrorCode) -> Fields:
 
 
 def _offset(key: PartitionKey, cursor: Cursor | None, pending: Set[PartitionKey]) -> Fields:
-    """What a group has committed of a partition, unless a transaction may change it."""
+    """Return a group's committed offset of a partition, or an error if a transaction may change
+    it."""
     if key in pending:
         return _committed(key.partition, None, ErrorCode.unstable_offset_commit)
     return _committed(key.partition, cursor)
@@ -315,7 +318,7 @@ async def offset_delete(call: Call, request: Any) -> Fields:
 OFFSET_DELETE_API: Final = schema_api(OFFSET_DELETE, 0, 0, 1, offset_delete)
 
 
-# --- what they share ---------------------------------------------------------------------------
+# --- shared helpers ----------------------------------------------------------------------------
 
 
 def _wanted(topic: Any) -> str | uuid.UUID | None:
@@ -324,7 +327,7 @@ def _wanted(topic: Any) -> str | uuid.UUID | None:
 
 
 def _topic_of(topic: Any) -> Fields:
-    """The topic as the request names it."""
+    """Return the topic fields as the request names them."""
     return {"name": getattr(topic, "name", None), "topic_id": getattr(topic, "topic_id", None)}
 
 

@@ -1,12 +1,12 @@
-"""The APIs of consumer groups: members come, are told what is theirs, and go; groups are listed,
+"""The APIs of consumer groups: members join, get their assignment and leave; groups are listed,
 described and deleted.
 
-Only translation: what a group does is the broker's (`broker.groups`). JoinGroup and SyncGroup wait
-for others; when the door closes they answer, as a coordinator that goes away does, that the client
-shall look for another, and come again.
+This module only translates; `broker.groups` implements the groups. JoinGroup and SyncGroup wait for
+other members. When the server closes, they return NOT_COORDINATOR: the client then finds the
+coordinator again and retries.
 
-A group that is not there is told apart by each API as Kafka does it: to a member it says that the
-member is unknown, DescribeGroups calls it dead, DeleteGroups says that it was not found.
+Each API reports a missing group as Kafka does. A member gets UNKNOWN_MEMBER_ID, DescribeGroups
+returns the state Dead, and DeleteGroups returns GROUP_ID_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DESCRIBE_GROUPS: Final = 15
 LIST_GROUPS: Final = 16
 DELETE_GROUPS: Final = 42
 
-#: From these versions on a client knows of something.
+#: The first versions with these fields or rules.
 _JOIN_WITH_REBALANCE_TIMEOUT: Final = 1
 _JOIN_WITH_ID_FIRST: Final = 4
 _JOIN_WITH_NULL_PROTOCOL: Final = 7
@@ -62,17 +62,18 @@ _SYNC_WITH_PROTOCOL: Final = 5
 _LEAVE_WITH_SEVERAL: Final = 3
 _DESCRIBE_WITH_NOT_FOUND: Final = 6
 
-#: What anybody may do with a group, as bits by Kafka's numbers of operations: read, delete,
-#: describe, describe and alter its configuration.
+#: The operations on a group that every client may do, as bits by Kafka's numbers: read, delete,
+#: describe, describe and alter its configs.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-#: A member's share of an answer beside the bytes that it brought itself.
+#: The size of a member in a response, without its metadata and assignment.
 _MEMBER_BYTES: Final = 256
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def group_code_of(error: QuackError) -> ErrorCode:
-    """The code of an error in an API of groups: where the broker cannot go on, clients must look
-    for the group's coordinator again and come back."""
+    """Return the code of an error in a group API. If the broker cannot continue, clients must find
+    the group's coordinator again and retry.
+    """
     if isinstance(error, BrokerClosing):
         return ErrorCode.not_coordinator
     if isinstance(error, StorageError):
@@ -137,7 +138,7 @@ async def heartbeat(call: Call, request: Any) -> Fields:
 
 
 def heartbeat_arrived(call: Call, request: Any) -> None:
-    """A heartbeat waits behind other requests of its connection: its member is alive."""
+    """Keep the member of a heartbeat alive while the heartbeat waits behind other requests."""
     call.broker.groups.touch(request.group_id, request.member_id)
 
 
@@ -159,7 +160,7 @@ async def leave_group(call: Call, request: Any) -> Fields:
     codes = [
         ErrorCode.none if outcome is None else _member_code_of(outcome) for outcome in outcomes
     ]
-    # The only member's error is the request's, in the versions that know of one.
+    # Versions without a list of members report the only member's error as the request's error.
     only = codes[0] if call.version < _LEAVE_WITH_SEVERAL else ErrorCode.none
     return {
         "error_code": only,
@@ -177,7 +178,7 @@ async def leave_group(call: Call, request: Any) -> Fields:
 LEAVE_GROUP_API: Final = schema_api(LEAVE_GROUP, 0, 5, 4, leave_group)
 
 
-# --- for those who look after groups -----------------------------------------------------------
+# --- for administrators ------------------------------------------------------------------------
 
 
 async def describe_groups(call: Call, request: Any) -> Fields:
@@ -200,8 +201,9 @@ async def descriptions(
     kind: type[Description],
     member_bytes: Callable[[Any], int],
 ) -> AsyncIterator[tuple[str, Description | QuackError]]:
-    """The groups of one kind, or why they are not described. Each once, however often it is asked
-    for, and as many as one answer may hold: it is large where groups are."""
+    """Yield the groups of one kind, or the error of each that is not described. A repeated name is
+    described once. When the response is full, further groups get LimitReached.
+    """
     room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
     async for name in unhurried(dict.fromkeys(names), every=10):
         try:
@@ -251,7 +253,7 @@ async def delete_groups(call: Call, request: Any) -> Fields:
 DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
 
 
-# --- inside ------------------------------------------------------------------------------------
+# --- internal ----------------------------------------------------------------------------------
 
 
 def _join(call: Call, request: Any) -> Join:
@@ -274,8 +276,9 @@ def _join(call: Call, request: Any) -> Join:
 
 
 def host_of(call: Call) -> str:
-    """As Kafka writes it, since tools take it apart: a name, of which there is none, a slash, and
-    the address without its port."""
+    """Return the client's host in Kafka's format, which tools parse: an empty host name, a slash,
+    and the address without its port.
+    """
     host, _, _ = call.caller.address.rpartition(":")
     return f"/{host}"
 
@@ -320,7 +323,7 @@ def _member(request: Any) -> MemberRef:
 
 
 def _member_code_of(error: QuackError) -> ErrorCode:
-    """A member of a group that is not there is a member that is not there."""
+    """Return the code of an error for a member; a missing group means an unknown member."""
     if isinstance(error, UnknownGroup):
         return ErrorCode.unknown_member_id
     return group_code_of(error)
@@ -360,7 +363,7 @@ def _not_described(call: Call, name: str, error: QuackError) -> Fields:
     elif call.version < _DESCRIBE_WITH_NOT_FOUND:
         code, state, message = ErrorCode.none, GroupState.DEAD.value, None
     else:
-        # There is no group of a name that none can have, either.
+        # A group with an invalid name cannot exist either.
         code, state = ErrorCode.group_id_not_found, GroupState.DEAD.value
     return {
         "error_code": code,

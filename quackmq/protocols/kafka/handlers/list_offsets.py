@@ -1,11 +1,11 @@
-"""ListOffsets: where a partition begins and ends, and which offset belongs to a time.
-OffsetForLeaderEpoch: where a leader epoch ended (KIP-320).
+"""ListOffsets: the start and end of a partition, and the offset for a time. OffsetForLeaderEpoch:
+the end of a leader epoch (KIP-320).
 
-A reader of committed records sees a partition end where its first open transaction begins.
+For a read_committed consumer a partition ends where its first open transaction begins.
 
-A client names the leader epoch that it knows. If that epoch is over, the client missed a restart
-in which the end of a log may have been cut. It then asks for metadata, asks here where the old
-epoch ended, and continues. It always can, because records that were readable are never cut
+A client names the leader epoch that it knows. If that epoch is over, the client missed a restart in
+which the end of a log may have been cut. It then asks for metadata, asks here where the old epoch
+ended, and continues. It always can, because records that were readable are never cut
 (`quackmq.broker.log.epoch_lookup`). For the same reason a fetch never reports diverging epochs.
 """
 
@@ -27,7 +27,7 @@ from quackmq.protocols.kafka.errors import code_of
 
 LIST_OFFSETS: Final = 2
 
-#: Times that are none.
+#: Special values of a timestamp.
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
@@ -43,7 +43,7 @@ _FIRST_VERSION_WITH: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 
-#: No such record.
+#: The result if there is no record for the request.
 _NOWHERE: Final = OffsetTime(-1, -1)
 
 
@@ -78,7 +78,7 @@ LIST_OFFSETS_API: Final = schema_api(LIST_OFFSETS, 1, 11, 6, list_offsets)
 
 
 def _each_once(partitions: Iterable[Any]) -> list[Any]:
-    """A partition that is asked for twice is answered once."""
+    """Return each partition once, even if the request repeats it."""
     return list({partition.partition_index: partition for partition in partitions}.values())
 
 
@@ -109,13 +109,13 @@ async def _partition(call: Call, name: str, wanted: Any, repeated: bool, committ
 async def _find(
     call: Call, key: PartitionKey, first: int, end: int, timestamp: int
 ) -> OffsetTime | None:
-    """What lies behind the end that the client may read to is not found."""
+    """Find the offset for a timestamp, or None; offsets at or after `end` are not returned."""
     if timestamp == LATEST:
         return OffsetTime(end, -1)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return OffsetTime(first, -1)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return None  # nothing is kept elsewhere
+        return None  # there is no remote storage
     if timestamp == MAX_TIMESTAMP:
         found = await call.broker.max_timestamp(call.caller, key)
     else:
@@ -136,8 +136,9 @@ OFFSET_FOR_LEADER_EPOCH: Final = 23
 async def offsets_in_epoch(
     broker: Broker, caller: Caller, key: PartitionKey, leader_epoch: int
 ) -> Offsets:
-    """A partition's offsets, if the epoch that a client knows of is the present one.
-    FencedLeaderEpoch for an older one, UnknownLeaderEpoch for a newer one."""
+    """Return a partition's offsets if the client's leader epoch is the current one. Raise
+    FencedLeaderEpoch for an older epoch, and UnknownLeaderEpoch for a newer one.
+    """
     offsets = await broker.offsets(caller, key)
     if leader_epoch == NO_EPOCH or leader_epoch == offsets.epoch:
         return offsets

@@ -1,14 +1,14 @@
-"""Produce: batches in, their offsets out, and nothing in between that looks at a record.
+"""Produce: append batches and return their offsets, without decoding a record.
 
-A request is given to the broker as it comes, without waiting for the ones before, so that all that
-a client has in flight becomes durable together; its answer is written when the last of its batches
-is. `acks` 1 and all mean the same here, durable; with 0 there is no answer, and since the client
-could not hear of an error otherwise, the connection is closed on one, as Kafka does. The request's
-timeout is not looked at: every wait inside the broker has a bound of its own.
+Each request goes to the broker on arrival, without waiting for earlier ones. So all batches that a
+client has in flight become durable together. The response is sent when the last batch of the
+request is durable. `acks` 1 and all mean the same here: durable. With `acks` 0 there is no
+response; on an error the connection is closed, as in Kafka, because the client cannot see the error
+otherwise. The request's timeout is ignored: every wait inside the broker has its own bound.
 
-A batch of a transaction is let in by the coordinator first (`broker.transactions.admit`); newer
-clients do not tell it of the partition before (KIP-890). Where it is not let in, it is said in the
-words that the request's version has for it.
+The coordinator must admit a transactional batch first (`broker.transactions.admit`). Newer clients
+do not add the partition before (KIP-890). The error code of a refused batch depends on the
+request's version.
 """
 
 from __future__ import annotations
@@ -50,21 +50,22 @@ _NO_ANSWER: Final = 0
 _UNSETTLED: Final = ErrorCode.unknown_server_error
 _SPECIAL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 
-#: From these versions on a client knows of something.
+#: The first versions with these errors or rules.
 _WITH_ABORTABLE: Final = 11
 _WITHOUT_ADDING: Final = 12
 
 
 class Refusal(NamedTuple):
-    """Why a batch, or all of a request, is not taken."""
+    """The error code and message for a refused batch or request."""
 
     code: ErrorCode
     message: str
 
 
 def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
-    """Give every batch to the broker; the reply is made when the last of them is durable. A batch
-    that is all of a request whose bytes are `owned` is handed over, and not copied again."""
+    """Publish every batch; send the response when the last of them is durable. If the request's
+    bytes are `owned` and it has one batch, the batch is passed on without a copy.
+    """
     refusal = _refusal(call.version, request)
     topics = request.topics
     is_one = len(topics) == 1 and len(topics[0].partitions) == 1
@@ -88,7 +89,7 @@ def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> No
 
 
 def _submit_one(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
-    """The same for one batch, as nearly all requests have it."""
+    """Publish the only batch of a request, the most frequent case."""
     wanted, ((partition, records),) = request.topics[0]
     topic = find_topic(call.broker, wanted)
     appended = _publish(call, topic, partition, records, request.transactional_id, owned)
@@ -103,7 +104,7 @@ PRODUCE_API: Final = Api(API_KEY, 0, 13, FLEXIBLE_FROM, read_request, submit=sub
 
 
 class _OneAnswer:
-    """What becomes of the only batch of a request."""
+    """Sends the response for the only batch of a request."""
 
     __slots__ = ("_partition", "_reply", "_topic", "_version")
 
@@ -131,7 +132,7 @@ class _OneAnswer:
 
 
 class _Answer:
-    """What the batches of one request came to, each at its place, and how many are missing."""
+    """Collects the results of a request's batches in order, and counts the missing ones."""
 
     __slots__ = ("_acks", "_missing", "_reply", "_topics", "_version")
 
@@ -140,7 +141,7 @@ class _Answer:
         self._acks = acks
         self._reply = reply
         self._topics: list[TopicAnswer] = []
-        # One for the submitting itself, so that nothing is sent before that is over.
+        # One for `submit` itself, so that no response is sent before it has finished.
         self._missing = 1
 
     def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionAnswer]:
@@ -151,7 +152,7 @@ class _Answer:
     def expect(
         self, future: asyncio.Future[Appended], partitions: list[PartitionAnswer], partition: int
     ) -> None:
-        """Put the outcome where the partition's answer goes, when it is there."""
+        """Store the outcome at the partition's place in the response when it is known."""
         place = len(partitions)
         partitions.append(PartitionAnswer(partition, _UNSETTLED))
         self._missing += 1
@@ -171,7 +172,7 @@ class _Answer:
         self.one_less()
 
     def one_less(self) -> None:
-        """A batch is settled, or all are submitted; the last one sends the answer."""
+        """Count a finished batch, or the end of `submit`; the last call sends the response."""
         self._missing -= 1
         if self._missing:
             return
@@ -186,7 +187,7 @@ class _Answer:
 
 
 def _outcome(future: asyncio.Future[Appended], version: int) -> Appended | Refusal:
-    """Where a batch lies, or why it does not."""
+    """Return the result of a publish, or the refusal if it failed."""
     error = BrokerClosing("cancelled") if future.cancelled() else future.exception()
     if error is None:
         return future.result()
@@ -196,7 +197,7 @@ def _outcome(future: asyncio.Future[Appended], version: int) -> Appended | Refus
 
 
 def _refusal(version: int, request: ProduceRequest) -> Refusal | None:
-    """Why nothing of a request can be taken."""
+    """Return the refusal of a whole request, or None."""
     if version < FIRST_WITH_BATCHES:
         return Refusal(
             ErrorCode.unsupported_for_message_format,
@@ -238,7 +239,7 @@ def _publish(
 def _objection(
     call: Call, topic: Topic, partition: int, batch: Batch, transactional_id: str | None
 ) -> Refusal | None:
-    """Why a batch of a transaction is not let in."""
+    """Return the refusal of a transactional batch, or None."""
     if batch.is_control:
         return Refusal(ErrorCode.invalid_record, "control batches are the broker's own")
     if transactional_id is None:
@@ -264,7 +265,7 @@ def _objection(
 
 def _code_of(error: BaseException, version: int) -> ErrorCode:
     if isinstance(error, ConcurrentTransactions) and version < _WITHOUT_ADDING:
-        # What such clients take for a reason to send the batch again, and nothing more.
+        # These clients then send the batch again, and do nothing else.
         return ErrorCode.not_enough_replicas
     return code_of(error)
 

@@ -1,10 +1,11 @@
-"""InitProducerId: a number of its own for every producer that wants its repeats dropped; and
-DescribeProducers: who has written to a partition.
+"""InitProducerId and DescribeProducers.
 
-A producer id given once is never given again, so each request without a transactional id gets a new
-one with epoch 0, also one that asks for a new epoch of its old id: it starts afresh. With one, the
-producer takes over what the id stands for (`broker.transactions`); it may name the producer id and
-the epoch that it had, both or neither.
+InitProducerId returns a producer id, by which the broker drops repeated batches. A producer id is
+never assigned twice. A request without a transactional id always gets a new producer id with epoch
+0, even if it asks for a new epoch of its old id. A request with a transactional id takes over that
+id (`broker.transactions`). It may name its previous producer id and epoch, both or neither.
+
+DescribeProducers returns the producers of a partition.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from quackmq.protocols.kafka.handlers.transactions import transaction_code_of
 INIT_PRODUCER_ID: Final = 22
 DESCRIBE_PRODUCERS: Final = 61
 
-#: From this version on a client knows of PRODUCER_FENCED here.
+#: The first version in which a client understands PRODUCER_FENCED.
 _WITH_PRODUCER_FENCED: Final = 4
-#: What stands for a producer that does not say who it is, and for what is not known of one.
+#: The value for a producer id or epoch that is not given, and for unknown fields.
 _NONE: Final = -1
 _MILLISECOND: Final = timedelta(milliseconds=1)
 

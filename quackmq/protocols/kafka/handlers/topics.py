@@ -34,14 +34,14 @@ from quackmq.protocols.kafka.handlers.config_catalog import (
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
 
-#: What a client says for "as the broker likes".
+#: The value for the broker's default.
 _DEFAULT: Final = -1
 _REPLICAS: Final = 1
-#: Why topics are not deleted that are given wrongly.
+#: The error messages of DeleteTopics for invalid topics.
 _NOT_ONE: Final = "a topic is given by its name or by its id: by one of them, not by none or both"
 _TWICE: Final = "the topic is given twice in one request"
 
-#: A topic as it is given: by its name or by its id.
+#: A topic as a request names it: by name or by id.
 Named = tuple[str | None, uuid.UUID | None]
 
 
@@ -76,12 +76,12 @@ DELETE_TOPICS_API: Final = schema_api(DELETE_TOPICS, 1, 6, 4, delete_topics)
 
 
 def _likeness(name: str) -> str:
-    """What Kafka's metrics make of a topic's name: they cannot tell a dot from an underscore."""
+    """Return a topic's name as Kafka's metrics show it: with underscores instead of dots."""
     return name.replace(".", "_")
 
 
 def _names_by_likeness(call: Call, wanted: Iterable[str]) -> dict[str, str]:
-    """Topics that are there and look like one of those that are wanted, by how they look."""
+    """Return the existing topics that Kafka's metrics cannot distinguish from wanted ones."""
     looks = {_likeness(name) for name in wanted if "." in name or "_" in name}
     if not looks:
         return {}
@@ -123,8 +123,9 @@ async def _create(
 
 
 def _check_name(call: Call, name: str, like: str | None) -> None:
-    """Raise what Kafka checks first, before it looks at configs and numbers: IllegalTopicName or
-    TopicExists. `like` is a topic that is there and looks like this one."""
+    """Raise IllegalTopicName or TopicExists, which Kafka checks before configs and numbers. `like`
+    is an existing topic whose name Kafka's metrics cannot distinguish from this one.
+    """
     check_topic_name(name)
     if name in call.broker.topics():
         raise TopicExists(f"topic {name} exists already")
@@ -136,7 +137,7 @@ def _check_name(call: Call, name: str, like: str | None) -> None:
 
 
 def _configs_of(wanted: Any) -> list[tuple[str, str]]:
-    """The configs of a new topic; of one that is given twice, the last. InvalidPolicy."""
+    """Return the configs of a new topic; the last of repeated ones wins. Raise InvalidPolicy."""
     configs = {config.name: config.value for config in wanted.configs}
     for name, value in configs.items():
         if value is None:
@@ -145,7 +146,7 @@ def _configs_of(wanted: Any) -> list[tuple[str, str]]:
 
 
 def _refusal(wanted: Any, node_id: int) -> tuple[ErrorCode, str] | None:
-    """What Kafka would not create either, with the code that it gives."""
+    """Return the error code and message for a topic that Kafka would refuse too, or None."""
     if wanted.assignments:
         return _assignment_refusal(wanted, node_id)
     if wanted.num_partitions != _DEFAULT and wanted.num_partitions < 1:
@@ -185,7 +186,7 @@ def _not_created(name: str, code: ErrorCode, message: str) -> Fields:
 
 
 def _sorted_out(call: Call, wanted: Sequence[Named]) -> tuple[list[Named], list[Fields]]:
-    """The topics that may be deleted, and the answers for those that are given wrongly."""
+    """Return the topics that may be deleted, and the responses for invalid ones."""
     sound: list[Named] = []
     refused: list[Fields] = []
     asked = Counter(wanted)
@@ -239,7 +240,7 @@ DELETE_RECORDS: Final = 21
 DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
 
-#: How a client says "up to the end".
+#: The offset that means the end of the partition.
 _TO_THE_END: Final = -1
 
 
@@ -281,7 +282,7 @@ async def describe_log_dirs(call: Call, request: Any) -> Fields:
         try:
             offsets = await call.broker.offsets(call.caller, PartitionKey(topic.id, partition))
         except QuackError:
-            continue  # gone in the meantime, or never there: as in Kafka, it is left out
+            continue  # deleted meanwhile, or unknown: left out, as in Kafka
         sizes.setdefault(topic.name, []).append(
             {
                 "partition_index": partition,
@@ -316,7 +317,7 @@ async def _add_partitions(call: Call, wanted: Any, repeated: bool, validate_only
 
 
 def _refusal_to_add(call: Call, wanted: Any, repeated: bool) -> tuple[ErrorCode, str] | None:
-    """What Kafka would not do either, with the code that it gives."""
+    """Return the error code and message for a request that Kafka would refuse too, or None."""
     if repeated:
         return ErrorCode.invalid_request, "the topic is named twice in one request"
     present = call.broker.topic(wanted.name).partitions
@@ -357,7 +358,7 @@ async def _delete_before(call: Call, name: str, wanted: Any) -> Fields:
 
 
 def _wanted(call: Call, topics: Any) -> Iterable[tuple[Topic, int]]:
-    """The partitions that a request names, of the topics that are there; all of them for null."""
+    """Yield the named partitions of existing topics; all partitions if `topics` is None."""
     if topics is None:
         for topic in list(call.broker.topics().values()):
             yield from ((topic, partition) for partition in range(topic.partitions))

@@ -1,15 +1,14 @@
-"""The APIs of transactions: what is in one, which offsets go with it, how it ends; and the look at
-all that there are.
+"""The APIs of transactions: their partitions and offsets, their end, and their listing.
 
-Only translation: what a transaction is, is the broker's (`broker.transactions`). There are two
-ways. Older clients say where a transaction writes (AddPartitionsToTxn, AddOffsetsToTxn) before it
-does; newer ones, which find the feature `transaction.version` at 2, just write and commit offsets,
-and get a new epoch with each end (KIP-890). A request's version says which way its client goes.
+This module only translates; `broker.transactions` implements transactions. There are two ways to
+use them. Older clients announce each partition and group (AddPartitionsToTxn, AddOffsetsToTxn)
+before they write. Newer clients, which see the feature `transaction.version` at 2, just write and
+commit offsets, and get a new epoch with each end (KIP-890). The request's version decides.
 
-Errors are told as each API and version of Kafka tells them. Who was fenced hears PRODUCER_FENCED in
-versions that know it, INVALID_PRODUCER_EPOCH before; where a client sends offsets it is the latter
-in all versions, as in Produce. A client that knows TRANSACTION_ABORTABLE hears it where aborting
-and beginning again helps.
+The error codes follow Kafka's for each API and version. A fenced producer gets PRODUCER_FENCED in
+versions that know it, and INVALID_PRODUCER_EPOCH before. TxnOffsetCommit returns the latter in all
+versions, as Produce does. A client that knows TRANSACTION_ABORTABLE gets it where aborting the
+transaction and starting a new one helps.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 
-#: From these versions on a client knows of something.
+#: The first versions with these fields, errors or rules.
 _WITH_PRODUCER_FENCED: Final = 2
 _ADD_WITH_SEVERAL: Final = 4
 _COMMIT_WITH_MEMBER: Final = 3
@@ -57,16 +56,17 @@ _COMMIT_WITHOUT_ADDING: Final = 5
 _END_WITH_NEW_EPOCH: Final = 5
 
 _NO_MEMBER: Final = MemberRef("", -1)
-#: States that Kafka has beside ours, and a client may ask for: a transaction is never seen in them.
+#: Further states of Kafka that a client may filter by; no transaction is ever in them here.
 _OTHER_STATES: Final = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence", "Dead"})
 _STATES: Final = frozenset(state.value for state in TransactionState) | _OTHER_STATES
-#: What stands for a transaction that has not begun.
+#: The start time of a transaction that has not begun.
 _NO_TIME: Final = -1
 
 
 def transaction_code_of(error: QuackError, knows_fenced: bool) -> ErrorCode:
-    """The code of an error in an API of transactions' coordinator: where the broker cannot go on,
-    clients look for the coordinator again, as those of groups do."""
+    """Return the code of an error in an API of the transaction coordinator. If the broker cannot
+    continue, clients find the coordinator again, as for groups.
+    """
     if isinstance(error, ProducerFenced) and knows_fenced:
         return ErrorCode.producer_fenced
     return group_code_of(error)
@@ -102,7 +102,7 @@ ADD_PARTITIONS_TO_TXN_API: Final = schema_api(ADD_PARTITIONS_TO_TXN, 0, 5, 3, ad
 async def _add(
     call: Call, ref: ProducerRef, topics: Sequence[Any], verify_only: bool
 ) -> list[Fields]:
-    """All partitions or none: if some are not there, nothing is attempted with the others."""
+    """Add all partitions or none: if a topic is unknown, no partition is added."""
     found = [find_topic(call.broker, topic.name) for topic in topics]
     keys = [
         PartitionKey(known.id, partition)
@@ -139,7 +139,8 @@ async def _added(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) -> 
 
 
 async def _verified(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) -> list[ErrorCode]:
-    """Whether partitions are in an open transaction; one broker of Kafka's asks another."""
+    """Check that partitions are in an open transaction; in Kafka, brokers send this to each
+    other."""
     try:
         known = call.broker.transactions.describe(call.caller, ref.transactional_id)
     except UnknownTransactionalId:
@@ -182,8 +183,9 @@ TXN_OFFSET_COMMIT_API: Final = schema_api(TXN_OFFSET_COMMIT, 0, 5, 3, txn_offset
 
 
 def _wish(topic: Topic | ErrorCode, partition: Any) -> Wish:
-    """A number that is no offset is a way to take
-    offsets back, which is done without a transaction (see `commits`)."""
+    """Return the commit for a partition, or the error code that refuses it. A negative offset
+    removes a committed offset; that is not possible in a transaction (see `group_offsets`).
+    """
     if isinstance(topic, ErrorCode):
         return topic
     if partition.committed_offset < 0:
@@ -211,7 +213,7 @@ async def _commit(call: Call, request: Any, commits: Sequence[Commit]) -> list[E
         code = ErrorCode.transaction_abortable if knows_abortable else group_code_of(error)
         return [code] * len(commits)
     except StaleMemberEpoch:
-        # The versions that there are know of generations alone.
+        # These versions know only generations, not member epochs.
         return [ErrorCode.illegal_generation] * len(commits)
     except QuackError as error:
         return [group_code_of(error)] * len(commits)
@@ -237,7 +239,7 @@ async def end_txn(call: Call, request: Any) -> Fields:
 END_TXN_API: Final = schema_api(END_TXN, 0, 5, 3, end_txn)
 
 
-# --- looking -----------------------------------------------------------------------------------
+# --- listing and describing --------------------------------------------------------------------
 
 
 async def list_transactions(call: Call, request: Any) -> Fields:
