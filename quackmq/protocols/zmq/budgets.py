@@ -1,7 +1,7 @@
-"""The memory that the peers of all ZeroMQ sockets of a broker share.
+"""The memory budgets that all ZeroMQ sockets of a broker share.
 
-The queue's REP socket and the proxy's three sockets use one object of this, so that a bound over
-all peers holds over all of them.
+The queue's REP socket and the proxy's three sockets use one `Budgets` object. So a bound over all
+peers holds for all sockets together.
 
 Call it only from the event loop.
 """
@@ -17,7 +17,7 @@ from quackmq.serving.waiting_line import WaitingLine
 
 class Budgets:
     def __init__(self) -> None:
-        #: Connections that wait for memory, or for a request of somebody else to be done.
+        #: Connections that wait for memory, or for the end of another peer's request.
         self.waiting = WaitingLine(limits.ZMQ_SWEEP_MS)
         self.receive = ReceiveBudget(limits.ZMQ_RECEIVE_BYTES, self.waiting.wake_soon)
         self.send = SendBudget(limits.ZMQ_SEND_BYTES, self._on_send_room)

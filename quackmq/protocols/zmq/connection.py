@@ -1,11 +1,10 @@
-"""One peer, whatever its socket is: bytes in, what they mean, and when to read on.
+"""One peer of any ZeroMQ socket type: decode its bytes, and decide when to read more.
 
-What is done with what a peer says is the business of those below: `connection` for requests,
-`proxy.publishers` and `proxy.subscribers` for the proxy. Here is what they share: the handshake,
-heartbeats, reading no more than can be taken, memory set aside for what is large, and the end of
-those that are silent or slow for too long.
+Subclasses handle the messages: `rep_connection` for requests, `proxy.xsub` and `proxy.xpub` for the
+proxy. They share this code: the handshake, heartbeats, back-pressure, reserved memory for large
+messages, and the end of peers that are silent or slow for too long.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from quackmq.serving.waiting_line import is_too_slow
 
 
 class Door(Admission, Protocol):
-    """What a peer needs of its door."""
+    """The part of the server that its peers use."""
 
     broker: Broker
-    #: Into which every peer receives, and takes out what came before it returns.
+    #: The shared receive buffer; every peer copies its bytes out before it returns.
     scratch: memoryview
     budgets: Budgets
     mistaken: MistakenPeers
 
     def has_room(self) -> bool:
-        """Whether another request may begin."""
+        """Return whether another request may begin."""
 
     def begun(self, large_bytes: int) -> None:
-        """A request, with so many bytes beyond those that are free."""
+        """Count a request, with `large_bytes` of reserved memory."""
 
     def done(self, large_bytes: int) -> None: ...
 
@@ -46,7 +45,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
     #: What is done at once does not count as under way, so the number of events that are taken in
     #: one turn of the loop is bounded too: others are to have theirs.
     events_at_once = limits.ZMQ_REQUESTS_IN_FLIGHT
-    #: Whether it stays however long it takes nothing.
+    #: Whether the peer stays connected however long it reads nothing.
     may_be_slow = False
 
     def __init__(self, door: Door, decoder: zmtp.FrameDecoder) -> None:
@@ -61,9 +60,9 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         self._pumping = False
         self._is_ready = False
         self._opened_at = self._time()
-        #: When what is coming began to come.
+        #: When the incomplete message began to arrive.
         self._begun_at: float | None = self._opened_at
-        #: How long the peer says that it is silent at the most, and when it was heard last.
+        #: The longest silence that the peer announces (TTL), and when its last bytes arrived.
         self._ttl_ms = 0
         self._heard_at = 0.0
 
@@ -71,21 +70,21 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
 
     @abstractmethod
     def _introduction(self) -> bytes:
-        """What is said to a peer that has introduced itself."""
+        """Return the bytes that answer the READY command of the peer."""
 
     @abstractmethod
     def _may_begin(self) -> bool:
-        """Whether something more may be taken from it now."""
+        """Return whether another message may be taken from the peer now."""
 
     @abstractmethod
     def _on_message(self, event: zmtp.Event) -> None: ...
 
     @abstractmethod
     def _is_done(self) -> bool:
-        """Whether all that was taken from it is done."""
+        """Return whether all messages taken from the peer are done."""
 
     def _on_gone(self) -> None:
-        """It is gone."""
+        """Release what the subclass holds for the peer, which is gone."""
 
     # --- what the transport calls -----------------------------------------------------------
 
@@ -127,8 +126,8 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
     # --- what the door calls ----------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begin as much of what has come as may begin now, and read on if all did."""
-        # What is begun here may be answered here, which would pump again.
+        """Begin as many received messages as may begin now; read on if all did."""
+        # A message may be answered here, and its answer would call pump again.
         if self._transport is None or self._has_ended or self._pumping:
             return
         self._pumping = True
@@ -142,7 +141,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         self._regulate(may_go_on)
 
     def drain(self) -> None:
-        """Take nothing more, finish with what was taken, then close."""
+        """Accept nothing more, finish accepted messages, then close."""
         self._draining = True
         self._end_if_done()
 
@@ -152,7 +151,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             self._close()
 
     def _expel(self, reason: str) -> None:
-        """Disconnect a peer that made no sense, and say where it would be served."""
+        """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
         mistaken, address, now = self._door.mistaken, self._caller.address, self._loop.time()
         protocol = protocol_of(self._decoder.opening)
         if protocol is not None and protocol is not WireProtocol.ZMTP:
@@ -168,7 +167,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             self.disconnect(reason)
 
     def _close(self) -> None:
-        """Close the connection; what was written before is sent if the peer takes it."""
+        """Close the connection; bytes already written are sent if the peer reads them."""
         if self._transport is not None and not self._transport.is_closing():
             self._has_ended = True
             # What is still to be sent is a greeting or an error at the most, if the peer is well.
@@ -188,7 +187,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             self.disconnect(f"it was not heard for {self._ttl_ms} ms, as it had said it would be")
 
     def is_behind(self, now: float) -> bool:
-        """Return whether a message comes too slowly to be whole in time."""
+        """Return whether a message arrives too slowly to be complete before its deadline."""
         claimed = self._decoder.claimed_bytes
         if not claimed or self._has_ended:
             return False
@@ -198,7 +197,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
     # --- inside -----------------------------------------------------------------------------
 
     def _begin_some(self) -> bool:
-        """Whether that was all there is."""
+        """Begin a bounded number of messages; return whether no more can be decoded."""
         for _ in range(self.events_at_once):
             if not self._may_begin():
                 return False
@@ -214,7 +213,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
             self._heard_at = self._time()
-            # Who takes nothing needs none: what lies here for it already shows that we are there.
+            # A slow peer needs no PONG: the unsent bytes already show that we are alive.
             if self._slow_since is None:
                 self._transport.write(zmtp.pong(event.context))
         elif isinstance(event, zmtp.Ready):
@@ -224,16 +223,17 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             self._on_message(event)
 
     def _release_reserved(self) -> None:
-        """What was large has come whole, and counts as begun."""
+        """Release the reservation of a large message, which is complete and counts as begun."""
         if self._reserved_bytes:
             self._budgets.receive.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
     def _regulate(self, may_go_on: bool) -> None:
-        """Read on, unless something is held up, or comes for which there is no memory; whoever
-        changes that pumps again."""
+        """Read, unless a message may not begin or has no memory. The event that removes the cause
+        calls `pump` again.
+        """
         if may_go_on and self._reads and not self._decoder.is_amid:
-            self._begun_at = None  # as mostly: all that came was taken
+            self._begun_at = None  # the usual case: all messages were taken
             return
         if may_go_on:
             claimed = large_bytes(self._decoder.claimed_bytes)
@@ -257,7 +257,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         super()._read(reads)
 
     def _end_if_done(self) -> None:
-        """Once everything is answered: say that this is the end, and let the peer hang up."""
+        """If the server drains and everything is answered, half-close; let the peer close."""
         if not self._draining or not self._is_done() or self._has_ended or self._transport is None:
             return
         if self._is_ready:
@@ -268,7 +268,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
 
 
 def large_bytes(size: int) -> int:
-    """What of a message counts as memory to be set aside."""
+    """Return the bytes of a message that need reserved memory."""
     return size if size > limits.ZMQ_UNRESERVED_BYTES else 0
 
 

@@ -1,5 +1,6 @@
-"""Bounds of the ZeroMQ protocol, each with its reason. Sizes are bytes unless the name says
-otherwise."""
+"""Bounds of the ZeroMQ protocol, each with its reason. Sizes are in bytes unless the name says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +10,52 @@ from quackmq.limits import BATCH_BYTES, KIB, MIB
 
 # --- the ZeroMQ door -----------------------------------------------------------------------
 
-#: Connections at once; one that is idle costs about 3 KiB.
+#: Open connections; an idle one costs about 3 KiB.
 ZMQ_CONNECTIONS: Final = 10_000
-#: Connections that the system holds for us before we have taken them.
+#: Connections that the operating system queues before we accept them.
 ZMQ_BACKLOG: Final = 1_024
-#: Greetings and READY must have been said by then: they are sent without waiting for anything.
+#: Deadline for the greeting and READY: a peer sends them without waiting for anything.
 ZMQ_HANDSHAKE_MS: Final = 10_000
-#: A command of ZMTP; READY with an identity and some notes of an application fits many times.
+#: A ZMTP command; READY with an identity and some metadata fits many times.
 ZMQ_COMMAND_BYTES: Final = 4 * KIB
-#: What of a PING has to be sent back; ZMTP's own limit.
+#: The part of a PING that is sent back; ZMTP's own limit.
 ZMQ_PING_BYTES: Final = 16
-#: Frames before the empty one that begins a request: one for each proxy on its way, and one more.
+#: Frames before the empty one that begins a request: one for each proxy on the way, and one more.
 ZMQ_ENVELOPE_FRAMES: Final = 16
-#: One such frame; ZeroMQ's own limit of a routing id.
+#: One frame of the envelope; ZeroMQ's own limit of a routing id.
 ZMQ_ENVELOPE_FRAME_BYTES: Final = 255
 #: A request's frame: the largest batch, and the words before its content.
 ZMQ_REQUEST_BYTES: Final = BATCH_BYTES + KIB
-#: Read and not yet answered, a connection. A REQ socket has one; beyond it we stop reading.
+#: Unanswered requests of one connection. A REQ socket has one; beyond it we stop reading.
 ZMQ_REQUESTS_IN_FLIGHT: Final = 128
-#: The same over all connections: each is a task, of some 4 KiB.
+#: Unanswered requests of all connections: each is a task of about 4 KiB.
 ZMQ_REQUESTS: Final = 20_000
-#: The one buffer into which all connections receive; what has not been read of it, they keep.
+#: The one buffer into which all connections receive; unread bytes are copied out of it.
 ZMQ_SCRATCH_BYTES: Final = 64 * KIB
-#: A request up to this size needs no memory set aside.
+#: A request up to this size needs no reserved memory.
 ZMQ_UNRESERVED_BYTES: Final = 16 * KIB
-#: All larger requests at once, from their first byte to their answer; those beyond it wait.
+#: Memory of all larger requests, from their first byte to their answer; those beyond it wait.
 ZMQ_RECEIVE_BYTES: Final = 256 * MIB
-#: A request that has begun must have come whole after this time.
+#: Deadline for a request to arrive completely.
 ZMQ_REQUEST_WAIT_MS: Final = 60_000
-#: While others wait for memory, a large request that comes too slowly to be whole in that time is
-#: given up, after so long at the earliest: any network can be slow for a moment.
+#: While other connections wait for memory, a large request that would miss that deadline at its
+#: pace is dropped. It gets this time first, because any network may be slow for a moment.
 ZMQ_PACE_MS: Final = 2_000
-#: How often peers are looked at for having been silent or slow for too long.
+#: Interval between sweeps, which disconnect peers that are silent or slow for too long.
 ZMQ_SWEEP_MS: Final = 1_000
-#: A GET waits so long for a message: less than the 5 s that clients wait for their answer.
+#: How long a GET waits for a message: less than the 5 s that clients wait for an answer.
 ZMQ_GET_WAIT_MS: Final = 4_000
 #: Answers up to this size are copied into one buffer; larger ones are sent in two pieces.
 ZMQ_JOINED_BYTES: Final = 16 * KIB
-#: Written and not yet taken by the peer; above it nothing more is read from or sent to it.
+#: Unsent bytes of one peer; above it nothing more is read from it or sent to it.
 ZMQ_WRITE_BUFFER_BYTES: Final = 256 * KIB
-#: The same over all peers that are above it; then answers that are as large wait.
+#: Unsent bytes of all peers above that bound; beyond it large answers wait.
 ZMQ_SEND_BYTES: Final = 256 * MIB
-#: A peer that does not take its answers for so long is disconnected.
+#: A peer that reads none of its answers for this long is disconnected.
 ZMQ_SEND_WAIT_MS: Final = 30_000
-#: A door that closes waits so long for its last answers to be durable and taken.
+#: How long a closing server waits for its last answers to become durable and to be read.
 ZMQ_DRAIN_MS: Final = 5_000
-#: After the last answer the peer has so long to hang up itself.
+#: How long a peer may take to close the connection after the last answer.
 ZMQ_LINGER_MS: Final = 1_000
 
 # --- the reliable proxy: XSUB, XPUB and its REP ----------------------------------------------
@@ -63,49 +64,49 @@ ZMQ_LINGER_MS: Final = 1_000
 PROXY_FRAMES: Final = 2
 #: A publisher's message, both frames: the largest batch, and a topic's name.
 PROXY_MESSAGE_BYTES: Final = BATCH_BYTES + KIB
-#: A subscription: the longest topic's or client's name, and what stands before it.
+#: A subscription: the longest name of a topic or client, and the word before it.
 PROXY_PREFIX_BYTES: Final = KIB
-#: What a PUB socket has sent and is not published yet: messages, and their bytes; then nothing more
-#: is read from it. What is read together is published together, and a batch is about 1 MiB.
+#: Messages of one PUB socket that are not published yet, and their bytes; beyond it nothing more is
+#: read from it. Messages that are read together are published together, and a batch is about 1 MiB.
 PROXY_PUBLISHER_MESSAGES: Final = 4_096
 PROXY_PUBLISHER_BYTES: Final = MIB
-#: What is read for subscribers at once, and made into frames together; others have a turn between.
+#: Records that are read for subscribers at a time and encoded together; other tasks run between.
 PROXY_PAGE_RECORDS: Final = 2_000
 PROXY_PAGE_BYTES: Final = 256 * KIB
-#: Partitions that are followed for subscribers: a task each, of some 4 KiB.
+#: Partitions that are followed for subscribers: each is a task of about 4 KiB.
 PROXY_FEEDS: Final = 20_000
 #: Subscriptions of one SUB socket.
 PROXY_SUBSCRIPTIONS: Final = 1_000
-#: What a SUB socket has not taken, beyond which it misses messages: some seconds at 10 Mbit/s, and
-#: of all sockets that are so slow together no more than ZMQ_SEND_BYTES. They share the bytes.
+#: Unsent bytes of one SUB socket, beyond which it misses messages: some seconds at 10 Mbit/s. All
+#: slow sockets together have at most ZMQ_SEND_BYTES. They share the bytes.
 PROXY_UNSENT_BYTES: Final = 8 * MIB
-#: Following a topic that cannot be read is tried again after this time.
+#: Interval after which a topic that cannot be read is tried again.
 PROXY_RETRY_MS: Final = 1_000
-#: Clients of the proxy, each counted once for each topic that it has said hello to: a task each.
+#: Clients of the proxy, counted once for each topic with a `hello`: each is a task.
 PROXY_CLIENTS: Final = 10_000
-#: Entries that the proxy lends to a client at once; each takes an exchange if it was missed.
+#: Entries that the proxy leases to a client at a time; a missed one takes one exchange.
 PROXY_TAKEN: Final = 100
-#: Acknowledgements that have come before their entries were lent, of a client and topic; one takes
-#: about 200 bytes. XPUB runs ahead of leases by as many entries as a subscription may have lent.
+#: Acknowledgements of a client and topic that arrive before their entries are leased; one takes
+#: about 200 bytes. XPUB runs ahead of leases by at most the number of leased entries.
 PROXY_EARLY: Final = 10_000
-#: A client's address is given so long to be looked up and to answer a connection, less than the 5 s
-#: that clients wait for an answer to `hello`; and a message to be acknowledged, from when its last
-#: bytes have left.
+#: Deadline to look up a client's address and to connect to it, less than the 5 s that clients wait
+#: for an answer to `hello`. Also the deadline for the acknowledgement of a message, from when its
+#: last bytes have left.
 PROXY_ANSWER_MS: Final = 3_000
-#: Bytes a second at which a message leaves for a client at the least, or it is begun anew later:
-#: who takes fewer, however steadily, would keep others from sending large ones. At this pace 16 MiB
-#: take 9 minutes.
+#: The lowest rate in bytes per second at which a message may be sent to a client; a slower one is
+#: aborted and repeated later. Otherwise slow clients would block large messages of others. At this
+#: rate 16 MiB take 9 minutes.
 PROXY_SLOWEST_BYTES: Final = 32 * KIB
-#: Addresses that are tried at once because somebody has said `hello` with them, a descriptor each;
-#: and of those that one host has named. An address that is well answers within a millisecond.
+#: Addresses of `hello` requests that are tried at a time, one descriptor each, and those from one
+#: host. A healthy address answers within a millisecond.
 PROXY_HELLOS: Final = 1_000
 PROXY_HELLOS_OF_HOST: Final = 100
-#: Large messages on their way to clients at once: each takes its bytes, until it is answered.
+#: Large messages that are sent to clients at a time: each holds its bytes until it is answered.
 PROXY_LARGE_EXCHANGES: Final = 64
-#: What a client's REP socket may answer: three words and an id.
+#: The answer of a client's REP socket: three words and an id.
 PROXY_ANSWER_BYTES: Final = 4 * KIB
-#: A connection to a client is kept for so long after its last message.
+#: How long a connection to a client is kept after its last message.
 PROXY_IDLE_MS: Final = 30_000
-#: Where nobody answers, nothing is tried for this time, twice as long after each failure, up to:
+#: After a failure nothing is tried for this time, doubled after each further failure, up to:
 PROXY_BACKOFF_MS: Final = 100
 PROXY_LONGEST_BACKOFF_MS: Final = 30_000
