@@ -1,5 +1,6 @@
-"""Bounds of the line protocol, each with its reason. Sizes are bytes unless the name says
-otherwise."""
+"""Bounds of the line protocol, each with its reason. Sizes are in bytes unless the name says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +12,40 @@ from quackmq.limits import KIB, MIB
 
 #: The words before an entry, or a whole message without one: an id and a topic fit well.
 LINE_HEAD_BYTES: Final = 1 * KIB
-#: Of a line too long, what is read past to answer it: a slip, not a peer that never ends one.
+#: Bytes of an overlong line that are skipped to answer it: enough for a mistake, not for an endless
+#: line.
 LINE_LEFT_OUT_BYTES: Final = 1 * MIB
-#: Bad messages in a row. A person's slips are fewer; a peer of another protocol has more.
+#: Invalid messages in a row. A person makes fewer mistakes; a peer of another protocol makes more.
 LINE_REFUSALS: Final = 100
-#: Topics of one connection; each is a subscription's, or a publisher's entry that waits.
+#: Topics of one connection; each has a subscription, or a publisher's pending entry.
 LINE_TOPICS: Final = 1_000
-#: Connections at once; an idle one costs about 10 KiB, one that means harm a line and a buffer.
+#: Open connections; an idle one costs about 10 KiB, a malicious one a line and a buffer.
 LINE_CONNECTIONS: Final = 4_000
-#: Connections that the system holds for us before we have taken them.
+#: Connections that the operating system queues before we accept them.
 LINE_BACKLOG: Final = 1_024
-#: The one buffer into which all connections receive; what has not been read of it, they keep.
+#: The one buffer into which all connections receive; unread bytes are copied out of it.
 LINE_SCRATCH_BYTES: Final = 16 * KIB
-#: Messages of one connection that are looked at in one turn of the loop: then others have theirs.
+#: Messages of one connection that are handled in one turn of the loop; then others run.
 LINE_MESSAGES_AT_ONCE: Final = 64
-#: Lines of entries that are kept for the other subscribers to whom they will be sent as well; in
-#: step with each other they need one, and those who are behind make their own.
+#: Encoded entries that are kept for further subscribers. Subscribers at the same position need one;
+#: those that are behind encode their own.
 LINE_KEPT_LINES: Final = 256
-#: A peer that has not said what it wants has so long for its next message: a person may type it.
+#: Deadline for the next message of a peer during the handshake: a person may type it.
 LINE_HANDSHAKE_MS: Final = 60_000
-#: A line that has begun must be whole after this time: terminals and programs send lines whole.
+#: Deadline for a line to be complete: terminals and programs send whole lines.
 LINE_WAIT_MS: Final = 10_000
-#: An entry is lent for so much longer than its subscriber has for the answer, so that who is silent
-#: is found out by the door, which gives it back at once.
+#: The lease of an entry exceeds the subscriber's answer deadline by this time. So the server
+#: detects a silent subscriber first, and ends the lease at once.
 LINE_LEASE_MARGIN_MS: Final = 10_000
-#: Written and not yet taken by the peer; above it nothing more is read from or sent to it.
+#: Unsent bytes of one peer; above it nothing more is read from it or sent to it.
 LINE_WRITE_BUFFER_BYTES: Final = 64 * KIB
-#: A peer that does not take its answers for so long is disconnected.
+#: A peer that reads none of its answers for this long is disconnected.
 LINE_SEND_WAIT_MS: Final = 10_000
-#: How often peers are looked at for having been silent or slow for too long.
+#: Interval between sweeps, which disconnect peers that are silent or slow for too long.
 LINE_SWEEP_MS: Final = 500
-#: A door that closes waits so long for entries to be durable and for answers to those that are out.
+#: How long a closing server waits for entries to become durable and for pending answers.
 LINE_DRAIN_MS: Final = 3_000
-#: After the last word the peer has so long to hang up itself.
+#: How long a peer may take to close the connection after the last message.
 LINE_LINGER_MS: Final = 1_000
-#: Ended connections whose records are kept, for whoever wants to know how they ended.
+#: Records of ended connections that are kept, to show how they ended.
 LINE_ENDED: Final = 1_000
