@@ -134,8 +134,9 @@ def _check_whole(topic: str, partition: int, files: Sequence[File]) -> None:
 
 
 def _not_archived(broker: Http, name: str, topic: TopicFacts, archived: Files) -> Rest:
-    """Return the ranges that are not archived. A range that contains only transaction markers is
-    dropped, because planning a scan for it takes longer than reading a million archived records."""
+    """Return the ranges that are not archived. If they are few and short and none contains a
+    record (only transaction markers), return none: planning a scan for them takes longer than
+    reading a million archived records."""
     rest: Rest = {}
     for partition, of in topic.partitions.items():
         files = archived.get((name, partition))
