@@ -36,7 +36,7 @@ NEVER = {"archive_after_ms": None, "archive_bytes": None}
 #: the midst of a test that takes long enough.
 SERVE = [
     *(sys.executable, "-c"),
-    "import sys; from quackmq import limits; broker_limits.MERGE_INTERVAL_MS = 3_600_000; "
+    "import sys; from quackmq.broker import limits; limits.MERGE_INTERVAL_MS = 3_600_000; "
     "from quackmq.cli.main import main; sys.exit(main(sys.argv[1:]))",
 ]
 

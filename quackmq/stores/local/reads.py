@@ -238,6 +238,8 @@ class Reader:
         """Return append times: of regions, and exact ones for the tail."""
         times: list[OffsetTime] = []
         first = max(first, log.first_offset)
+        if first >= next:
+            return times
         tail_from = log.tail.first_offset
         for segment in tuple(log.segments_from(first)):
             if next <= segment.base_offset or (tail_from is not None and tail_from <= first):

@@ -50,7 +50,7 @@ RETRY_MS = 2_000
 #: `quackmq`, whose broker merges no files by itself: it would be faster than what is tested.
 SERVE = [
     *(sys.executable, "-c"),
-    "import sys; from quackmq import limits; broker_limits.MERGE_INTERVAL_MS = 3_600_000; "
+    "import sys; from quackmq.broker import limits; limits.MERGE_INTERVAL_MS = 3_600_000; "
     "from quackmq.cli.main import main; sys.exit(main(sys.argv[1:]))",
 ]
 _numbers = count(1)
