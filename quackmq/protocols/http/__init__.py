@@ -1,4 +1,4 @@
-"""HTTP: the dashboard, the metrics, the `/v1` API and the endpoints of the distributed queue.
+"""HTTP: the `/v1` API and the endpoints of the distributed queue.
 
 Open `server` first (admission and shared state), then `connection` (one peer: requests in,
 responses out, in order), `parser` (bytes to requests), `browser_guards` (requests that a foreign

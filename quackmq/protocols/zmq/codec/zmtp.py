@@ -2,7 +2,7 @@
 
 Just what the broker's sockets take: here what all of them share (greetings, frames, commands) and
 requests, from either side, as a ROUTER takes them from REQ and DEALER sockets and a REQ socket its
-answers from a REP; what publishers and subscribers send is in `zmtp_messages`. All of it is under
+answers from a REP; what publishers and subscribers send is in `pubsub`. All of it is under
 bounds of our own: on the frames and the bytes of a message, of one peer and of all together.
 libzmq's options bound how many messages wait for a peer and how large a frame is; we found none for
 a message's frames or for all peers, and have not tried how much memory that comes to. Versions

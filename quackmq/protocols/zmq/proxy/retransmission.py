@@ -1,7 +1,7 @@
 """What one client has yet to acknowledge of one topic: sent to its REP socket until it does.
 
 The first delivery of an entry is what the XPUB socket sends to the client, if it has subscribed
-there (`XpubDoor.covers`). What was published before it had, and what it has not acknowledged when
+there (`XpubServer.covers`). What was published before it had, and what it has not acknowledged when
 the lease runs out, is sent as `data` over a REQ connection; the answer is the acknowledgement. A
 client that says `not_yet` has the message in hand: it is asked again later, each time after a
 longer wait. Where nobody answers, nothing is tried for a while, longer each time, and the broker's
