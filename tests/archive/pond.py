@@ -130,6 +130,10 @@ class Pond:
         files = () if present is None else present.files
         return [(file.first_offset, file.next_offset) for file in files]
 
+    async def is_archived_to(self, key: PartitionKey, end: int) -> bool:
+        """Return whether the records before `end` have left the log."""
+        return await self.log_begins(key) >= end
+
     async def log_begins(self, key: PartitionKey) -> int:
         return (await self.store.inner.offsets(key)).first
 

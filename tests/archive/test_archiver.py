@@ -22,6 +22,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from tests.archive.pond import pond, put_some
 from tests.kit.support import START_MS
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -260,9 +261,7 @@ async def test_an_archiver_that_runs_finds_what_is_due(
         running = asyncio.create_task(home.archiver.run())
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = await put_some(home, key, 20)
-        async with asyncio.timeout(30):
-            while await home.log_begins(key) < 20:
-                await asyncio.sleep(0.001)
+        await until(lambda: home.is_archived_to(key, 20))
         assert await home.values(key) == put
         running.cancel()
         await asyncio.wait([running])

@@ -21,6 +21,7 @@ from quackmq.model.topic import PartitionKey, Read, Slice
 from quackmq.stores.local import LocalOptions
 from tests.archive.pond import NO_PERMISSION, NO_ROOM, pond, put_some
 from tests.kit.batches import sealed
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -287,9 +288,7 @@ class Held(LocalFileBuilder):
         return super().finish(version)
 
     async def until_waiting(self) -> None:
-        async with asyncio.timeout(30):
-            while not self.is_waiting.is_set():
-                await asyncio.sleep(0.001)
+        await until(self.is_waiting.is_set)
 
 
 @pytest.mark.parametrize("before", [3, 7, 10])
@@ -404,9 +403,7 @@ async def test_archiving_goes_on_where_whoever_asked_for_it_has_left(tmp_path: P
         archiving.cancel()
         await asyncio.wait([archiving])
         workshop.may_go.set()
-        async with asyncio.timeout(30):
-            while await home.log_begins(key) < 10:
-                await asyncio.sleep(0.001)
+        await until(lambda: home.is_archived_to(key, 10))
         assert home.ranges(key) == [(0, 10)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from quackmq.model.policy import Policy
 from tests.archive.pond import pond, put_some
 from tests.archive.support import KEY, plain
 from tests.archive.test_manifest import aside_of, file_of, names, of_ranges
+from tests.kit.waiting import until
 
 DEADLINE_S = 30
 
@@ -97,8 +99,8 @@ async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_
         for end in (5, 10):
             rests = workshop.rests
             await put_some(home, key, 5)
-            while await home.log_begins(key) < end or workshop.rests == rests:
-                await asyncio.sleep(0.001)
+            await until(partial(home.is_archived_to, key, end))
+            await until(lambda rests=rests: workshop.rests > rests)
         running.cancel()
         await asyncio.wait([running])
 

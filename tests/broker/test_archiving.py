@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from tests.broker.archives import beside
 from tests.broker.support import CALLER, TOPIC, key_of, publish
 from tests.broker.transacting import Transactor, committed_values
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -52,9 +52,11 @@ async def test_a_topic_is_archived_as_its_policy_says_and_when_that_changes(
         await publish(home.broker, b"1", b"2")
         assert home.archive.state(CALLER).archiver.due_partitions == 0
         await home.broker.alter_topic(CALLER, TOPIC, policy=AT_ONCE)
-        async with asyncio.timeout(30):
-            while (await home.store.inner.offsets(key_of(topic))).first < 2:
-                await asyncio.sleep(0.001)
+
+        async def is_archived() -> bool:
+            return (await home.store.inner.offsets(key_of(topic))).first >= 2
+
+        await until(is_archived)
         assert await committed_values(home.broker) == [b"1", b"2"]
 
 
@@ -82,9 +84,7 @@ async def test_a_broker_closes_at_once_while_a_file_is_made(
     await broker.open()
     await broker.create_topic(CALLER, TOPIC, policy=AT_ONCE)
     await publish(broker, b"1")
-    async with asyncio.timeout(30):
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
+    await until(begun.is_set)
     await broker.close()
     await store.close()
     async with beside(tmp_path) as home:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -21,15 +22,17 @@ async def soon(awaitable: Awaitable[T]) -> T:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until `condition` is true, while other tasks run. TimeoutError.
+    """Wait until `condition` returns something true, or a coroutine that does, while other tasks
+    run. TimeoutError.
 
     It looks in every turn of the loop at first, so that a condition that holds for a moment only is
     not missed."""
     async with asyncio.timeout(DEADLINE_S):
-        turns = 0
-        while not condition():
-            await asyncio.sleep(0 if turns < _EAGER_TURNS else 0.001)
-            turns += 1
+        for turn in count():
+            found = condition()
+            if await found if isinstance(found, Awaitable) else found:
+                return
+            await asyncio.sleep(0 if turn < _EAGER_TURNS else 0.001)
 
 
 def wait_until(
