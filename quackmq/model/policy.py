@@ -70,7 +70,8 @@ POLICY_DOCUMENTATION: Final = {
     "together are larger than this.",
     "keep_until_consumed": "Entries are deleted when every subscription has consumed them.",
     "hold_for_ms": "How long after its append an entry is held for subscriptions that have not "
-    "consumed it. Later it may be deleted, and such a subscription is told what it lost.",
+    "consumed it. Later it may be deleted; the subscription's next answer then names the lost "
+    "offsets.",
     "hold_bytes": "The most bytes of a partition, the newest, that are held for subscriptions.",
     "archive_after_ms": "Entries move from the log to the archive at this age, counted from their "
     "append. Without this and archive_bytes they never do.",
