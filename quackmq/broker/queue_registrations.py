@@ -298,4 +298,4 @@ def _decode_counters(value: bytes | None) -> _Counters:
     match fields:
         case {"producers": int(producers), "consumers": int(consumers)}:
             return _Counters(producers, consumers)
-    raise DamagedStore(f"the store says {value[:100]!r} for who is registered")
+    raise DamagedStore(f"cannot decode a registration in the store: {value[:100]!r}")

@@ -172,7 +172,7 @@ def _decode(value: bytes) -> KeptTime:
         } if all(map(_is_gap, gaps)):
             found = tuple(Gap(*gap) for gap in gaps)
             return KeptTime(time_ms, boot, elapsed_ms, accepted_ms, paused_since_ms, found)
-    raise DamagedStore(f"the time in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode the time in the store: {str(fields)[:200]}")
 
 
 def _is_gap(value: object) -> bool:

@@ -89,14 +89,14 @@ def _decode_member(fields: object) -> KeptMember:
                 tuple(_decode_protocol(each) for each in protocols),
                 _decode(assignment),
             )
-    raise DamagedStore(f"a member of a group in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode a member of a group in the store: {str(fields)[:200]}")
 
 
 def _decode_protocol(fields: object) -> tuple[str, bytes]:
     match fields:
         case [str(name), str(metadata)]:
             return name, _decode(metadata)
-    raise DamagedStore(f"a protocol of a group in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode a protocol of a group in the store: {str(fields)[:200]}")
 
 
 def _is_consistent(kept: KeptMembers, static_members: Mapping[str, str]) -> bool:

@@ -124,4 +124,4 @@ def decode_kept(value: bytes) -> StoredGroup:
                 empty_since_ms,
                 decode_members(fields.get("members"), static_members),
             )
-    raise DamagedStore(f"a group in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode a group in the store: {str(fields)[:200]}")

@@ -210,7 +210,9 @@ class Channel:
             self._on_change()
         except Exception:
             # Other channels must still be notified after this one.
-            log.exception("whoever is served as %s failed when told of news", self._held.name)
+            log.exception(
+                "the callback of push subscription %s failed on new entries", self._held.name
+            )
 
     # --- closing ------------------------------------------------------------------------------
 

@@ -94,12 +94,12 @@ def _terms_of(fields: dict[str, Any]) -> Terms:
             try:
                 return Terms(reading, lease_ms, outstanding, window)
             except InvalidRequest as error:
-                raise DamagedStore(f"a subscription in the store makes no sense: {error}") from None
+                raise DamagedStore(f"cannot decode a subscription in the store: {error}") from None
     raise _no_sense(fields)
 
 
 def _no_sense(fields: object) -> DamagedStore:
-    return DamagedStore(f"a subscription in the store makes no sense: {str(fields)[:200]}")
+    return DamagedStore(f"cannot decode a subscription in the store: {str(fields)[:200]}")
 
 
 def _no_key(key: str) -> DamagedStore:

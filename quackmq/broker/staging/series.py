@@ -131,7 +131,7 @@ def _decode(value: bytes) -> CommittedTurn:
             "committed_ms": int(committed_ms),
         }:
             return CommittedTurn(number, contents, records, committed_ms, _topics(fields))
-    raise DamagedStore(f"a series of stages in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode a series of stages in the store: {str(fields)[:200]}")
 
 
 def _topics(fields: dict[str, object]) -> tuple[str, ...] | None:

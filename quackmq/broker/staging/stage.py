@@ -200,4 +200,4 @@ def decode_committed(value: bytes) -> CommittedStage:
     match fields:
         case {"contents": str(contents), "records": int(records), "committed_ms": int(when_ms)}:
             return CommittedStage(contents, records, when_ms)
-    raise DamagedStore(f"a committed stage in the store makes no sense: {str(fields)[:200]}")
+    raise DamagedStore(f"cannot decode a committed stage in the store: {str(fields)[:200]}")

@@ -125,7 +125,7 @@ def decode_header(batch: Batch) -> Header:
         turn = Turn(*fields["turn"]) if "turn" in fields else None
         return Header(fields["key"], fields["part"], fields["number"], entries, turn)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedStore(f"a stage in the store makes no sense: {error}") from error
+        raise DamagedStore(f"cannot decode a stage in the store: {error}") from error
 
 
 def digest_of(before: str, entries: Sequence[Entry]) -> str:

@@ -84,7 +84,7 @@ def decode_standing(value: bytes) -> TransactionalIdState:
                 previous_producer_id,
                 previous_epoch,
             )
-    raise DamagedStore(f"a transactional id in the store makes no sense: {value[:200]!r}")
+    raise DamagedStore(f"cannot decode a transactional id in the store: {value[:200]!r}")
 
 
 def encode_offsets(offsets: Mapping[PartitionKey, PendingOffset]) -> bytes:
