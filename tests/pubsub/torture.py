@@ -328,12 +328,23 @@ class WorkerProcess:
         return self._said.exists() and SUBSCRIBED in self._said.read_text()
 
     def stored(self) -> int:
-        """Something that changes as messages are stored."""
+        """Return a number that changes as messages are stored."""
         log = self.path.with_name(f"{self.name}-wal")
-        return sum(path.stat().st_mtime_ns for path in (self.path, log) if path.exists())
+        return changed_at_ns(self.path) + changed_at_ns(log)
 
     def errors(self) -> str:
         return self._errors.read_text() if self._errors.exists() else ""
+
+
+def changed_at_ns(path: Path) -> int:
+    """Return when the file was last written, or 0 if there is none.
+
+    SQLite removes its write-ahead log when a worker closes the database, at any moment.
+    """
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 # --- for as long as one likes ---------------------------------------------------------------------
