@@ -8,33 +8,33 @@ these modules decide.
 
 from quackmq.groups.classic.group import Group
 from quackmq.groups.classic.messages import (
-    Answer,
     GroupDescription,
-    Join,
-    Joined,
     JoinedMember,
-    Leaving,
-    Left,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
     MemberDescription,
     MemberRef,
-    Sync,
-    Synced,
+    SyncRequest,
+    SyncResponse,
+    WaiterResponse,
 )
-from quackmq.groups.classic.stored_members import KeptMember, KeptMembers
+from quackmq.groups.classic.stored_members import StoredMember, StoredMembership
 from quackmq.groups.consumer.former_members import FormerMembers
 from quackmq.groups.consumer.group import ConsumerGroup
 from quackmq.groups.consumer.messages import (
     ConsumerGroupDescription,
     ConsumerMemberDescription,
     Heartbeat,
-    HeartbeatAnswer,
-    Matched,
+    HeartbeatResponse,
+    PatternMatches,
     Timing,
 )
 from quackmq.groups.states import GroupKind, GroupState
 
 __all__ = [
-    "Answer",
+    "WaiterResponse",
     "ConsumerGroup",
     "ConsumerGroupDescription",
     "ConsumerMemberDescription",
@@ -44,18 +44,18 @@ __all__ = [
     "GroupKind",
     "GroupState",
     "Heartbeat",
-    "HeartbeatAnswer",
-    "Join",
-    "Joined",
+    "HeartbeatResponse",
+    "JoinRequest",
+    "JoinResponse",
     "JoinedMember",
-    "KeptMember",
-    "KeptMembers",
-    "Leaving",
-    "Left",
-    "Matched",
+    "StoredMember",
+    "StoredMembership",
+    "LeaveRequest",
+    "LeaveResponse",
+    "PatternMatches",
     "MemberDescription",
     "MemberRef",
-    "Sync",
-    "Synced",
+    "SyncRequest",
+    "SyncResponse",
     "Timing",
 ]

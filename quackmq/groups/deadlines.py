@@ -16,42 +16,44 @@ _SPARE_ENTRIES: Final = 64
 @dataclass(slots=True)
 class Deadlines:
     """One deadline per key. Moving one to a later time, the common case, is O(1): the heap keeps
-    the earlier time and checks again when it comes. So `next_ms` may be a time at which nothing is
-    due, but never too late."""
+    the earlier time and is corrected when that time comes. So `next_ms` may be too early, but it is
+    never too late."""
 
-    _at_ms: dict[str, int] = field(default_factory=dict)
-    _queued_ms: dict[str, int] = field(default_factory=dict)
+    _deadline_by_key: dict[str, int] = field(default_factory=dict)
+    _queued_by_key: dict[str, int] = field(default_factory=dict)
     _heap: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def next_ms(self) -> int | None:
-        return self._heap[0][0] if self._at_ms else None
+        """A time not later than the first deadline; None if there is none."""
+        return self._heap[0][0] if self._deadline_by_key else None
 
     def set(self, key: str, at_ms: int) -> None:
-        self._at_ms[key] = at_ms
-        queued_ms = self._queued_ms.get(key)
+        """Set or move the deadline of a key."""
+        self._deadline_by_key[key] = at_ms
+        queued_ms = self._queued_by_key.get(key)
         if queued_ms is not None and queued_ms <= at_ms:
             return
-        self._queued_ms[key] = at_ms
+        self._queued_by_key[key] = at_ms
         heapq.heappush(self._heap, (at_ms, key))
-        if len(self._heap) > 2 * len(self._at_ms) + _SPARE_ENTRIES:
-            self._tidy()
+        if len(self._heap) > 2 * len(self._deadline_by_key) + _SPARE_ENTRIES:
+            self._rebuild_heap()
 
     def has(self, key: str) -> bool:
-        return key in self._at_ms
+        return key in self._deadline_by_key
 
     def drop(self, key: str) -> None:
-        self._at_ms.pop(key, None)
+        self._deadline_by_key.pop(key, None)
 
-    def due(self, now_ms: int) -> list[str]:
+    def pop_expired(self, now_ms: int) -> list[str]:
         """Remove and return the keys whose deadline has passed."""
         keys = []
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, key = heapq.heappop(self._heap)
-            if self._queued_ms.get(key) != queued_ms:
+            if self._queued_by_key.get(key) != queued_ms:
                 continue
-            del self._queued_ms[key]
-            at_ms = self._at_ms.pop(key, None)
+            del self._queued_by_key[key]
+            at_ms = self._deadline_by_key.pop(key, None)
             if at_ms is None:
                 continue
             if at_ms <= now_ms:
@@ -60,7 +62,7 @@ class Deadlines:
                 self.set(key, at_ms)
         return keys
 
-    def _tidy(self) -> None:
-        self._heap = [(at_ms, key) for key, at_ms in self._at_ms.items()]
+    def _rebuild_heap(self) -> None:
+        self._heap = [(at_ms, key) for key, at_ms in self._deadline_by_key.items()]
         heapq.heapify(self._heap)
-        self._queued_ms = dict(self._at_ms)
+        self._queued_by_key = dict(self._deadline_by_key)

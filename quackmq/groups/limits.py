@@ -21,7 +21,7 @@ STATIC_MEMBER_BYTES: Final = 128 * KIB
 MEMBER_IDS_BYTES: Final = 64 * KIB
 #: How often a member that returns after a restart is asked for a full heartbeat before it has to
 #: join again. Not once: its next heartbeat may already be in flight.
-MEMBER_ASKED: Final = 3
+FULL_HEARTBEAT_REQUESTS: Final = 3
 #: How long a new member waits for its first rebalance to end before it must ask again; as in Kafka.
 NEW_MEMBER_WAIT_MS: Final = 5 * 60_000
 #: The longest that a rebalance waits for busy members: some ask for ever.

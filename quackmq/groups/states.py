@@ -1,4 +1,4 @@
-"""The states of a group, as tables: which state follows which, and how each answers requests."""
+"""The states of a group, as tables: which state follows which, and which requests each allows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class GroupKind(StrEnum):
 
 
 class GroupState(StrEnum):
-    """By Kafka's names. Dead describes a group that does not exist.
+    """The state of a group, by Kafka's names. Dead describes a group that does not exist.
 
-    A classic group rebalances as a whole, in two phases. A newer group gets a target, and each
-    member approaches it.
+    A classic group rebalances as a whole, in two phases. In a newer group each member gets a target
+    and approaches it on its own.
     """
 
     EMPTY = "Empty"
@@ -37,7 +37,7 @@ class GroupState(StrEnum):
 
 
 #: The states of a classic group, and those that may follow each.
-FOLLOWERS: Final[Mapping[GroupState, tuple[GroupState, ...]]] = {
+NEXT_STATES: Final[Mapping[GroupState, tuple[GroupState, ...]]] = {
     GroupState.EMPTY: (GroupState.PREPARING_REBALANCE,),
     GroupState.PREPARING_REBALANCE: (GroupState.COMPLETING_REBALANCE, GroupState.EMPTY),
     GroupState.COMPLETING_REBALANCE: (GroupState.STABLE, GroupState.PREPARING_REBALANCE),
@@ -46,28 +46,28 @@ FOLLOWERS: Final[Mapping[GroupState, tuple[GroupState, ...]]] = {
 
 
 class Rules(NamedTuple):
-    """How a state answers the requests of a known member of the current generation.
+    """How a group in one state responds to requests of a member of the current generation.
 
-    An error refuses; None allows. `rejoins_at_once`: members of this rank that join again unchanged
-    are answered with the current generation; any other join starts a rebalance.
+    An error refuses the request; None allows it. Members of a rank in `rejoins_without_rebalance`
+    that join again unchanged get the current generation. Any other join starts a rebalance.
     """
 
     heartbeat: type[QuackError] | None
     commit: type[QuackError] | None
-    sync: type[QuackError] | Literal["waits for the leader", "is answered"]
-    rejoins_at_once: tuple[Literal["leader", "follower"], ...]
+    sync: type[QuackError] | Literal["wait for the leader", "respond"]
+    rejoins_without_rebalance: tuple[Literal["leader", "follower"], ...]
 
 
 #: The states that have members. In the others, every member is unknown.
 RULES: Final[Mapping[GroupState, Rules]] = {
     # A commit in the ending generation is still valid: members learn of the end by heartbeat.
     GroupState.PREPARING_REBALANCE: Rules(RebalanceInProgress, None, RebalanceInProgress, ()),
-    # A join may be repeated because its answer was lost.
+    # A join may be repeated because its response was lost.
     GroupState.COMPLETING_REBALANCE: Rules(
-        None, RebalanceInProgress, "waits for the leader", ("leader", "follower")
+        None, RebalanceInProgress, "wait for the leader", ("leader", "follower")
     ),
     # A leader joins again because it wants a rebalance: its topics have changed.
-    GroupState.STABLE: Rules(None, None, "is answered", ("follower",)),
+    GroupState.STABLE: Rules(None, None, "respond", ("follower",)),
 }
 
 
@@ -83,10 +83,10 @@ class MemberState(StrEnum):
 
 
 #: The event that lets a member in each state take the next step.
-MOVES_ON: Final[
-    Mapping[MemberState, Literal["a new target", "its word that it let go", "any heartbeat"]]
+STEP_TRIGGERS: Final[
+    Mapping[MemberState, Literal["a new target", "a confirmed release", "any heartbeat"]]
 ] = {
     MemberState.STABLE: "a new target",
-    MemberState.UNREVOKED: "its word that it let go",
+    MemberState.UNREVOKED: "a confirmed release",
     MemberState.UNRELEASED: "any heartbeat",
 }

@@ -22,87 +22,100 @@ from quackmq.groups import limits
 
 
 class StaticMembers:
-    """`changes` grows with every change. `held_bytes` is about the size of the stored form.
+    """The instance ids of one group. `changes` grows with every change. `encoded_bytes` is about
+    the size of the stored form.
 
-    `look_again_ms` is when to call `forget_remembered`: at once (0) if instances are remembered and
-    no time has been seen yet.
+    `next_cleanup_ms` is when to call `forget_remembered`. It is 0 at first if instances are
+    remembered: the first call sets the time.
     """
 
     def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
         self._group = group
-        self.ids: dict[str, str] = dict(remembered)
+        self.member_id_by_instance: dict[str, str] = dict(remembered)
         #: Instances from before the restart that are not members now.
-        self._former: dict[str, str] = dict(remembered)
+        self._former_by_instance: dict[str, str] = dict(remembered)
         self.changes = 0
-        self.held_bytes = sum(_cost(*item) for item in self.ids.items())
-        self.look_again_ms = 0 if remembered else None
+        self.encoded_bytes = sum(
+            _encoded_bytes(*item) for item in self.member_id_by_instance.items()
+        )
+        self.next_cleanup_ms = 0 if remembered else None
 
     def restore(self, instance_id: str, member_id: str) -> None:
         """Make a remembered instance a member again, with its old id."""
-        if self._former.pop(instance_id, None) != member_id:
+        if self._former_by_instance.pop(instance_id, None) != member_id:
             raise InternalError(f"{member_id} is not the remembered static member {instance_id}")
-        if not self._former:
-            self.look_again_ms = None
+        if not self._former_by_instance:
+            self.next_cleanup_ms = None
 
     def check(self, member_id: str, instance_id: str | None) -> None:
         """Check that a request's member id and instance id belong together. Raises UnknownMember if
         nobody has that instance id, MemberFenced if another member has it."""
-        current = member_id if instance_id is None else self.ids.get(instance_id)
-        if current is None:
-            raise self.unknown(member_id)
-        if current != member_id:
-            raise self.fenced(member_id, str(instance_id))
+        if instance_id is None:
+            return
+        current_id = self.member_id_by_instance.get(instance_id)
+        if current_id is None:
+            raise self.unknown_error(member_id)
+        if current_id != member_id:
+            raise self.fenced_error(member_id, instance_id)
 
     def is_between_ids(self, member_id: str, instance_id: str | None) -> bool:
-        """Return whether an instance may send this member id because it has to join again, or has
-        joined and does not know its new id yet: no id, or its id before the last restart."""
+        """Return whether an instance sends no member id, or its id from before the last restart. It
+        has to join again, or has joined and does not know its new id yet."""
         if instance_id is None:
             return False
         if not member_id:
-            return instance_id in self.ids
-        return self._former.get(instance_id) == member_id
+            return instance_id in self.member_id_by_instance
+        return self._former_by_instance.get(instance_id) == member_id
 
-    def unknown(self, member_id: str) -> UnknownMember:
+    def unknown_error(self, member_id: str) -> UnknownMember:
+        """Return the error for a request of a member that the group does not have."""
         return UnknownMember(
             f"{member_id!r} is not a member of group {self._group}: it never joined, it left, or "
             "its session expired; join again"
         )
 
-    def fenced(self, member_id: str, instance_id: str) -> MemberFenced:
+    def fenced_error(self, member_id: str, instance_id: str) -> MemberFenced:
+        """Return the error for a request of a static member that was replaced."""
         return MemberFenced(
             f"{member_id!r} is no longer {instance_id} of group {self._group}: another instance "
             "has replaced it"
         )
 
-    def name(self, instance_id: str, member_id: str) -> None:
+    def set_member_id(self, instance_id: str, member_id: str) -> None:
         """Set the member id of an instance. Raises LimitReached if there are too many."""
-        growth = _cost(instance_id, member_id)
-        if instance_id in self.ids:
-            growth -= _cost(instance_id, self.ids[instance_id])
-        if growth > 0 and self.held_bytes + growth > limits.STATIC_MEMBER_BYTES:
-            raise LimitReached("the group has the greatest number of static members")
-        self.ids[instance_id] = member_id
-        self.held_bytes += growth
+        growth = _encoded_bytes(instance_id, member_id)
+        if instance_id in self.member_id_by_instance:
+            growth -= _encoded_bytes(instance_id, self.member_id_by_instance[instance_id])
+        if growth > 0 and self.encoded_bytes + growth > limits.STATIC_MEMBER_BYTES:
+            raise LimitReached(
+                f"the ids of static members of group {self._group} exceed "
+                f"{limits.STATIC_MEMBER_BYTES} bytes: remove some members"
+            )
+        self.member_id_by_instance[instance_id] = member_id
+        self.encoded_bytes += growth
         self.changes += 1
 
-    def unname(self, instance_id: str) -> None:
-        self.held_bytes -= _cost(instance_id, self.ids.pop(instance_id))
+    def remove_instance(self, instance_id: str) -> None:
+        """Free an instance id."""
+        self.encoded_bytes -= _encoded_bytes(
+            instance_id, self.member_id_by_instance.pop(instance_id)
+        )
         self.changes += 1
 
     def forget_remembered(self, now_ms: int, members: Container[str]) -> None:
         """Free the instance ids from before a restart whose members did not return in time."""
-        if self.look_again_ms is None:
+        if self.next_cleanup_ms is None:
             return
-        if self.look_again_ms == 0:
-            self.look_again_ms = now_ms + shared_limits.SESSION_MAX_MS
-        if now_ms < self.look_again_ms:
+        if self.next_cleanup_ms == 0:
+            self.next_cleanup_ms = now_ms + shared_limits.SESSION_MAX_MS
+        if now_ms < self.next_cleanup_ms:
             return
-        self.look_again_ms = None
-        self._former.clear()
-        for instance_id, member_id in list(self.ids.items()):
+        self.next_cleanup_ms = None
+        self._former_by_instance.clear()
+        for instance_id, member_id in list(self.member_id_by_instance.items()):
             if member_id not in members:
-                self.unname(instance_id)
+                self.remove_instance(instance_id)
 
 
-def _cost(instance_id: str, member_id: str) -> int:
+def _encoded_bytes(instance_id: str, member_id: str) -> int:
     return len(ascii(instance_id)) + len(ascii(member_id)) + 8

@@ -12,7 +12,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from quackmq.broker import Broker, Commit, Join, Joined, Leaving, MemberRef, Sync, Synced
+from quackmq.broker import (
+    Broker,
+    Commit,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    MemberRef,
+    SyncRequest,
+    SyncResponse,
+)
 from quackmq.errors import MemberIdRequired, QuackError
 from quackmq.model.topic import PartitionKey, State
 from quackmq.stores.contract import Store
@@ -137,7 +146,7 @@ class Member:
     def ref(self) -> MemberRef:
         return MemberRef(self.member_id, self.generation, self.instance_id)
 
-    async def join(self) -> Joined:
+    async def join(self) -> JoinResponse:
         """Joins, and once more with the id that it was given."""
         while True:
             try:
@@ -148,9 +157,9 @@ class Member:
             self.member_id, self.generation = joined.member_id, joined.generation
             return joined
 
-    def request(self) -> Join:
+    def request(self) -> JoinRequest:
         """What it says of itself."""
-        return Join(
+        return JoinRequest(
             member_id=self.member_id,
             instance_id=self.instance_id,
             client_id="duck",
@@ -161,11 +170,11 @@ class Member:
             rebalance_timeout_ms=self._session_timeout_ms,
         )
 
-    async def sync(self, assignments: Mapping[str, bytes] | None = None) -> Synced:
-        sync = Sync(self.ref, self._protocol_type, "range", assignments or {})
+    async def sync(self, assignments: Mapping[str, bytes] | None = None) -> SyncResponse:
+        sync = SyncRequest(self.ref, self._protocol_type, "range", assignments or {})
         return await self.broker.groups.sync(CALLER, self.group, sync)
 
-    async def enter(self) -> Joined:
+    async def enter(self) -> JoinResponse:
         """Joins and is told its share."""
         joined = await self.join()
         shares = {each.member_id: each.member_id.encode() for each in joined.members}
@@ -177,7 +186,7 @@ class Member:
         self.broker.groups.heartbeat(CALLER, self.group, self.ref)
 
     async def leave(self) -> None:
-        leaving = [Leaving(self.member_id, self.instance_id)]
+        leaving = [LeaveRequest(self.member_id, self.instance_id)]
         assert await self.broker.groups.leave(CALLER, self.group, leaving) == [None]
 
     async def commit(self, offset: int, partition: int = 0, topic: str = TOPIC) -> None:
@@ -185,7 +194,7 @@ class Member:
         await commit(self.broker, {key: offset}, group=self.group, member=self.ref)
 
 
-async def enter_together(*members: Member) -> list[Joined]:
+async def enter_together(*members: Member) -> list[JoinResponse]:
     """All of one generation."""
     return list(await asyncio.gather(*(member.enter() for member in members)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quackmq.broker import Broker, Heartbeat, HeartbeatAnswer, MemberRef
+from quackmq.broker import Broker, Heartbeat, HeartbeatResponse, MemberRef
 from quackmq.model.topic import PartitionKey
 from tests.broker.flock import GROUP, commit
 from tests.broker.support import CALLER, TOPIC, key_of
@@ -36,7 +36,7 @@ class NewerMember:
     def ref(self) -> MemberRef:
         return MemberRef(self.id, self.epoch, self.instance_id)
 
-    async def beat(self, **said: Any) -> HeartbeatAnswer:
+    async def beat(self, **said: Any) -> HeartbeatResponse:
         """Says what it reads; everything else when it joins, or has lost its connection."""
         if self.epoch == 0 or self.says_all:
             said = {

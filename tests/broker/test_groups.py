@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quackmq import limits
-from quackmq.broker import Broker, GroupSettings, GroupState, Leaving, MemberRef
+from quackmq.broker import Broker, GroupSettings, GroupState, LeaveRequest, MemberRef
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
@@ -164,10 +164,14 @@ async def test_a_member_leaves_by_name_and_a_stranger_cannot(pond: Pond) -> None
     async with pond.open() as broker:
         member = Member(broker, instance_id="pekin")
         await member.enter()
-        leaving = [Leaving("stranger", None), Leaving("", "mallard"), Leaving("", "pekin")]
+        leaving = [
+            LeaveRequest("stranger", None),
+            LeaveRequest("", "mallard"),
+            LeaveRequest("", "pekin"),
+        ]
         outcomes = await broker.groups.leave(CALLER, GROUP, leaving)
         assert [type(outcome) for outcome in outcomes] == [UnknownMember, UnknownMember, type(None)]
-        (outcome,) = await broker.groups.leave(CALLER, "nobody", [Leaving("stranger", None)])
+        (outcome,) = await broker.groups.leave(CALLER, "nobody", [LeaveRequest("stranger", None)])
         assert isinstance(outcome, UnknownMember)
 
 

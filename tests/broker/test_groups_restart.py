@@ -12,7 +12,7 @@ from quackmq.broker import Broker, GroupState
 from quackmq.broker import limits as broker_limits
 from quackmq.broker.groups.member_codec import decode_members, members_bytes, members_fields
 from quackmq.errors import DamagedStore, MemberFenced, StoreReadOnly, UnknownMember
-from quackmq.groups import KeptMember, KeptMembers
+from quackmq.groups import StoredMember, StoredMembership
 from quackmq.groups import limits as groups_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import (
@@ -268,11 +268,11 @@ def test_the_largest_group_fits_into_one_state() -> None:
 
 # --- the bytes ------------------------------------------------------------------------------------
 
-MEMBER = KeptMember(
+MEMBER = StoredMember(
     "m-1", "one", 'du"ck\n', "\u20ac", 10_000, 60_000, (("range", b"\0\xff"), ("sticky", b"")), b"x"
 )
 OTHER = MEMBER._replace(member_id="m-2", instance_id=None)
-KEPT = KeptMembers(GroupState.STABLE, "range", "m-1", (MEMBER, OTHER))
+KEPT = StoredMembership(GroupState.STABLE, "range", "m-1", (MEMBER, OTHER))
 
 
 def test_members_are_read_back_as_they_were_written() -> None:
@@ -295,7 +295,7 @@ def test_members_are_read_back_as_they_were_written() -> None:
         KEPT._replace(members=(MEMBER._replace(member_id="m-4"), OTHER), leader="m-4"),
     ],
 )
-def test_members_that_cannot_be_a_groups_are_damage(kept: KeptMembers) -> None:
+def test_members_that_cannot_be_a_groups_are_damage(kept: StoredMembership) -> None:
     fields = json.loads(json.dumps(members_fields(kept)))
     with pytest.raises(DamagedStore):
         decode_members(fields, {"one": "m-1"})

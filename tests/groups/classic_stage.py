@@ -11,7 +11,16 @@ from itertools import count
 from typing import Any
 
 from quackmq.errors import MemberIdRequired, QuackError
-from quackmq.groups import Answer, Group, Join, Joined, Leaving, MemberRef, Sync, Synced
+from quackmq.groups import (
+    Group,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    MemberRef,
+    SyncRequest,
+    SyncResponse,
+    WaiterResponse,
+)
 
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -28,8 +37,8 @@ def subscription(*topics: str, version: int = 1, user_data: bytes = b"") -> byte
 RANGE = (("range", subscription("news")),)
 
 
-def joining(member_id: str = "", **changes: Any) -> Join:
-    join = Join(
+def joining(member_id: str = "", **changes: Any) -> JoinRequest:
+    join = JoinRequest(
         member_id=member_id,
         instance_id=None,
         client_id="client",
@@ -49,7 +58,7 @@ class Stage:
         self.ids = count(1)
         self.waiters = count(1)
         self.waiting: set[Hashable] = set()
-        self.told: dict[Hashable, Joined | Synced | QuackError] = {}
+        self.told: dict[Hashable, JoinResponse | SyncResponse | QuackError] = {}
         options.setdefault("initial_delay_ms", INITIAL_DELAY_MS)
         self.group = Group("readers", self.new_id, **options)
         #: What the store has of the group.
@@ -81,7 +90,7 @@ class Stage:
         waiter = next(self.waiters)
         self.waiting.add(waiter)
         ref = self.ref(member_id, generation, instance_id)
-        sync = Sync(ref, protocol_type, protocol, assignments or {})
+        sync = SyncRequest(ref, protocol_type, protocol, assignments or {})
         self.hear(self.group.sync(self.now_ms, sync, waiter))
         return waiter
 
@@ -96,7 +105,7 @@ class Stage:
         self.group.check_commit(self.now_ms, self.ref(member_id, generation, instance_id))
 
     def leave(self, member_id: str, instance_id: str | None = None) -> None:
-        self.hear(self.group.leave(self.now_ms, Leaving(member_id, instance_id)))
+        self.hear(self.group.leave(self.now_ms, LeaveRequest(member_id, instance_id)))
 
     def forget(self, waiter: int) -> None:
         self.waiting.remove(waiter)
@@ -126,7 +135,7 @@ class Stage:
             "generation": group.generation,
             "protocol_type": group.protocol_type,
             "static_members": group.static_members,
-            "kept_members": group.kept_members,
+            "stored_members": group.stored_members,
         }
 
     def keep(self) -> None:
@@ -148,21 +157,21 @@ class Stage:
 
     # --- answers ---
 
-    def hear(self, answers: list[Answer]) -> None:
+    def hear(self, answers: list[WaiterResponse]) -> None:
         self.keep()
         for waiter, outcome in answers:
             assert waiter in self.waiting, f"{waiter} does not wait"
             self.waiting.remove(waiter)
             self.told[waiter] = outcome
 
-    def joined(self, waiter: int) -> Joined:
+    def joined(self, waiter: int) -> JoinResponse:
         outcome = self.told[waiter]
-        assert isinstance(outcome, Joined), repr(outcome)
+        assert isinstance(outcome, JoinResponse), repr(outcome)
         return outcome
 
-    def synced(self, waiter: int) -> Synced:
+    def synced(self, waiter: int) -> SyncResponse:
         outcome = self.told[waiter]
-        assert isinstance(outcome, Synced), repr(outcome)
+        assert isinstance(outcome, SyncResponse), repr(outcome)
         return outcome
 
     def error(self, waiter: int) -> type[QuackError]:

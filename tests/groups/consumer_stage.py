@@ -22,11 +22,11 @@ from quackmq.groups import (
     ConsumerMemberDescription,
     FormerMembers,
     Heartbeat,
-    HeartbeatAnswer,
-    Matched,
+    HeartbeatResponse,
+    PatternMatches,
     Timing,
 )
-from quackmq.groups.consumer.messages import JOINS
+from quackmq.groups.consumer.messages import JOIN_EPOCH
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 
@@ -80,13 +80,13 @@ class Stage:
         return f"{name}-{next(self.ids)}"
 
     def beat(
-        self, beat: Heartbeat, matches: Mapping[str, Matched] | None = None
-    ) -> HeartbeatAnswer:
+        self, beat: Heartbeat, matches: Mapping[str, PatternMatches] | None = None
+    ) -> HeartbeatResponse:
         ((waiter, outcome),) = self.group.heartbeat(self.now_ms, beat, "waiter", matches or {})
         assert waiter == "waiter"
         if isinstance(outcome, QuackError):
             raise outcome
-        assert isinstance(outcome, HeartbeatAnswer)
+        assert isinstance(outcome, HeartbeatResponse)
         return outcome
 
     def restart(self) -> None:
@@ -151,7 +151,7 @@ class Client:
         self.pattern = pattern
         self.assignor = assignor
         self.rebalance_ms = rebalance_ms
-        self.epoch = JOINS
+        self.epoch = JOIN_EPOCH
         self.reads: frozenset[PartitionKey] = frozenset()
         self.wanted: frozenset[PartitionKey] = frozenset()
         self.interval_ms = 0
@@ -160,7 +160,7 @@ class Client:
         self.said: frozenset[PartitionKey] | None = None
 
     def request(self) -> Heartbeat:
-        everything = self.says_all or self.epoch == JOINS
+        everything = self.says_all or self.epoch == JOIN_EPOCH
         return Heartbeat(
             self.id,
             self.epoch,
@@ -175,8 +175,8 @@ class Client:
         )
 
     def beat(
-        self, *, lost: bool = False, matches: Mapping[str, Matched] | None = None
-    ) -> HeartbeatAnswer:
+        self, *, lost: bool = False, matches: Mapping[str, PatternMatches] | None = None
+    ) -> HeartbeatResponse:
         """With `lost` it never gets the answer, and says all of it again the next time."""
         said = self.reads
         answer = self.stage.beat(self.request(), matches)
@@ -199,7 +199,7 @@ class Client:
     def lose(self) -> None:
         """It is no member: it reads nothing, and will join anew."""
         self.reads = self.wanted = frozenset()
-        self.epoch = JOINS
+        self.epoch = JOIN_EPOCH
 
     def try_to_beat(self, *, lost: bool = False) -> bool:
         """Whether there is any sense in trying again."""
@@ -214,10 +214,10 @@ class Client:
             return False
         return True
 
-    def leave(self, epoch: int = -1) -> HeartbeatAnswer:
+    def leave(self, epoch: int = -1) -> HeartbeatResponse:
         self.reads = self.wanted = frozenset()
         beat = Heartbeat(self.id, epoch, instance_id=self.instance_id)
-        self.epoch = JOINS
+        self.epoch = JOIN_EPOCH
         self.says_all = True
         return self.stage.beat(beat)
 

@@ -13,7 +13,7 @@ from quackmq.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from quackmq.groups import GroupState, Joined, JoinedMember
+from quackmq.groups import GroupState, JoinedMember, JoinResponse
 from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import (
     INITIAL_DELAY_MS,
@@ -44,7 +44,7 @@ def test_a_group_goes_from_empty_to_stable() -> None:
     stage.advance(INITIAL_DELAY_MS)
     assert stage.group.state is COMPLETING
     joined = stage.joined(waiter)
-    assert joined == Joined(
+    assert joined == JoinResponse(
         generation=1,
         protocol_type="consumer",
         protocol="range",

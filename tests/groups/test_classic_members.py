@@ -40,7 +40,7 @@ def test_the_last_member_that_leaves_empties_the_group() -> None:
     (leader,) = stage.stable(1)
     stage.leave(leader)
     assert (stage.group.state, stage.group.generation, stage.group.size) == (EMPTY, 2, 0)
-    assert stage.group.held_bytes == 0
+    assert stage.group.memory_bytes == 0
     assert stage.group.next_deadline_ms is None
 
 

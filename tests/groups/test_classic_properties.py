@@ -27,7 +27,7 @@ from quackmq.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from quackmq.groups import GroupState, Joined, Leaving, MemberRef, Synced
+from quackmq.groups import GroupState, JoinResponse, LeaveRequest, MemberRef, SyncResponse
 from quackmq.groups import limits as groups_limits
 from tests.groups.classic_stage import RANGE, REBALANCE_MS, SESSION_MS, Stage, subscription
 from tests.kit import effort
@@ -166,7 +166,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, by_name=st.booleans())
     def somebody_leaves(self, pick: int, by_name: bool) -> None:
         member_id, instance_id = self.pick(pick)
-        leaving = Leaving("" if by_name and instance_id else member_id, instance_id)
+        leaving = LeaveRequest("" if by_name and instance_id else member_id, instance_id)
         try:
             answers = self.stage.group.leave(self.stage.now_ms, leaving)
         except REFUSALS:
@@ -227,17 +227,17 @@ class GroupMachine(RuleBasedStateMachine):
         told, self.stage.told = self.stage.told, {}
         for waiter, outcome in told.items():
             instance_id = self.joins.pop(waiter, None) if isinstance(waiter, int) else None
-            if isinstance(outcome, Joined):
+            if isinstance(outcome, JoinResponse):
                 self.ids.append((outcome.member_id, instance_id))
                 self.check_joined(outcome)
-            elif isinstance(outcome, Synced):
+            elif isinstance(outcome, SyncResponse):
                 self.check_synced(outcome)
             elif isinstance(outcome, MemberIdRequired):
                 self.ids.append((outcome.member_id, None))
             else:
                 assert isinstance(outcome, QuackError)
 
-    def check_joined(self, joined: Joined) -> None:
+    def check_joined(self, joined: JoinResponse) -> None:
         self.told.add(joined.member_id)
         assert 0 < joined.generation <= self.stage.group.generation
         if joined.leader == joined.member_id:
@@ -249,7 +249,7 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             assert joined.members == ()
 
-    def check_synced(self, synced: Synced) -> None:
+    def check_synced(self, synced: SyncResponse) -> None:
         if synced.assignment:
             member_id, _, generation = synced.assignment.decode().rpartition("@")
             assert self.assigned[int(generation)][member_id] == synced.assignment
@@ -294,7 +294,7 @@ class GroupMachine(RuleBasedStateMachine):
         group = self.stage.group
         assert (group.state, group.size) == (GroupState.EMPTY, 0)
         assert group.next_deadline_ms is None
-        assert group.held_bytes == 0
+        assert group.memory_bytes == 0
         self.listen()
 
 

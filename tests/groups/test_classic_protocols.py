@@ -121,7 +121,7 @@ def test_of_a_protocol_that_is_offered_twice_the_first_counts() -> None:
     stage.advance(INITIAL_DELAY_MS)
     assert stage.joined(waiter).members[0].metadata == b"A"
     stage.leave("client-1")
-    assert stage.group.held_bytes == 0
+    assert stage.group.memory_bytes == 0
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_members_say_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> N
     assert stage.error(stage.join(protocols=(("range", bytes(200)),))) is LimitReached
     assert stage.error(stage.join(follower, protocols=(("range", bytes(200)),))) is LimitReached
     stage.heartbeat(follower)
-    assert stage.group.held_bytes < 200
+    assert stage.group.memory_bytes < 200
     assert stage.group.state is STABLE
 
 

@@ -77,8 +77,8 @@ def test_a_group_whose_members_do_not_return_ends_empty() -> None:
     stage.stable(3)
     stage.restart()
     stage.advance(SESSION_MS)
-    assert (stage.group.state, stage.group.kept_members) == (EMPTY, None)
-    assert stage.group.held_bytes == 0
+    assert (stage.group.state, stage.group.stored_members) == (EMPTY, None)
+    assert stage.group.memory_bytes == 0
     stage.restart()
     assert (stage.group.state, stage.group.size) == (EMPTY, 0)
 

@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownMember,
     UnsupportedAssignor,
 )
-from quackmq.groups import GroupState, Heartbeat, Leaving, Matched, MemberRef
+from quackmq.groups import GroupState, Heartbeat, LeaveRequest, MemberRef, PatternMatches
 from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 from tests.kit.tables import each
@@ -350,37 +350,37 @@ def test_who_lets_go_in_time_has_time_again() -> None:
 def test_a_pattern_is_looked_up_by_the_caller_and_read_like_topics() -> None:
     stage = Stage(Topics(news=1, newsletter=1, weather=1))
     client = Client(stage, "a", "weather", pattern="new.*")
-    assert stage.group.patterns_due(stage.now_ms, "new.*") == ["new.*"]
-    client.beat(matches={"new.*": Matched({"news", "newsletter"}, stage.topics.changes)})
+    assert stage.group.patterns_to_match(stage.now_ms, "new.*") == ["new.*"]
+    client.beat(matches={"new.*": PatternMatches({"news", "newsletter"}, stage.topics.changes)})
     assert client.shown == ["news-0", "newsletter-0", "weather-0"]
     assert stage.group.reads_topic("newsletter")
-    assert stage.group.patterns_due(stage.now_ms, "new.*") == []
+    assert stage.group.patterns_to_match(stage.now_ms, "new.*") == []
 
 
 def test_patterns_are_looked_up_again_when_topics_have_changed_but_not_too_often() -> None:
     stage = Stage(Topics(news=1))
     client = Client(stage, "a", pattern=".*")
-    client.beat(matches={".*": Matched({"news"}, stage.topics.changes)})
+    client.beat(matches={".*": PatternMatches({"news"}, stage.topics.changes)})
     stage.topics.make("weather")
-    assert stage.group.patterns_due(stage.now_ms, None) == []
+    assert stage.group.patterns_to_match(stage.now_ms, None) == []
     stage.advance(groups_limits.PATTERN_REFRESH_MS)
-    assert stage.group.patterns_due(stage.now_ms, None) == [".*"]
-    client.beat(matches={".*": Matched({"news", "weather"}, stage.topics.changes)})
+    assert stage.group.patterns_to_match(stage.now_ms, None) == [".*"]
+    client.beat(matches={".*": PatternMatches({"news", "weather"}, stage.topics.changes)})
     assert client.shown == ["news-0", "weather-0"]
 
 
 def test_a_pattern_that_nobody_has_any_more_is_forgotten() -> None:
     stage = Stage(Topics(news=1))
     client = Client(stage, "a", pattern=".*")
-    held_bytes = stage.group.held_bytes
-    client.beat(matches={".*": Matched({"news"}, stage.topics.changes)})
+    memory_bytes = stage.group.memory_bytes
+    client.beat(matches={".*": PatternMatches({"news"}, stage.topics.changes)})
     client.change("news", pattern="")
     client.beat()
     stage.topics.make("weather")
     stage.advance(groups_limits.PATTERN_REFRESH_MS)
-    assert stage.group.patterns_due(stage.now_ms, None) == []
+    assert stage.group.patterns_to_match(stage.now_ms, None) == []
     client.leave()
-    assert stage.group.held_bytes == held_bytes
+    assert stage.group.memory_bytes == memory_bytes
 
 
 def test_a_group_has_few_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +431,7 @@ def test_what_has_to_last_is_counted() -> None:
 def test_an_administrator_can_remove_a_member() -> None:
     stage = Stage()
     stage.client("a", rebalance_ms=REBALANCE_MS)
-    stage.group.leave(stage.now_ms, Leaving("a", None))
+    stage.group.leave(stage.now_ms, LeaveRequest("a", None))
     assert stage.group.is_empty
     with pytest.raises(UnknownMember):
-        stage.group.leave(stage.now_ms, Leaving("a", None))
+        stage.group.leave(stage.now_ms, LeaveRequest("a", None))

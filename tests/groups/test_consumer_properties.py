@@ -20,7 +20,7 @@ from quackmq.errors import (
     StaleMemberEpoch,
     UnknownMember,
 )
-from quackmq.groups import GroupState, Leaving, MemberRef
+from quackmq.groups import GroupState, LeaveRequest, MemberRef
 from tests.groups.consumer_stage import REBALANCE_MS, TIMING, Client, Stage, Topics
 from tests.kit import effort
 
@@ -106,7 +106,9 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             self.clients.remove(client)
         try:
             if how == "is removed":
-                self.stage.group.leave(self.stage.now_ms, Leaving(client.id, client.instance_id))
+                self.stage.group.leave(
+                    self.stage.now_ms, LeaveRequest(client.id, client.instance_id)
+                )
             elif how != "dies" and client.epoch > 0:
                 client.leave(-2 if is_back_soon else -1)
         except QuackError as error:

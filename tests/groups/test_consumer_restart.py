@@ -88,7 +88,7 @@ def test_who_does_not_say_everything_is_asked_to_and_joins_anew_if_it_does_not()
     ben.says_all = True
     ben.beat()
     ann.says_all = False
-    for _ in range(groups_limits.MEMBER_ASKED):
+    for _ in range(groups_limits.FULL_HEARTBEAT_REQUESTS):
         with pytest.raises(GroupLoading):
             ann.beat()
     with pytest.raises(FencedMemberEpoch):

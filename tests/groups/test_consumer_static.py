@@ -12,7 +12,7 @@ from quackmq.errors import (
     MemberFenced,
     UnknownMember,
 )
-from quackmq.groups import Leaving, MemberRef
+from quackmq.groups import LeaveRequest, MemberRef
 from quackmq.groups import limits as groups_limits
 from tests.groups.consumer_stage import TIMING, Client, Stage
 
@@ -103,7 +103,7 @@ def test_who_was_replaced_is_fenced_whatever_it_asks_for() -> None:
     with pytest.raises(MemberFenced):
         stage.group.check_commit(0, ref)
     with pytest.raises(MemberFenced):
-        stage.group.leave(0, Leaving("ben", "two"))
+        stage.group.leave(0, LeaveRequest("ben", "two"))
     with pytest.raises(UnknownMember):
         stage.group.check_commit(0, ref._replace(instance_id=None))
 
@@ -127,11 +127,11 @@ def test_a_member_cannot_change_its_name() -> None:
 
 def test_an_administrator_removes_by_name() -> None:
     stage, ann, _ = settled()
-    stage.group.leave(stage.now_ms, Leaving("", "two"))
+    stage.group.leave(stage.now_ms, LeaveRequest("", "two"))
     ann.beat()
     assert len(ann.shown) == 6
     with pytest.raises(UnknownMember):
-        stage.group.leave(stage.now_ms, Leaving("", "two"))
+        stage.group.leave(stage.now_ms, LeaveRequest("", "two"))
 
 
 def test_leaving_for_good_frees_the_name() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quackmq.groups import limits as groups_limits
 from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.deadlines import Deadlines
-from quackmq.groups.states import FOLLOWERS, RULES, GroupState
+from quackmq.groups.states import NEXT_STATES, RULES, GroupState
 from tests.groups.classic_stage import subscription
 from tests.kit.tables import each
 
@@ -45,7 +45,7 @@ def test_deadlines_are_due_when_a_plain_dictionary_says_so(
             plain.pop(key, None)
         else:
             due = {name for name, at_ms in plain.items() if at_ms <= time_ms}
-            assert sorted(deadlines.due(time_ms)) == sorted(due)
+            assert sorted(deadlines.pop_expired(time_ms)) == sorted(due)
             for name in due:
                 del plain[name]
         assert {name for name in "abcd" if deadlines.has(name)} == plain.keys()
@@ -62,7 +62,7 @@ def test_what_is_dropped_and_set_again_does_not_pile_up() -> None:
     for number in range(100_000):
         deadlines.set("one", 100_000 - number)
     assert len(deadlines._heap) < 1_000
-    assert deadlines.due(1) == ["one"]
+    assert deadlines.pop_expired(1) == ["one"]
 
 
 def test_a_deadline_that_moves_on_does_not_touch_the_heap() -> None:
@@ -70,8 +70,8 @@ def test_a_deadline_that_moves_on_does_not_touch_the_heap() -> None:
     for time_ms in range(1_000):
         deadlines.set("one", time_ms)
     assert len(deadlines._heap) == 1
-    assert deadlines.due(998) == []
-    assert deadlines.due(999) == ["one"]
+    assert deadlines.pop_expired(998) == []
+    assert deadlines.pop_expired(999) == ["one"]
 
 
 # --- the tables -----------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def test_every_state_with_members_has_its_rules_and_its_followers() -> None:
     of_the_newer_kind = {GroupState.ASSIGNING, GroupState.RECONCILING}
     classic = set(GroupState) - {GroupState.DEAD} - of_the_newer_kind
     assert set(RULES) == classic - {GroupState.EMPTY}
-    assert set(FOLLOWERS) == classic
-    assert all(follower in FOLLOWERS for followers in FOLLOWERS.values() for follower in followers)
+    assert set(NEXT_STATES) == classic
+    assert all(state in NEXT_STATES for states in NEXT_STATES.values() for state in states)
 
 
 # --- subscriptions --------------------------------------------------------------------------------

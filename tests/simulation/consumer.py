@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
-from quackmq.broker import Commit, Join, Leaving, MemberRef, Sync
+from quackmq.broker import Commit, JoinRequest, LeaveRequest, MemberRef, SyncRequest
 from quackmq.errors import (
     IllegalGeneration,
     MemberFenced,
@@ -86,7 +86,7 @@ class Consumer:
         before, self._member = self._member, None  # a failure tells nothing of either
         least = self._told + 1 if self._has_left else self._told
         self._has_left = False
-        join = Join(
+        join = JoinRequest(
             member_id="",
             instance_id=self.name,
             client_id=self.name,
@@ -111,7 +111,7 @@ class Consumer:
 
     async def _sync(self, life: Life, member: MemberRef, shares: dict[str, bytes]) -> None:
         try:
-            sync = Sync(member, None, None, shares)
+            sync = SyncRequest(member, None, None, shares)
             synced = await life.broker.groups.sync(CALLER, self.name, sync)
         except QuackError:
             self._member = None  # it has to join again
@@ -120,7 +120,7 @@ class Consumer:
             raise Violation(f"{self.name} is assigned {synced.assignment!r}")
 
     async def _leave(self, life: Life, member: MemberRef) -> None:
-        leaving = [Leaving(member.member_id, self.name)]
+        leaving = [LeaveRequest(member.member_id, self.name)]
         self._member = None  # after a crash it may be there, or not
         if await life.broker.groups.leave(CALLER, self.name, leaving) != [None]:
             raise Violation(f"{member} of {self.name} cannot leave")

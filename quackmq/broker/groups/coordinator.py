@@ -57,7 +57,6 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.groups import (
-    Answer,
     ConsumerGroup,
     ConsumerGroupDescription,
     FormerMembers,
@@ -66,26 +65,27 @@ from quackmq.groups import (
     GroupKind,
     GroupState,
     Heartbeat,
-    HeartbeatAnswer,
-    Join,
-    Joined,
-    KeptMembers,
-    Leaving,
-    Left,
-    Matched,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
     MemberRef,
-    Sync,
-    Synced,
+    PatternMatches,
+    StoredMembership,
+    SyncRequest,
+    SyncResponse,
+    WaiterResponse,
 )
 from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
-from quackmq.groups.consumer.messages import JOINS, Catalog, check
+from quackmq.groups.consumer.messages import JOIN_EPOCH, Catalog, check_heartbeat
 from quackmq.loop_clock import loop_clock
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-_Outcome = TypeVar("_Outcome", Joined, Synced, Left, HeartbeatAnswer)
+_Outcome = TypeVar("_Outcome", JoinResponse, SyncResponse, LeaveResponse, HeartbeatResponse)
 
 
 class Coordinator:
@@ -187,7 +187,7 @@ class Coordinator:
 
     # --- members ----------------------------------------------------------------------------
 
-    async def join(self, name: str, join: Join) -> Joined:
+    async def join(self, name: str, join: JoinRequest) -> JoinResponse:
         """Add a member and wait until the rebalance ends. If the caller is cancelled, the member
         stays until its session times out. Raise LimitReached, OtherGroupProtocol and the errors of
         `Group.join`."""
@@ -197,9 +197,9 @@ class Coordinator:
         group = self._classic(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.join(now_ms, join, waiter))
-        return await self._wait(known, waiter, Joined)
+        return await self._wait(known, waiter, JoinResponse)
 
-    async def sync(self, name: str, sync: Sync) -> Synced:
+    async def sync(self, name: str, sync: SyncRequest) -> SyncResponse:
         """Wait for the leader's assignment and return it. Raise LimitReached and the errors of
         `Group.sync`."""
         self._check_room(sum(map(len, sync.assignments.values())))
@@ -207,7 +207,7 @@ class Coordinator:
         group = self._classic(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.sync(now_ms, sync, waiter))
-        return await self._wait(known, waiter, Synced)
+        return await self._wait(known, waiter, SyncResponse)
 
     def heartbeat(self, name: str, member: MemberRef) -> None:
         known = self._find(name)
@@ -221,16 +221,16 @@ class Coordinator:
         if group is not None:
             group.touch(_loop_ms(), member_id)
 
-    async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatAnswer:
+    async def consumer_heartbeat(self, name: str, beat: Heartbeat) -> HeartbeatResponse:
         """Process a heartbeat of the newer protocol: it joins, leaves or keeps a member alive.
         Raise LimitReached and the errors of `ConsumerGroup.heartbeat`. Raise UnknownGroup if the
         member does not join and the group does not exist or is classic."""
-        check(beat)
-        if beat.epoch == JOINS:
+        check_heartbeat(beat)
+        if beat.epoch == JOIN_EPOCH:
             self._check_bytes(1 + sum(map(len, beat.topics or ())))
         matches = await self._matches(name, beat)
         # The group may have changed while the patterns were matched.
-        if beat.epoch == JOINS:
+        if beat.epoch == JOIN_EPOCH:
             known = self._ensure(name)
             self._become(known, GroupKind.CONSUMER)
         else:
@@ -238,24 +238,24 @@ class Coordinator:
         group = self._consumer(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._act(known, lambda now_ms: group.heartbeat(now_ms, beat, waiter, matches))
-        return await self._wait(known, waiter, HeartbeatAnswer)
+        return await self._wait(known, waiter, HeartbeatResponse)
 
-    async def _matches(self, name: str, beat: Heartbeat) -> Mapping[str, Matched]:
+    async def _matches(self, name: str, beat: Heartbeat) -> Mapping[str, PatternMatches]:
         """Match the regular expressions that the group needs before it processes this heartbeat."""
         group = self.group(name)
         patterns = [beat.pattern] if beat.pattern else []
         if isinstance(group, ConsumerGroup):
-            patterns = group.patterns_due(_loop_ms(), beat.pattern)
+            patterns = group.patterns_to_match(_loop_ms(), beat.pattern)
         return await self._waits.wait(self._patterns.match(patterns)) if patterns else {}
 
-    async def leave(self, name: str, leaving: Leaving) -> None:
+    async def leave(self, name: str, leaving: LeaveRequest) -> None:
         """Remove a member; wait until that is durable, or until storing it has failed."""
         known = self._find(name)
         group = self._group(known)
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        left = Answer(waiter, Left())
+        left = WaiterResponse(waiter, LeaveResponse())
         self._act(known, lambda now_ms: [*group.leave(now_ms, leaving), left])
-        await self._wait(known, waiter, Left)
+        await self._wait(known, waiter, LeaveResponse)
 
     def check_commit(self, name: str, member: MemberRef, *, is_transactional: bool = False) -> None:
         """Check that a member may commit now. An unknown group counts as a group without
@@ -345,7 +345,7 @@ class Coordinator:
                 protocol_type=group.protocol_type,
                 static_members=group.static_members,
                 member_ids=group.member_ids,
-                members=self._keepable(known, group.kept_members),
+                members=self._keepable(known, group.stored_members),
             )
         if known.has_members():
             return kept._replace(empty_since_ms=None)
@@ -353,7 +353,9 @@ class Coordinator:
             return kept._replace(empty_since_ms=self._now_ms())
         return kept
 
-    def _keepable(self, known: GroupEntry, members: KeptMembers | None) -> KeptMembers | None:
+    def _keepable(
+        self, known: GroupEntry, members: StoredMembership | None
+    ) -> StoredMembership | None:
         """Return the members if there is room to keep them, else None."""
         size = members_bytes(members)
         total = self._kept_members_bytes - known.kept_members_bytes + size
@@ -389,7 +391,7 @@ class Coordinator:
             known = self._known[name] = GroupEntry(name)
         return known
 
-    def _act(self, known: GroupEntry, act: Callable[[int], list[Answer] | None]) -> None:
+    def _act(self, known: GroupEntry, act: Callable[[int], list[WaiterResponse] | None]) -> None:
         """Call a group that exists, then deliver its answers and set its timer."""
         group = self._group(known)
         answers = None
@@ -462,7 +464,7 @@ class Coordinator:
                 generation=kept.generation,
                 protocol_type=kept.protocol_type,
                 static_members=kept.static_members,
-                kept_members=kept.members,
+                stored_members=kept.members,
                 now_ms=_loop_ms(),
                 initial_delay_ms=self._initial_delay_ms,
             )
@@ -473,11 +475,11 @@ class Coordinator:
             known.group.timing = known.kept.settings.timing
 
     def _follow(
-        self, known: GroupEntry, group: Group | ConsumerGroup, answers: list[Answer]
+        self, known: GroupEntry, group: Group | ConsumerGroup, answers: list[WaiterResponse]
     ) -> None:
         """Give answers in their order, after the state that they report is durable."""
-        self._held_bytes += group.held_bytes - known.held_bytes
-        known.held_bytes = group.held_bytes
+        self._held_bytes += group.memory_bytes - known.memory_bytes
+        known.memory_bytes = group.memory_bytes
         known.outbox.extend(answers)
         self._schedule(known, group)
         if known.is_flushing:
@@ -550,8 +552,8 @@ class Coordinator:
     def _drop_group(self, known: GroupEntry) -> None:
         known.stop_timer()
         known.group = None
-        self._held_bytes -= known.held_bytes
-        known.held_bytes = 0
+        self._held_bytes -= known.memory_bytes
+        known.memory_bytes = 0
 
     def _check_room(self, said_bytes: int) -> None:
         """Check the limits for one more waiting member that sends `said_bytes`. Raise

@@ -11,20 +11,22 @@ from typing import Final
 from quackmq.broker.groups.state import GroupSettings, StoredGroup
 from quackmq.errors import QuackError
 from quackmq.groups import (
-    Answer,
     ConsumerGroup,
     FormerMembers,
     Group,
     GroupKind,
-    HeartbeatAnswer,
-    Joined,
-    Left,
-    Synced,
+    HeartbeatResponse,
+    JoinResponse,
+    LeaveResponse,
+    SyncResponse,
+    WaiterResponse,
 )
 from quackmq.loop_clock import LoopTimer
 
 #: A member's call waits on this future for its outcome.
-Waiter = asyncio.Future[Joined | Synced | Left | HeartbeatAnswer | QuackError]
+Waiter = asyncio.Future[
+    JoinResponse | SyncResponse | LeaveResponse | HeartbeatResponse | QuackError
+]
 
 #: The state of a group that is not in the store.
 NOTHING_KEPT: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
@@ -38,7 +40,7 @@ class GroupEntry:
         "durable_changes",
         "former",
         "group",
-        "held_bytes",
+        "memory_bytes",
         "is_flushing",
         "kept",
         "kept_members_bytes",
@@ -62,8 +64,8 @@ class GroupEntry:
         self.group: Group | ConsumerGroup | None = None
         #: The group's change counter when it was last stored.
         self.durable_changes = 0
-        self.held_bytes = 0
-        self.outbox: list[Answer] = []
+        self.memory_bytes = 0
+        self.outbox: list[WaiterResponse] = []
         self.is_flushing = False
         self.timer: LoopTimer | None = None
         self.timer_ms = 0
@@ -107,9 +109,9 @@ class GroupEntry:
         for waiter, outcome in answers:
             assert isinstance(waiter, asyncio.Future), "every waiter is made here"
             if not waiter.done():
-                tells_of_it = isinstance(outcome, Joined | Synced | HeartbeatAnswer)
+                tells_of_it = isinstance(outcome, JoinResponse | SyncResponse | HeartbeatResponse)
                 waiter.set_result(failure if failure is not None and tells_of_it else outcome)
-                if isinstance(outcome, Joined | Synced | HeartbeatAnswer):
+                if isinstance(outcome, JoinResponse | SyncResponse | HeartbeatResponse):
                     members.append(outcome.member_id)
         return members
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quackmq.errors import DamagedStore
-from quackmq.groups import GroupState, KeptMember, KeptMembers
+from quackmq.groups import GroupState, StoredMember, StoredMembership
 
 #: Size of a member's field names, numbers and punctuation.
 _FIELD_BYTES: Final = 256
@@ -27,7 +27,7 @@ _STATES: Final = frozenset(
 )
 
 
-def members_bytes(kept: KeptMembers | None) -> int:
+def members_bytes(kept: StoredMembership | None) -> int:
     """Return the size of `members_fields` as JSON, or slightly more."""
     if kept is None:
         return 0
@@ -35,7 +35,7 @@ def members_bytes(kept: KeptMembers | None) -> int:
     return head + sum(map(_member_bytes, kept.members))
 
 
-def members_fields(kept: KeptMembers) -> dict[str, object]:
+def members_fields(kept: StoredMembership) -> dict[str, object]:
     members = [
         {
             **member._asdict(),
@@ -47,7 +47,7 @@ def members_fields(kept: KeptMembers) -> dict[str, object]:
     return {**kept._asdict(), "members": members}
 
 
-def decode_members(fields: object, static_members: Mapping[str, str]) -> KeptMembers | None:
+def decode_members(fields: object, static_members: Mapping[str, str]) -> StoredMembership | None:
     """Decode the value of `members_fields`; return None for None. Raise DamagedStore for any other
     value, and if the members contradict each other or the static members."""
     if fields is None:
@@ -59,7 +59,7 @@ def decode_members(fields: object, static_members: Mapping[str, str]) -> KeptMem
             "leader": str(leader),
             "members": list(members),
         } if state in _STATES:
-            kept = KeptMembers(
+            kept = StoredMembership(
                 GroupState(state), protocol, leader, tuple(_decode_member(each) for each in members)
             )
             if _is_consistent(kept, static_members):
@@ -67,7 +67,7 @@ def decode_members(fields: object, static_members: Mapping[str, str]) -> KeptMem
     raise DamagedStore(f"the members of a group in the store make no sense: {str(fields)[:200]}")
 
 
-def _decode_member(fields: object) -> KeptMember:
+def _decode_member(fields: object) -> StoredMember:
     match fields:
         case {
             "member_id": str(member_id),
@@ -79,7 +79,7 @@ def _decode_member(fields: object) -> KeptMember:
             "protocols": list(protocols),
             "assignment": str(assignment),
         }:
-            return KeptMember(
+            return StoredMember(
                 member_id,
                 instance_id,
                 client_id,
@@ -99,7 +99,7 @@ def _decode_protocol(fields: object) -> tuple[str, bytes]:
     raise DamagedStore(f"cannot decode a protocol of a group in the store: {str(fields)[:200]}")
 
 
-def _is_consistent(kept: KeptMembers, static_members: Mapping[str, str]) -> bool:
+def _is_consistent(kept: StoredMembership, static_members: Mapping[str, str]) -> bool:
     ids = {member.member_id for member in kept.members}
     is_settled = kept.state is not GroupState.PREPARING_REBALANCE
     return (
@@ -114,7 +114,7 @@ def _is_consistent(kept: KeptMembers, static_members: Mapping[str, str]) -> bool
     )
 
 
-def _member_bytes(member: KeptMember) -> int:
+def _member_bytes(member: StoredMember) -> int:
     texts = (member.member_id, member.instance_id or "", member.client_id, member.client_host)
     return (
         _FIELD_BYTES

@@ -54,13 +54,13 @@ from quackmq.groups import (
     ConsumerGroupDescription,
     GroupDescription,
     Heartbeat,
-    HeartbeatAnswer,
-    Join,
-    Joined,
-    Leaving,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
     MemberRef,
-    Sync,
-    Synced,
+    SyncRequest,
+    SyncResponse,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
 from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
@@ -120,7 +120,7 @@ class Groups:
 
     # --- members ----------------------------------------------------------------------------
 
-    async def join(self, caller: Caller, group: str, join: Join) -> Joined:
+    async def join(self, caller: Caller, group: str, join: JoinRequest) -> JoinResponse:
         """Add a member and wait until the rebalance ends. If the caller is cancelled, the member
         stays. Raise InvalidGroup, NameInOtherMode, LimitReached and the errors of
         `quackmq.groups`."""
@@ -128,7 +128,7 @@ class Groups:
         self._names.check_group(group)
         return await self._coordinator.join(group, join)
 
-    async def sync(self, caller: Caller, group: str, sync: Sync) -> Synced:
+    async def sync(self, caller: Caller, group: str, sync: SyncRequest) -> SyncResponse:
         """Wait for the leader's assignment and return it. Raise RebalanceInProgress,
         IllegalGeneration, UnknownMember, MemberFenced, OtherGroupProtocol or LimitReached."""
         self.check_name(group)
@@ -147,7 +147,7 @@ class Groups:
 
     async def consumer_heartbeat(
         self, caller: Caller, group: str, beat: Heartbeat
-    ) -> HeartbeatAnswer:
+    ) -> HeartbeatResponse:
         """Process a heartbeat of the newer protocol and return the answer. Raise InvalidGroup,
         NameInOtherMode, OtherGroupProtocol, LimitReached and the errors of `quackmq.groups`."""
         self.check_name(group)
@@ -155,7 +155,7 @@ class Groups:
         return await self._coordinator.consumer_heartbeat(group, beat)
 
     async def leave(
-        self, caller: Caller, group: str, leaving: Sequence[Leaving]
+        self, caller: Caller, group: str, leaving: Sequence[LeaveRequest]
     ) -> list[QuackError | None]:
         """Remove members. Return for each UnknownMember or another error; None if it was
         removed."""

@@ -23,7 +23,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.member_codec import decode_members, members_fields
 from quackmq.errors import DamagedStore, InvalidSetting
-from quackmq.groups import GroupKind, KeptMembers, Timing
+from quackmq.groups import GroupKind, StoredMembership, Timing
 
 #: Prefix of the state keys of groups.
 STATE_PREFIX: Final = "group/"
@@ -68,7 +68,7 @@ class StoredGroup(NamedTuple):
     member_ids: Sequence[str]
     settings: GroupSettings
     empty_since_ms: int | None
-    members: KeptMembers | None = None
+    members: StoredMembership | None = None
 
 
 def state_key(name: str) -> str:

@@ -20,7 +20,7 @@ import re2
 
 from quackmq.broker import limits
 from quackmq.errors import GroupLoading, InvalidPattern
-from quackmq.groups import Matched
+from quackmq.groups import PatternMatches
 from quackmq.groups.consumer.messages import Catalog
 
 
@@ -59,14 +59,14 @@ class TopicPatterns:
         self._catalog = catalog
         self._thread = PatternThread()
 
-    async def match(self, patterns: Iterable[str]) -> Mapping[str, Matched]:
+    async def match(self, patterns: Iterable[str]) -> Mapping[str, PatternMatches]:
         """Return, for each pattern, the topics that it matches as a whole. Raise InvalidPattern or
         GroupLoading."""
         changes, names = self._catalog.changes, list(self._catalog.by_name)
         wanted = list(patterns)
         found = await self._thread.matching(wanted, names)
         return {
-            pattern: Matched(fitting, changes)
+            pattern: PatternMatches(fitting, changes)
             for pattern, fitting in zip(wanted, found, strict=True)
         }
 

@@ -1,4 +1,4 @@
-"""Requests to a classic group and its answers. Frozen values."""
+"""Requests to a classic group and its responses. Frozen values."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 from quackmq import limits as shared_limits
 from quackmq.errors import InvalidGroup, InvalidSessionTimeout, QuackError
 from quackmq.groups import limits
-from quackmq.groups.consumer.messages import HeartbeatAnswer
+from quackmq.groups.consumer.messages import HeartbeatResponse
 from quackmq.groups.states import GroupKind, GroupState
 
 
-def patience_ms(rebalance_timeout_ms: int) -> int:
-    """Return how long a rebalance waits for a member: as long as it asks for, from 0 to
-    limits.REBALANCE_MAX_MS. Some members ask for a negative time."""
+def bounded_rebalance_timeout_ms(rebalance_timeout_ms: int) -> int:
+    """Return how long a rebalance waits for a member: the time that it asks for, but at least 0 and
+    at most limits.REBALANCE_MAX_MS. Some members ask for a negative time."""
     return min(max(rebalance_timeout_ms, 0), limits.REBALANCE_MAX_MS)
 
 
-class Join(NamedTuple):
+class JoinRequest(NamedTuple):
     """A member's request to join.
 
     `member_id` is empty if it has none yet. `instance_id` is a static member's own name. Protocols
     are names with metadata, preferred first. With `needs_id_first` (JoinGroup v4+) a new dynamic
     member only gets an id (MemberIdRequired) and joins again with it. With `may_skip_assignment`
-    (v9+) a leader may be told to leave the assignment unchanged.
+    (v9+) the response may tell a leader to leave the assignment unchanged.
     """
 
     member_id: str
@@ -39,8 +39,8 @@ class Join(NamedTuple):
     may_skip_assignment: bool = False
 
     @property
-    def patience_ms(self) -> int:
-        return patience_ms(self.rebalance_timeout_ms)
+    def bounded_timeout_ms(self) -> int:
+        return bounded_rebalance_timeout_ms(self.rebalance_timeout_ms)
 
 
 class JoinedMember(NamedTuple):
@@ -49,8 +49,8 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class Joined(NamedTuple):
-    """The answer to a join. Only the leader gets `members`."""
+class JoinResponse(NamedTuple):
+    """The response to a join. Only the leader gets `members`."""
 
     generation: int
     protocol_type: str
@@ -67,7 +67,7 @@ class MemberRef(NamedTuple):
     instance_id: str | None = None
 
 
-class Sync(NamedTuple):
+class SyncRequest(NamedTuple):
     """A member's request for its assignment; the leader's contains all assignments.
     `protocol_type` and `protocol` are None if the request has no such field (before v5)."""
 
@@ -77,22 +77,22 @@ class Sync(NamedTuple):
     assignments: Mapping[str, bytes]
 
 
-class Synced(NamedTuple):
+class SyncResponse(NamedTuple):
     protocol_type: str
     protocol: str
     assignment: bytes
     member_id: str
 
 
-class Leaving(NamedTuple):
+class LeaveRequest(NamedTuple):
     """`member_id` is empty when an administrator removes a static member by its instance id."""
 
     member_id: str
     instance_id: str | None
 
 
-class Left(NamedTuple):
-    """The answer to a member that has left."""
+class LeaveResponse(NamedTuple):
+    """The response to a member that has left."""
 
 
 class MemberDescription(NamedTuple):
@@ -118,14 +118,16 @@ class GroupDescription(NamedTuple):
         return GroupKind.CLASSIC
 
 
-class Answer(NamedTuple):
+class WaiterResponse(NamedTuple):
+    """The response to one request, which `waiter` identifies. An error is a response, too."""
+
     waiter: Hashable
-    outcome: Joined | Synced | Left | HeartbeatAnswer | QuackError
+    outcome: JoinResponse | SyncResponse | LeaveResponse | HeartbeatResponse | QuackError
 
 
-def offered(join: Join) -> dict[str, bytes]:
-    """Return the protocols of a join request, each once. Raises InvalidSessionTimeout,
-    InvalidGroup."""
+def check_join(join: JoinRequest) -> dict[str, bytes]:
+    """Check a join request; return its protocols without duplicates. Raises
+    InvalidSessionTimeout, InvalidGroup."""
     shortest_ms, longest_ms = shared_limits.SESSION_MIN_MS, shared_limits.SESSION_MAX_MS
     if not shortest_ms <= join.session_timeout_ms <= longest_ms:
         raise InvalidSessionTimeout(

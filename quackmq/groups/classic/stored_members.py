@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quackmq.groups.states import GroupState
 
 
-class KeptMember(NamedTuple):
+class StoredMember(NamedTuple):
     """A member that knows its generation. `protocols` are names with metadata, preferred first."""
 
     member_id: str
@@ -26,11 +26,11 @@ class KeptMember(NamedTuple):
     assignment: bytes
 
 
-class KeptMembers(NamedTuple):
+class StoredMembership(NamedTuple):
     """All members of a group, oldest first, and the group's phase. `protocol` is the one chosen for
     the generation."""
 
     state: GroupState
     protocol: str
     leader: str
-    members: tuple[KeptMember, ...]
+    members: tuple[StoredMember, ...]

@@ -28,20 +28,22 @@ def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
     """Return the topics of all subscriptions; None if one of them is invalid, or if they name more
     than limits.GROUP_SUBSCRIBED_TOPICS."""
     names: set[bytes] = set()
-    left = limits.GROUP_SUBSCRIBED_TOPICS
+    remaining = limits.GROUP_SUBSCRIBED_TOPICS
     try:
         for subscription in subscriptions:
-            left -= _collect(subscription, names, left)
+            remaining -= _add_topics(subscription, names, remaining)
         return frozenset(name.decode() for name in names)
     except (ValueError, struct.error):
         return None
 
 
-def _collect(subscription: bytes, names: set[bytes], most: int) -> int:
+def _add_topics(subscription: bytes, names: set[bytes], limit: int) -> int:
+    """Add the topics of one subscription to `names`; return their number. Raises ValueError or
+    struct.error for invalid bytes, ValueError for more than `limit` topics."""
     version: int
     count: int
     version, count = _HEAD.unpack_from(subscription)
-    if version < 0 or not 0 <= count <= most:
+    if version < 0 or not 0 <= count <= limit:
         raise ValueError(f"invalid subscription: version {version}, {count} topics")
     position = _HEAD.size
     for _ in range(count):

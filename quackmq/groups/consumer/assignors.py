@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from quackmq.groups import limits
 from quackmq.model.topic import PartitionKey
 
-#: The partitions of each member. Members without partitions may be left out.
-Shares = Mapping[str, Collection[PartitionKey]]
+#: The partitions of each member. A member without partitions may be missing.
+Assignment = Mapping[str, Collection[PartitionKey]]
 
 
 class Pool(NamedTuple):
@@ -36,98 +36,98 @@ class Pool(NamedTuple):
     topics: Mapping[uuid.UUID, int]
 
 
-def uniform(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKey]]:
-    # Members with the least choice come first.
-    pots = sorted(map(_Pot, pools), key=lambda pot: len(pot.members))
-    loads = _keep(pots, before)
-    for pot in pots:
-        pot.give(loads)
+def uniform(pools: Iterable[Pool], previous: Assignment) -> dict[str, list[PartitionKey]]:
+    """Return an even assignment that moves as few partitions as possible."""
+    # Pools with the fewest members come first: their partitions have the least choice.
+    assignments = sorted(map(_PoolAssignment, pools), key=lambda each: len(each.pool.members))
+    loads = _keep_previous(assignments, previous)
+    for assignment in assignments:
+        assignment.assign_free(loads)
     for _ in range(limits.ASSIGNMENT_PASSES):
-        # A list, because every pot has to be levelled, also after the first that has changed.
-        if not any([pot.level(loads) for pot in pots]):  # noqa: C419
+        # A list, because every pool has to be balanced, even after one has changed.
+        if not any([assignment.balance(loads) for assignment in assignments]):  # noqa: C419
             break
-    shares: dict[str, list[PartitionKey]] = {}
-    for pot in pots:
-        for member, held in pot.held.items():
-            shares.setdefault(member, []).extend(held)
-    return shares
+    result: dict[str, list[PartitionKey]] = {}
+    for assignment in assignments:
+        for member, keys in assignment.partitions_by_member.items():
+            result.setdefault(member, []).extend(keys)
+    return result
 
 
-def by_range(pools: Iterable[Pool], before: Shares) -> dict[str, list[PartitionKey]]:
-    shares: dict[str, list[PartitionKey]] = {}
+def by_range(pools: Iterable[Pool], previous: Assignment) -> dict[str, list[PartitionKey]]:
+    """Return contiguous ranges of each topic. `previous` is unused: all assignors take it."""
+    result: dict[str, list[PartitionKey]] = {}
     for members, topics in pools:
         for topic_id, partitions in topics.items():
-            size, longer = divmod(partitions, len(members))
-            first = 0
+            range_size, longer_ranges = divmod(partitions, len(members))
+            start = 0
             for number, member in enumerate(members):
-                behind = first + size + (number < longer)
-                keys = (PartitionKey(topic_id, partition) for partition in range(first, behind))
-                shares.setdefault(member, []).extend(keys)
-                first = behind
-    return shares
+                end = start + range_size + (number < longer_ranges)
+                keys = (PartitionKey(topic_id, partition) for partition in range(start, end))
+                result.setdefault(member, []).extend(keys)
+                start = end
+    return result
 
 
 #: The assignors by name. The first is the default, if the members name none.
 ASSIGNORS: Final[
-    Mapping[str, Callable[[Iterable[Pool], Shares], dict[str, list[PartitionKey]]]]
+    Mapping[str, Callable[[Iterable[Pool], Assignment], dict[str, list[PartitionKey]]]]
 ] = {"uniform": uniform, "range": by_range}
 DEFAULT_ASSIGNOR: Final = next(iter(ASSIGNORS))
 
 
 @dataclass(slots=True, eq=False)
-class _Pot:
+class _PoolAssignment:
     """A pool while its partitions are assigned: each member's partitions, and the free ones."""
 
     pool: Pool
-    held: dict[str, list[PartitionKey]] = field(init=False)
+    partitions_by_member: dict[str, list[PartitionKey]] = field(init=False)
     free: list[PartitionKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.held = {member: [] for member in self.pool.members}
+        self.partitions_by_member = {member: [] for member in self.pool.members}
 
-    @property
-    def members(self) -> Sequence[str]:
-        return self.pool.members
-
-    def keys(self) -> Iterator[PartitionKey]:
+    def all_partitions(self) -> Iterator[PartitionKey]:
         for topic_id, partitions in self.pool.topics.items():
             for partition in range(partitions):
                 yield PartitionKey(topic_id, partition)
 
-    def give(self, loads: Counter[str]) -> None:
+    def assign_free(self, loads: Counter[str]) -> None:
         """Give each free partition to the member with the lowest load."""
-        poor = _Poorest(self.members, loads)
+        least_loaded = _LeastLoaded(self.pool.members, loads)
         for key in self.free:
-            member = poor.pop()
-            self.held[member].append(key)
+            member = least_loaded.pop()
+            self.partitions_by_member[member].append(key)
             loads[member] += 1
-            poor.push(member)
+            least_loaded.push(member)
         self.free.clear()
 
-    def level(self, loads: Counter[str]) -> bool:
+    def balance(self, loads: Counter[str]) -> bool:
         """Move partitions from the member with the highest load to that with the lowest, while this
         makes their loads more even. Return whether any was moved."""
-        poor = _Poorest(self.members, loads)
-        rich = [(-loads[member], member) for member, held in self.held.items() if held]
-        heapq.heapify(rich)
+        least_loaded = _LeastLoaded(self.pool.members, loads)
+        most_loaded = [
+            (-loads[member], member) for member, keys in self.partitions_by_member.items() if keys
+        ]
+        heapq.heapify(most_loaded)
         has_moved = False
-        while rich:
-            _, richest = heapq.heappop(rich)
-            poorest = poor.pop()
-            if loads[richest] - loads[poorest] < 2:
+        while most_loaded:
+            _, giver = heapq.heappop(most_loaded)
+            receiver = least_loaded.pop()
+            if loads[giver] - loads[receiver] < 2:
                 break
-            self.held[poorest].append(self.held[richest].pop())
-            loads[richest] -= 1
-            loads[poorest] += 1
+            self.partitions_by_member[receiver].append(self.partitions_by_member[giver].pop())
+            loads[giver] -= 1
+            loads[receiver] += 1
             has_moved = True
             # The order stays valid: the giver still has more than the receiver.
-            poor.push(poorest)
-            if self.held[richest]:
-                heapq.heappush(rich, (-loads[richest], richest))
+            least_loaded.push(receiver)
+            if self.partitions_by_member[giver]:
+                heapq.heappush(most_loaded, (-loads[giver], giver))
         return has_moved
 
 
-class _Poorest:
+class _LeastLoaded:
     """Members by load, lowest first. Stale entries are corrected when they are reached."""
 
     def __init__(self, members: Iterable[str], loads: Counter[str]) -> None:
@@ -137,6 +137,7 @@ class _Poorest:
         heapq.heapify(self._heap)
 
     def pop(self) -> str:
+        """Remove and return the member with the lowest load."""
         while True:
             load, _, member = heapq.heappop(self._heap)
             if load == self._loads[member]:
@@ -147,17 +148,17 @@ class _Poorest:
         heapq.heappush(self._heap, (self._loads[member], self._numbers[member], member))
 
 
-def _keep(pots: Sequence[_Pot], before: Shares) -> Counter[str]:
+def _keep_previous(assignments: Sequence[_PoolAssignment], previous: Assignment) -> Counter[str]:
     """Let each member keep the partitions that it had and may still read; return the loads."""
-    owners = {key: member for member, share in before.items() for key in share}
+    owners = {key: member for member, keys in previous.items() for key in keys}
     loads: Counter[str] = Counter()
-    for pot in pots:
-        for key in pot.keys():  # noqa: SIM118 - a pot is no dict
+    for assignment in assignments:
+        for key in assignment.all_partitions():
             owner = owners.get(key)
-            held = None if owner is None else pot.held.get(owner)
-            if owner is None or held is None:
-                pot.free.append(key)
+            owned = None if owner is None else assignment.partitions_by_member.get(owner)
+            if owner is None or owned is None:
+                assignment.free.append(key)
             else:
-                held.append(key)
+                owned.append(key)
                 loads[owner] += 1
     return loads

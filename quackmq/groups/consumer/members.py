@@ -15,9 +15,9 @@ from typing import Final
 from quackmq import limits as shared_limits
 from quackmq.errors import InternalError, LimitReached
 from quackmq.groups import limits
-from quackmq.groups.classic.messages import patience_ms
+from quackmq.groups.classic.messages import bounded_rebalance_timeout_ms
 from quackmq.groups.consumer.assignors import DEFAULT_ASSIGNOR
-from quackmq.groups.consumer.messages import LEAVES_FOR_A_WHILE, Heartbeat, Subscription
+from quackmq.groups.consumer.messages import LEAVE_TEMPORARILY_EPOCH, Heartbeat, Subscription
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.states import MemberState
 from quackmq.groups.static_members import StaticMembers
@@ -31,8 +31,8 @@ _NAME_BYTES: Final = 100
 
 @dataclass(slots=True, eq=False)
 class ConsumerMember:
-    """`assigned` is what it was told to read; `revoking` what it had and must release.
-    `previous_epoch` is the one that it may still name if it does not know the current one."""
+    """One member. `assigned` are the partitions that it may read; `revoking` are those that it must
+    release. `previous_epoch` is the one that it may still send if it missed the last response."""
 
     id: str
     instance_id: str | None
@@ -49,32 +49,36 @@ class ConsumerMember:
     revoking: frozenset[PartitionKey] = NOTHING
 
     @property
-    def is_away(self) -> bool:
+    def has_left_temporarily(self) -> bool:
         """Whether this is a static member that has left and is expected to return."""
-        return self.epoch == LEAVES_FOR_A_WHILE
+        return self.epoch == LEAVE_TEMPORARILY_EPOCH
 
     @property
-    def rank(self) -> str:
-        """The sort key of members: a static member keeps its place when it returns."""
+    def sort_key(self) -> str:
+        """The order of members in an assignment. A static member keeps its position when it returns
+        with another id."""
         return self.id if self.instance_id is None else self.instance_id
 
-    def enter(self, epoch: int) -> None:
+    def enter_epoch(self, epoch: int) -> None:
+        """Set the epoch and remember the previous one."""
         if epoch != self.epoch:
             self.previous_epoch, self.epoch = self.epoch, epoch
 
 
 class ConsumerMembers:
+    """All members of one group, with their sessions and partitions."""
+
     def __init__(self, group: str, remembered: Mapping[str, str]) -> None:
+        """`remembered` are member ids by instance id, from before a restart."""
         self._group = group
         self._members: dict[str, ConsumerMember] = {}
-        #: Members by subscription.
-        self.readers: dict[Subscription, dict[str, ConsumerMember]] = {}
-        self.owners: dict[PartitionKey, str] = {}
+        self.members_by_subscription: dict[Subscription, dict[str, ConsumerMember]] = {}
+        self.owner_by_partition: dict[PartitionKey, str] = {}
         self.statics = StaticMembers(group, remembered)
         self._sessions = Deadlines()
         self._revocations = Deadlines()
         self._assignors: Counter[str] = Counter()
-        self._said_bytes = 0
+        self._subscriptions_bytes = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -86,28 +90,29 @@ class ConsumerMembers:
         return member_id in self._members
 
     @property
-    def held_bytes(self) -> int:
-        words = self._said_bytes + len(self._members) * _MEMBER_BYTES
-        return words + self.statics.held_bytes
+    def memory_bytes(self) -> int:
+        """About how much memory the members take, without their partitions."""
+        members_bytes = len(self._members) * _MEMBER_BYTES
+        return members_bytes + self._subscriptions_bytes + self.statics.encoded_bytes
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members ask for, else the default."""
-        (most, *_) = [*self._assignors.most_common(1), (DEFAULT_ASSIGNOR, 0)]
-        return most[0]
+        """The assignor that most members ask for; the default if none asks for one."""
+        most_common = self._assignors.most_common(1)
+        return most_common[0][0] if most_common else DEFAULT_ASSIGNOR
 
     def get(self, member_id: str) -> ConsumerMember | None:
         return self._members.get(member_id)
 
-    def known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+    def find(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Return a member. Raises MemberFenced if the instance has been replaced, UnknownMember."""
         self.statics.check(member_id, instance_id)
         member = self._members.get(member_id)
         if member is None:
-            raise self.statics.unknown(member_id)
+            raise self.statics.unknown_error(member_id)
         return member
 
-    # --- coming and going ---
+    # --- adding and removing ---
 
     def check_room(self, subscription: Subscription, *, is_new: bool) -> None:
         """Check the bounds. Raises LimitReached for too many members, topics or patterns."""
@@ -115,14 +120,14 @@ class ConsumerMembers:
             raise LimitReached(
                 f"group {self._group} already has {shared_limits.GROUP_MEMBERS} members, the limit"
             )
-        if subscription in self.readers:
+        if subscription in self.members_by_subscription:
             return
-        if self._said_bytes + _cost(subscription) > limits.GROUP_METADATA_BYTES:
-            most = limits.GROUP_METADATA_BYTES
+        limit_bytes = limits.GROUP_METADATA_BYTES
+        if self._subscriptions_bytes + _subscription_bytes(subscription) > limit_bytes:
             raise LimitReached(
-                f"the metadata of the members of group {self._group} exceeds {most} bytes"
+                f"the metadata of the members of group {self._group} exceeds {limit_bytes} bytes"
             )
-        patterns = {known.pattern for known in (*self.readers, subscription)} - {""}
+        patterns = {other.pattern for other in (*self.members_by_subscription, subscription)} - {""}
         if subscription.pattern and len(patterns) > limits.GROUP_PATTERNS:
             raise LimitReached(
                 f"the members of group {self._group} subscribe by {limits.GROUP_PATTERNS} regular "
@@ -132,116 +137,126 @@ class ConsumerMembers:
     def add(
         self, member_id: str, instance_id: str | None, subscription: Subscription
     ) -> ConsumerMember:
+        """Add a member. Raises LimitReached if there are too many static members."""
         if instance_id is not None:
-            self.statics.name(instance_id, member_id)
+            self.statics.set_member_id(instance_id, member_id)
         member = self._members[member_id] = ConsumerMember(member_id, instance_id, subscription)
-        self._read(member, subscription)
+        self._subscribe(member, subscription)
         return member
 
-    def update(self, member: ConsumerMember, beat: Heartbeat, subscription: Subscription) -> bool:
+    def update(
+        self, member: ConsumerMember, heartbeat: Heartbeat, subscription: Subscription
+    ) -> bool:
         """Update a member's data; return whether this may change the assignment."""
         has_changed = subscription != member.subscription
         if has_changed:
-            self._read_no_more(member)
-            self._read(member, subscription)
-        if beat.assignor is not None and beat.assignor != member.assignor:
+            self._unsubscribe(member)
+            self._subscribe(member, subscription)
+        if heartbeat.assignor is not None and heartbeat.assignor != member.assignor:
             if member.assignor is not None:
                 self._assignors -= Counter([member.assignor])
-            member.assignor = beat.assignor
-            self._assignors[beat.assignor] += 1
+            member.assignor = heartbeat.assignor
+            self._assignors[heartbeat.assignor] += 1
             has_changed = True
-        if beat.rack_id is not None:
-            member.rack_id = beat.rack_id
-        if beat.rebalance_timeout_ms is not None:
-            member.rebalance_timeout_ms = patience_ms(beat.rebalance_timeout_ms)
-        member.client_id, member.client_host = beat.client_id, beat.client_host
+        if heartbeat.rack_id is not None:
+            member.rack_id = heartbeat.rack_id
+        if heartbeat.rebalance_timeout_ms is not None:
+            member.rebalance_timeout_ms = bounded_rebalance_timeout_ms(
+                heartbeat.rebalance_timeout_ms
+            )
+        member.client_id, member.client_host = heartbeat.client_id, heartbeat.client_host
         return has_changed
 
     def replace(self, member: ConsumerMember, new_id: str) -> None:
-        """Let a static member return under another id, with everything kept for it."""
-        assert member.instance_id is not None, "a place is kept only for a static member"
-        self.statics.name(member.instance_id, new_id)
+        """Let a static member return under another id; it keeps its subscription and partitions."""
+        assert member.instance_id is not None, "only a static member can return"
+        self.statics.set_member_id(member.instance_id, new_id)
         del self._members[member.id]
         self._sessions.drop(member.id)
         self._revocations.drop(member.id)
-        self._read_no_more(member)
+        self._unsubscribe(member)
         member.id = new_id
         self._members[new_id] = member
-        self._read(member, member.subscription)
+        self._subscribe(member, member.subscription)
         for key in member.assigned | member.revoking:
-            self.owners[key] = new_id
+            self.owner_by_partition[key] = new_id
 
     def remove(self, member: ConsumerMember) -> None:
-        self.hold(member, NOTHING, NOTHING)
+        """Remove a member and free its partitions."""
+        self.set_partitions(member, NOTHING, NOTHING)
         del self._members[member.id]
         self._sessions.drop(member.id)
         self._revocations.drop(member.id)
-        self._read_no_more(member)
+        self._unsubscribe(member)
         if member.assignor is not None:
             self._assignors -= Counter([member.assignor])
         if member.instance_id is not None:
-            self.statics.unname(member.instance_id)
+            self.statics.remove_instance(member.instance_id)
 
-    def _read(self, member: ConsumerMember, subscription: Subscription) -> None:
-        alike = self.readers.get(subscription)
-        if alike is None:
-            alike = self.readers[subscription] = {}
-            self._said_bytes += _cost(subscription)
-        elif alike:
+    def _subscribe(self, member: ConsumerMember, subscription: Subscription) -> None:
+        """Set a member's subscription and index the member by it."""
+        members = self.members_by_subscription.get(subscription)
+        if members is None:
+            members = self.members_by_subscription[subscription] = {}
+            self._subscriptions_bytes += _subscription_bytes(subscription)
+        elif members:
             # Equal subscriptions share one object.
-            subscription = next(iter(alike.values())).subscription
-        alike[member.id] = member
+            subscription = next(iter(members.values())).subscription
+        members[member.id] = member
         member.subscription = subscription
 
-    def _read_no_more(self, member: ConsumerMember) -> None:
-        alike = self.readers[member.subscription]
-        del alike[member.id]
-        if not alike:
-            del self.readers[member.subscription]
-            self._said_bytes -= _cost(member.subscription)
+    def _unsubscribe(self, member: ConsumerMember) -> None:
+        members = self.members_by_subscription[member.subscription]
+        del members[member.id]
+        if not members:
+            del self.members_by_subscription[member.subscription]
+            self._subscriptions_bytes -= _subscription_bytes(member.subscription)
 
-    # --- holding partitions ---
+    # --- partitions ---
 
-    def hold(
+    def set_partitions(
         self,
         member: ConsumerMember,
         assigned: frozenset[PartitionKey],
         revoking: frozenset[PartitionKey],
     ) -> None:
         """Set the partitions of a member; all others that it had become free."""
-        had, has = member.assigned | member.revoking, assigned | revoking
-        for key in had - has:
-            del self.owners[key]
-        for key in has - had:
-            if key in self.owners:
-                raise InternalError(f"{key} already belongs to {self.owners[key]}")
-            self.owners[key] = member.id
+        old_partitions, new_partitions = member.assigned | member.revoking, assigned | revoking
+        for key in old_partitions - new_partitions:
+            del self.owner_by_partition[key]
+        for key in new_partitions - old_partitions:
+            if key in self.owner_by_partition:
+                raise InternalError(f"{key} already belongs to {self.owner_by_partition[key]}")
+            self.owner_by_partition[key] = member.id
         member.assigned, member.revoking = assigned, revoking
 
     # --- time ---
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """Return a time not later than the next one at which `overdue` returns a member."""
-        times = (self._sessions.next_ms, self._revocations.next_ms, self.statics.look_again_ms)
+        """A time not later than the next one at which `pop_expired` returns a member."""
+        times = (self._sessions.next_ms, self._revocations.next_ms, self.statics.next_cleanup_ms)
         return min((time for time in times if time is not None), default=None)
 
-    def heard(self, now_ms: int, member: ConsumerMember, session_timeout_ms: int) -> None:
+    def restart_session(self, now_ms: int, member: ConsumerMember, session_timeout_ms: int) -> None:
         self._sessions.set(member.id, now_ms + session_timeout_ms)
 
-    def expect_release(self, now_ms: int, member: ConsumerMember) -> None:
+    def start_revocation_timeout(self, now_ms: int, member: ConsumerMember) -> None:
         self._revocations.set(member.id, now_ms + member.rebalance_timeout_ms)
 
-    def expect_nothing(self, member: ConsumerMember) -> None:
+    def stop_revocation_timeout(self, member: ConsumerMember) -> None:
         self._revocations.drop(member.id)
 
-    def overdue(self, now_ms: int) -> list[ConsumerMember]:
-        """Return the members that were silent, or kept partitions, for too long; to be removed."""
-        due = dict.fromkeys([*self._sessions.due(now_ms), *self._revocations.due(now_ms)])
-        return [self._members[member_id] for member_id in due]
+    def pop_expired(self, now_ms: int) -> list[ConsumerMember]:
+        """Return the members that must be removed: their session has expired, or they have not
+        released partitions in time."""
+        silent_ids = self._sessions.pop_expired(now_ms)
+        unreleased_ids = self._revocations.pop_expired(now_ms)
+        expired_ids = dict.fromkeys([*silent_ids, *unreleased_ids])
+        return [self._members[member_id] for member_id in expired_ids]
 
 
-def _cost(subscription: Subscription) -> int:
-    """Return about how much memory it takes, once for all members with an equal subscription."""
+def _subscription_bytes(subscription: Subscription) -> int:
+    """Return about how much memory a subscription takes. Members with equal ones share it."""
     names = sum(len(name) + _NAME_BYTES for name in subscription.topics)
     return names + len(subscription.pattern) + _NAME_BYTES

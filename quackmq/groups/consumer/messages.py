@@ -1,4 +1,4 @@
-"""Heartbeats of the newer group protocol (KIP-848) and their answers. Frozen values.
+"""Heartbeats of the newer group protocol (KIP-848) and their responses. Frozen values.
 
 A member sends all its data in heartbeats, and each heartbeat contains only what has changed since
 the last: None means "unchanged".
@@ -17,9 +17,9 @@ from quackmq.model.topic import PartitionKey, Topic
 
 #: Epochs that a member may name instead of its own: it joins, without any partitions; it leaves; it
 #: leaves and, being static, will return.
-JOINS: Final = 0
-LEAVES: Final = -1
-LEAVES_FOR_A_WHILE: Final = -2
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+LEAVE_TEMPORARILY_EPOCH: Final = -2
 
 
 class Heartbeat(NamedTuple):
@@ -40,12 +40,13 @@ class Heartbeat(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether it omits nothing, as after a lost answer. Its answer omits nothing either."""
+        """Whether this heartbeat omits nothing, as after a lost response. Then its response omits
+        nothing either."""
         says_topics = self.topics is not None or self.pattern is not None
         return self.rebalance_timeout_ms is not None and says_topics and self.owned is not None
 
 
-class HeartbeatAnswer(NamedTuple):
+class HeartbeatResponse(NamedTuple):
     """`assignment` is everything that the member may read now; None if unchanged."""
 
     member_id: str
@@ -79,7 +80,7 @@ class Catalog(Protocol):
     def by_name(self) -> dict[str, Topic]: ...
 
 
-class Matched(NamedTuple):
+class PatternMatches(NamedTuple):
     """The names of topics that match a pattern, as of `changes` of the catalog."""
 
     names: Collection[str]
@@ -118,13 +119,13 @@ class ConsumerGroupDescription(NamedTuple):
         return CONSUMER_PROTOCOL_TYPE
 
 
-def check(heartbeat: Heartbeat) -> None:
+def check_heartbeat(heartbeat: Heartbeat) -> None:
     """Check a heartbeat by itself. Raises InvalidRequest, InvalidGroup, InvalidPattern,
     UnsupportedAssignor."""
     epoch, instance_id, rack_id = heartbeat.epoch, heartbeat.instance_id, heartbeat.rack_id
-    if epoch < LEAVES_FOR_A_WHILE:
-        raise InvalidRequest(f"invalid member epoch {epoch}: use {LEAVES_FOR_A_WHILE} or more")
-    if not heartbeat.member_id and epoch != JOINS:
+    if epoch < LEAVE_TEMPORARILY_EPOCH:
+        raise InvalidRequest(f"invalid member epoch {epoch}: use {LEAVE_TEMPORARILY_EPOCH} or more")
+    if not heartbeat.member_id and epoch != JOIN_EPOCH:
         raise InvalidRequest("a member without an id must join: send epoch 0")
     for what, name in (("member", heartbeat.member_id), ("instance", instance_id or "")):
         if len(name) > limits.NAME_BYTES:
@@ -133,9 +134,9 @@ def check(heartbeat: Heartbeat) -> None:
         raise InvalidRequest("an instance id or rack id must not be empty: leave it out")
     if len(rack_id or "") > limits.NAME_BYTES:
         raise InvalidGroup(f"a rack id may have at most {limits.NAME_BYTES} characters")
-    if epoch == LEAVES_FOR_A_WHILE and instance_id is None:
+    if epoch == LEAVE_TEMPORARILY_EPOCH and instance_id is None:
         raise InvalidRequest("only a member with an instance id can leave temporarily")
-    if epoch == JOINS:
+    if epoch == JOIN_EPOCH:
         _check_joining(heartbeat)
     if heartbeat.assignor is not None and heartbeat.assignor not in ASSIGNORS:
         known = ", ".join(ASSIGNORS)

@@ -22,12 +22,12 @@ from quackmq.broker import (
     ConsumerGroupDescription,
     GroupDescription,
     GroupState,
-    Join,
-    Joined,
-    Leaving,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
     MemberDescription,
     MemberRef,
-    Sync,
+    SyncRequest,
 )
 from quackmq.errors import (
     BrokerClosing,
@@ -108,7 +108,7 @@ async def sync_group(call: Call, request: Any) -> Fields:
     protocol = getattr(request, "protocol_name", None)
     if call.version >= _SYNC_WITH_PROTOCOL and None in (protocol_type, protocol):
         return _not_synced(ErrorCode.inconsistent_group_protocol)
-    sync = Sync(
+    sync = SyncRequest(
         _member(request),
         protocol_type,
         protocol,
@@ -147,9 +147,11 @@ HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, arrived=heartbe
 
 async def leave_group(call: Call, request: Any) -> Fields:
     if call.version >= _LEAVE_WITH_SEVERAL:
-        leaving = [Leaving(entry.member_id, entry.group_instance_id) for entry in request.members]
+        leaving = [
+            LeaveRequest(entry.member_id, entry.group_instance_id) for entry in request.members
+        ]
     else:
-        leaving = [Leaving(request.member_id, None)]
+        leaving = [LeaveRequest(request.member_id, None)]
     outcomes: list[QuackError | None] = []
     try:
         call.broker.groups.check_name(request.group_id)
@@ -256,12 +258,12 @@ DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
 # --- internal ----------------------------------------------------------------------------------
 
 
-def _join(call: Call, request: Any) -> Join:
+def _join(call: Call, request: Any) -> JoinRequest:
     session_timeout_ms = request.session_timeout // _MILLISECOND
     rebalance_timeout_ms = session_timeout_ms
     if call.version >= _JOIN_WITH_REBALANCE_TIMEOUT:
         rebalance_timeout_ms = request.rebalance_timeout // _MILLISECOND
-    return Join(
+    return JoinRequest(
         member_id=request.member_id,
         instance_id=getattr(request, "group_instance_id", None),
         client_id=call.caller.client[: shared_limits.NAME_BYTES],
@@ -283,7 +285,7 @@ def host_of(call: Call) -> str:
     return f"/{host}"
 
 
-def _joined(joined: Joined) -> Fields:
+def _joined(joined: JoinResponse) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "generation_id": joined.generation,
