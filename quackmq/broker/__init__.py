@@ -16,7 +16,7 @@ from quackmq.broker.groups.service import Commit, Groups
 from quackmq.broker.groups.state import GroupSettings
 from quackmq.broker.log.page import Page
 from quackmq.broker.publish.messages import BegunPut, Messages, Put
-from quackmq.broker.push.service import Channel, LeasedEntry, PushedStanding, PushService
+from quackmq.broker.push.service import Channel, LeasedEntry, PushProgress, PushService
 from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.series import CommittedTurn, Turn
@@ -103,7 +103,7 @@ __all__ = [
     "Producer",
     "ProducerEpoch",
     "ProducerRef",
-    "PushedStanding",
+    "PushProgress",
     "PushService",
     "Put",
     "Reading",

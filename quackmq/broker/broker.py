@@ -38,7 +38,7 @@ from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.messages import Messages
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.publish.service import PublishService
-from quackmq.broker.push.live_tail import Feeds
+from quackmq.broker.push.live_tail import LiveTails
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.service import PushService
 from quackmq.broker.queue_registrations import Registrations
@@ -105,7 +105,7 @@ class Broker:
         self._decoded = decoded = DecodedBatches()
         self._log = log = LogService(store, topics, decoded, lifecycle)
         self.live_reads = LiveReads(store)
-        live_tails = Feeds(store, log, clock, decoded)
+        live_tails = LiveTails(store, log, clock, decoded)
         self._cursors = cursors = Cursors(store, topics.by_id)
         self._registry = registry = SubscriptionRegistry()
         self._holds = holds = Holds(registry, cursors)

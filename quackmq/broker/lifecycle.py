@@ -13,7 +13,7 @@ Lock order. A task that holds a lock may only acquire locks further down this ta
     5. PullSubscription.lock         one subscription, except to `quackmq.receipts`
     6. Topics._locks                 `quackmq.receipts`: writing a receipt may create the topic
     7. PullSubscription.lock         subscriptions to `quackmq.receipts`
-    8. ProgressFlusher.alone         the running write of push progress
+    8. ProgressFlusher.write_lock    the running write of push progress
     9. Stage parts, then series, then stage keys (`staging`)
     10. leaf locks, inside which no other lock is taken: Partition.lock (retention),
         GroupEntry.lock, idempotency keys, registrations, notes, producer ids, live tails

@@ -99,7 +99,7 @@ RECEIPTS_PER_BATCH: Final = 1_000
 #: Acknowledged ranges that are not written yet, per subscription and partition. Beyond this, for
 #: example if the disk accepts no writes, done offsets between the ranges count as acknowledged,
 #: too. There may be more ranges if leased entries separate them.
-UNTOLD_RANGES: Final = 4_096
+PENDING_RECEIPT_RANGES: Final = 4_096
 #: Channels over all push subscriptions: each is a connected peer.
 CHANNELS: Final = 50_000
 #: Wait before a channel repeats a failed read: a disk error may be temporary, and permanent damage
@@ -120,18 +120,18 @@ PUSHED_RETRY_MS: Final = 1_000
 #: STATE_VALUE_BYTES.
 PUSHED_FLUSH_BYTES: Final = 1 * MIB
 #: Bytes read at a time from a topic with push subscriptions.
-FEED_READ_BYTES: Final = 256 * KIB
+LIVE_TAIL_READ_BYTES: Final = 256 * KIB
 #: Bytes of the newest batches that are in memory for push subscriptions: over all topics, and at
 #: least for each topic. A subscription that is not further behind needs no read.
-FEED_BYTES: Final = 64 * MIB
-FEED_TOPIC_BYTES: Final = 64 * KIB
+LIVE_TAIL_BYTES: Final = 64 * MIB
+LIVE_TAIL_TOPIC_BYTES: Final = 64 * KIB
 #: Newest batches of one partition that are in memory for push subscriptions.
-FEED_BATCHES: Final = 10_000
+LIVE_TAIL_BATCHES: Final = 10_000
 #: Wait before the live tail of a topic repeats a failed read.
-FEED_RETRY_MS: Final = 1_000
+LIVE_TAIL_RETRY_MS: Final = 1_000
 #: Bytes read for push subscriptions that are behind, and not yet leased, over all of them. The last
 #: read is kept, however large.
-AHEAD_BYTES: Final = 32 * MIB
+CATCH_UP_BYTES: Final = 32 * MIB
 #: Messages in one page of a partition, and bytes of their keys, values and headers: each message
 #: becomes several Python objects, and a page is in memory until its reader has taken it.
 PAGE_RECORDS: Final = 10_000

@@ -176,7 +176,7 @@ async def test_live_entries_expire_by_elapsed_time(home: Home) -> None:
     async with home.broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=HOUR_MS))
         await publish(broker, b"a")
-        feeds = broker.pushing._feeds
+        feeds = broker.pushing._live_tails
         home.machine.jump(YEAR_MS)
         assert await feeds.first_live(topic, 0) == 0
         home.machine.jump(-2 * YEAR_MS)

@@ -69,7 +69,7 @@ def check(broker: Broker) -> None:
         key = PartitionKey(topic.id, partition)
         cursors = walked(broker, key)
         of_topic = broker._push.of_topic(topic.id)
-        marks = {each.name: each.parts[partition].durable for each in of_topic}
+        marks = {each.name: each.partition_progress[partition].durable_mark for each in of_topic}
         every = [*cursors.values(), *marks.values()]
         assert holds.lowest_hold(key) == min(every, default=None)
         offsets = range(8)

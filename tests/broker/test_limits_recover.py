@@ -257,13 +257,13 @@ async def test_subscriptions_of_every_mode_count_together(monkeypatch: pytest.Mo
 async def test_the_feeds_that_stay_share_the_memory_of_one_that_goes(
     is_deleted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_limits, "FEED_BYTES", 1_000_000)
+    monkeypatch.setattr(broker_limits, "LIVE_TAIL_BYTES", 1_000_000)
     async with open_broker() as broker:
         for name in (TOPIC, "geese"):
             await broker.create_topic(CALLER, name)
             await pushed(broker, topic=name)
         async with peer_of(broker) as peer:
-            feed = peer.channel.feed
+            feed = peer.channel.live_tail
             assert feed is not None and feed.max_bytes == 1_000_000
             async with peer_of(broker, topic="geese"):
                 assert feed.max_bytes == 500_000

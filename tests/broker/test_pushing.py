@@ -446,7 +446,7 @@ async def test_pushed_subscriptions_are_listed_among_the_others_by_name_and_topi
         await publish(broker, b"x", topic="geese")
         standing = await broker.standing(CALLER, "b", "geese")
         assert (standing.lag, standing.lost) == (1, 0)
-        assert await broker.pushing.standing(CALLER, "b", "geese") == (1, Counts(), 0)
+        assert await broker.pushing.progress(CALLER, "b", "geese") == (1, Counts(), 0)
 
 
 @pytest.mark.asyncio

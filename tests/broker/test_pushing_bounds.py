@@ -79,7 +79,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
 async def test_what_batches_come_to_when_they_are_opened_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("FEED_BYTES", "FEED_TOPIC_BYTES"):
+    for name in ("LIVE_TAIL_BYTES", "LIVE_TAIL_TOPIC_BYTES"):
         monkeypatch.setattr(home_of(name), name, 20_000)
     monkeypatch.setattr(broker_limits, "DECODED_BATCHES", 1)
     async with open_broker() as broker:
@@ -90,19 +90,19 @@ async def test_what_batches_come_to_when_they_are_opened_is_bounded(
             for batch in batches:
                 await publish(broker, *batch)
             await until(lambda: peer.channel.lag() == 300)
-            assert peer.channel.feed is not None
-            (window,) = peer.channel.feed.windows
+            assert peer.channel.live_tail is not None
+            (window,) = peer.channel.live_tail.windows
             assert window.start == 0, "all are held, closed"
             found = await peer.take_all()
             assert values(found) == [value for batch in batches for value in batch]
-            assert 0 < window._opened_size <= 20_000
-            assert 0 < len(window._opened) < 30
+            assert 0 < window._open_bytes <= 20_000
+            assert 0 < len(window._open_batches) < 30
             for each in found:
                 assert peer.channel.nack(each)
             again = await peer.take_all()
             assert lent(again) == [(each.record.value, 2) for each in found]
-            assert window._opened_size == sum(cell.opened_size for cell in window._opened)
-            assert window._opened_size <= 20_000
+            assert window._open_bytes == sum(batch.opened_size for batch in window._open_batches)
+            assert window._open_bytes <= 20_000
 
 
 @pytest.mark.asyncio
@@ -114,11 +114,11 @@ async def test_what_was_read_ahead_is_held_for_nobody_who_has_left(is_gone: bool
         await pushed(broker, start="beginning")
         async with peer_of(broker) as peer:
             assert values(await peer.take(1)) == [b"a"]
-            reader = peer.channel._log
+            reader = peer.channel._log_reader
             assert reader._size > 0
             if is_gone:
                 await broker.pushing.unsubscribe(CALLER, NAME, TOPIC)
-        assert (reader._size, len(reader._ahead)) == (0, 0)
+        assert (reader._size, len(reader._buffered_bytes)) == (0, 0)
 
 
 @in_virtual_time
@@ -132,7 +132,7 @@ async def test_a_channel_forgets_what_others_were_lent_after_it() -> None:
                 await until(lambda: silent.channel.lag() == 10)
                 assert len(await silent.take(10)) == 10
                 other.ack(await other.wait(10))
-            assert len(silent.channel._lent) <= 100
+            assert len(silent.channel._delivery_counts) <= 100
             await publish(broker, b"last")
             await silent.wait()
             await silent.channel.close()
@@ -207,7 +207,7 @@ async def test_room_that_is_made_by_skipping_is_told() -> None:
 
 def _until_due_s(peer: Peer) -> float:
     """Until a lease has run out; the timer rings a moment later."""
-    due_ms = peer.channel._held.parts[0].leases.next_due_ms
+    due_ms = peer.channel._subscription.partition_progress[0].leases.next_due_ms
     assert due_ms is not None
     return due_ms / 1000 + 0.0005 - asyncio.get_running_loop().time()
 

@@ -122,7 +122,7 @@ async def test_acks_become_durable_by_themselves_in_one_write_for_all() -> None:
             (found,) = await broker.subscriptions(CALLER, name=name)
             assert found.cursors == (50,)
         async with open_broker(store) as after:
-            standing = await after.pushing.standing(CALLER, names[0], TOPIC)
+            standing = await after.pushing.progress(CALLER, names[0], TOPIC)
             assert (standing.lag, standing.counts) == (0, Counts(acked=50))
         for peer in peers:
             await peer.channel.close()
@@ -362,7 +362,7 @@ async def test_a_batch_is_read_and_opened_once_for_all_who_are_not_behind(
 async def test_who_is_behind_reads_for_itself_and_misses_nothing(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_limits, "FEED_BATCHES", 4)
+    monkeypatch.setattr(broker_limits, "LIVE_TAIL_BATCHES", 4)
     monkeypatch.setattr(limits, "REGION_BYTES", 300)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -380,7 +380,7 @@ async def test_who_is_behind_reads_for_itself_and_misses_nothing(
 
 @pytest.mark.asyncio
 async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_limits, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(broker_limits, "CATCH_UP_BYTES", 1)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         many = [b"%d" % number for number in range(10)]
@@ -399,7 +399,7 @@ async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.Monke
 async def test_a_feed_that_cannot_read_goes_on_when_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(broker_limits, "FEED_RETRY_MS", 1)
+    monkeypatch.setattr(broker_limits, "LIVE_TAIL_RETRY_MS", 1)
     monkeypatch.setattr(stores_limits, "WAITING_READERS", 0)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)

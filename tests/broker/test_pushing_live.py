@@ -197,7 +197,7 @@ async def test_a_live_subscription_that_nobody_is_served_by_does_not_hold_old_ne
         await broker.pushing.flush()
         await broker.clean()
         assert await values_in(broker) == []
-        standing = await broker.pushing.standing(CALLER, NAME, TOPIC)
+        standing = await broker.pushing.progress(CALLER, NAME, TOPIC)
         assert standing == (0, Counts(skipped=2), 0)
 
 
@@ -216,7 +216,7 @@ async def test_a_topic_that_cannot_be_looked_into_keeps_no_other_from_letting_go
         store.offsets_error = StorageError("it cannot be read")
         with pytest.raises(StorageError):
             await broker.clean()
-        standing = await broker.pushing.standing(CALLER, NAME, TOPIC)
+        standing = await broker.pushing.progress(CALLER, NAME, TOPIC)
         assert standing == (0, Counts(skipped=1), 0)
 
 
@@ -255,5 +255,5 @@ async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.M
 
 
 def _end_of(peer: Peer) -> int:
-    assert peer.channel.feed is not None
-    return peer.channel.feed.windows[0].end
+    assert peer.channel.live_tail is not None
+    return peer.channel.live_tail.windows[0].end

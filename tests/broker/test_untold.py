@@ -24,10 +24,10 @@ class Followed:
 
     def __init__(self, terms: Terms, chance: random.Random) -> None:
         self.leases = Leases(terms, 0)
-        self.untold = PendingReceipts(self.leases, has_begun=False)
+        self.pending = PendingReceipts(self.leases, has_begun=False)
         self.chance = chance
         self.now_ms = 0
-        self.steps: list[ReceiptEvent] = []
+        self.events: list[ReceiptEvent] = []
         self.acked: set[int] = set()
 
     def lend(self) -> None:
@@ -41,7 +41,7 @@ class Followed:
     def ack(self) -> None:
         for lease in self.chance.sample(self.leases.leases(), self.leases.outstanding // 2):
             assert self.leases.ack(lease.offset)
-            self.untold.ack(lease.offset, self.leases)
+            self.pending.ack(lease.offset, self.leases)
             self.acked.add(lease.offset)
 
     def lose(self) -> None:
@@ -51,14 +51,14 @@ class Followed:
         self.now_ms += self.chance.randrange(2 * self.leases.terms.lease_ms)
 
     def flush(self, works: bool) -> None:
-        told = self.untold.tell(*PLACE, self.leases)
+        told = self.pending.build(*PLACE, self.leases)
         # More may be acknowledged while it is on its way.
         self.ack()
         if works:
-            self.untold.was_told(told)
-            self.steps += told.steps
+            self.pending.mark_written(told)
+            self.events += told.events
         else:
-            self.untold.was_not_told(told)
+            self.pending.mark_failed(told)
 
     def _live_from(self) -> int:
         if self.leases.terms.reading == "every":
@@ -83,10 +83,10 @@ def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading
         if followed.leases.outstanding == 1:
             (last,) = followed.leases.leases()
             followed.leases.ack(last.offset)
-            followed.untold.ack(last.offset, followed.leases)
+            followed.pending.ack(last.offset, followed.leases)
             followed.acked.add(last.offset)
     followed.flush(works=True)
-    begun, *steps = followed.steps
+    begun, *steps = followed.events
     assert (begun.kind, begun.next_offset) == ("begun", 0)
     taken = [
         at
@@ -108,7 +108,7 @@ def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading
 def test_beyond_its_bound_what_lies_between_counts_as_acknowledged_and_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(broker_limits, "UNTOLD_RANGES", 4)
+    monkeypatch.setattr(broker_limits, "PENDING_RECEIPT_RANGES", 4)
     leases = Leases(Terms(), 0)
     untold = PendingReceipts(leases, has_begun=True)
     leases.lend(Wanted(0, 40), range(1, 40, 2), 40, 0)
@@ -116,12 +116,12 @@ def test_beyond_its_bound_what_lies_between_counts_as_acknowledged_and_nothing_t
     for offset in held:
         assert leases.ack(offset)
         untold.ack(offset, leases)
-    told = untold.tell(*PLACE, leases)
-    untold.was_told(told)
-    assert [(step.from_offset, step.next_offset) for step in told.steps] == [
+    told = untold.build(*PLACE, leases)
+    untold.mark_written(told)
+    assert [(step.from_offset, step.next_offset) for step in told.events] == [
         *((0, 9), (10, 21), (22, 40)),
     ]
     leases.ack(9)
     untold.ack(9, leases)
-    (step,) = untold.tell(*PLACE, leases).steps
+    (step,) = untold.build(*PLACE, leases).events
     assert (step.first_offset, step.next_offset) == (9, 10)

@@ -45,14 +45,14 @@ from tests.simulation.world import Trace, World
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
 LIMITS: Final = {
-    "AHEAD_BYTES": (100, 300),
+    "CATCH_UP_BYTES": (100, 300),
     "CHANNELS": (2, 3),
-    "FEED_BATCHES": (1, 3),
-    "FEED_READ_BYTES": (100, 300),
+    "LIVE_TAIL_BATCHES": (1, 3),
+    "LIVE_TAIL_READ_BYTES": (100, 300),
     "PENDING_BYTES": (100, 500),
     "PUSHED_FLUSH_BYTES": (10, 100),
     "TAKEN_ENTRIES": (1, 2),
-    "UNTOLD_RANGES": (1, 2),
+    "PENDING_RECEIPT_RANGES": (1, 2),
 }
 _TOPIC = "news"
 _PARTITIONS = 2
@@ -231,7 +231,7 @@ class Life:
             if sorted(told[name]) != every:
                 raise Violation(f"the receipts of {name} tell of {sorted(told[name])}")
             # Beyond that limit, what lies between counts as acknowledged.
-            is_exact = not self.counts[f"{REACHED}UNTOLD_RANGES"]
+            is_exact = not self.counts[f"{REACHED}PENDING_RECEIPT_RANGES"]
             if (more := acked[name] - self.ledger.acked[name]) and is_exact:
                 raise Violation(f"{name} has acknowledged none of {sorted(more)}")
         if missing := set(self.ledger.entries) - acked[_SHARED]:
@@ -242,7 +242,7 @@ class Life:
         for partition in range(_PARTITIONS):
             key = PartitionKey(self.broker.topic(_TOPIC).id, partition)
             total += (await self.broker.offsets(CALLER, key)).stable
-        lag, counts, outstanding = await self.broker.pushing.standing(CALLER, name, _TOPIC)
+        lag, counts, outstanding = await self.broker.pushing.progress(CALLER, name, _TOPIC)
         if (lag, outstanding) != (0, 0) or sum(counts) != total:
             raise Violation(f"{name}: {counts} of {total}, {lag} to come")
         if counts.lost or (name != _LIVE and counts.skipped):

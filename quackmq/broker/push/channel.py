@@ -1,14 +1,14 @@
 """One connected peer of a push subscription: it takes entries and acknowledges each of them.
 
-Several channels may share a subscription; each entry is leased to one of them at a time. The
-channel calls `on_change` when `take` may find something: new entries, an expired lease, room that
-an acknowledgement made, or the end of the subscription, which `take` then raises. It calls
-`on_change` once, and again only after the next `take`; the peer must therefore take until there is
-nothing. After a failed read it calls `on_change` after a while, since a disk error may be
-temporary.
+Several channels may share a subscription. Each entry is leased to one of them at a time. The
+channel calls `on_change` when `take` may have a result: new entries, an expired lease, room that an
+acknowledgement made, or the end of the subscription, which `take` then raises. After it has called
+`on_change`, it does not call it again before the next `take`. The peer must therefore call `take`
+until it returns nothing. After a failed read, the channel calls `on_change` after a while, because
+a disk error may be temporary.
 
 New entries come from the topic's window, without a read and without waiting. Only a subscription
-that is behind the window reads, one region at a time. It yields to other tasks before each read, so
+that is behind the window reads, one region at a time. Before each read it yields to other tasks, so
 that old entries do not delay new ones (Q13).
 
 Not thread-safe: call from the broker's event loop. A cancelled `take` has leased nothing.
@@ -28,7 +28,7 @@ from quackmq.broker import limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.push.live_tail import LiveTail
 from quackmq.broker.push.push_registry import PushRegistry
-from quackmq.broker.push.push_subscription import Part, PushedSubscription, loop_ms
+from quackmq.broker.push.push_subscription import PartitionProgress, PushSubscription, loop_ms
 from quackmq.broker.push.window import CatchUpBuffer, LeasedEntry, WindowBatch
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
 from quackmq.loop_clock import loop_clock
@@ -38,474 +38,526 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-#: Stale entries that `_lent` may hold besides as many as are still leased.
-_SPARE_LENT: Final = 64
+#: Stale entries that `_delivery_counts` may hold, besides as many as are still leased.
+_SPARE_DELIVERY_COUNTS: Final = 64
 
 
 class Channel:
+    """A peer's access to a push subscription, from `PushService.open` to `close`."""
+
     def __init__(
         self,
-        held: PushedSubscription,
-        pushed: PushRegistry,
-        log: LogReader,
+        subscription: PushSubscription,
+        registry: PushRegistry,
+        log_reader: LogReader,
         on_change: Callable[[], None],
         on_close: Callable[[Channel], None],
     ) -> None:
-        self._held = held
-        self._pushed = pushed
-        self._log = log
+        self._subscription = subscription
+        self._registry = registry
+        self._log_reader = log_reader
         self._on_change = on_change
         self._on_close = on_close
         #: How often each entry was delivered, by partition and offset. It holds the entries leased
         #: to this channel, and some that were leased to other channels since. It is cleaned when it
-        #: has more than `_lent_most` entries.
-        self._lent: dict[tuple[int, int], int] = {}
-        self._lent_most = _SPARE_LENT
-        self._is_told = False
-        #: The entry taken last was the newest, and there was no notification since.
+        #: has more than `_max_delivery_counts` entries.
+        self._delivery_counts: dict[tuple[int, int], int] = {}
+        self._max_delivery_counts = _SPARE_DELIVERY_COUNTS
+        #: Whether `on_change` was called since the last `take`.
+        self._is_notified = False
+        #: Whether the entry taken last was the newest, and no notification came since.
         self._is_at_end = False
         self._is_closed = False
-        #: Calls `on_change` when a failed read is to be tried again.
-        self._again: asyncio.TimerHandle | None = None
+        #: Calls `on_change` so that the peer retries a failed read.
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._time = loop_clock().time
-        self.feed: LiveTail | None = None
+        self.live_tail: LiveTail | None = None
 
     @property
     def name(self) -> str:
-        return self._held.name
+        return self._subscription.name
 
     @property
     def topic_name(self) -> str:
-        return self._held.topic.name
+        return self._subscription.topic.name
 
     # --- entries ------------------------------------------------------------------------------
 
-    async def take(self, most: int = 1) -> list[LeasedEntry]:
-        """Lease entries that are due again or new to this channel, and return them. Return at most
-        `most`, and fewer if the rest would have to be read or if there is no room for more leases.
-        Return an empty list if there are none.
+    async def take(self, max_entries: int = 1) -> list[LeasedEntry]:
+        """Lease entries to this channel and return them: new entries, and those whose lease has
+        expired. Return at most `max_entries`, and fewer if the rest would have to be read or if
+        there is no room for more leases. Return an empty list if there are none.
 
         Raise the error that ended the subscription: UnknownSubscription, UnknownTopic or
         BrokerClosing. Raise StorageError if there are only entries that cannot be read now.
         """
-        most = min(most, limits.TAKEN_ENTRIES)
-        stuck: dict[Part, QuackError | None] = {}
+        max_entries = min(max_entries, limits.TAKEN_ENTRIES)
+        unreadable: dict[PartitionProgress, QuackError | None] = {}
         while True:
-            self._check_there()
-            self._is_told = self._is_at_end = False
-            found: list[LeasedEntry] = []
-            behind = self._lend(most, found, stuck)
-            if found:
-                return found
-            if behind is None:
-                if stuck:
-                    self._try_again_later()
-                error = next((each for each in stuck.values() if each is not None), None)
+            self._check_usable()
+            self._is_notified = self._is_at_end = False
+            leased: list[LeasedEntry] = []
+            to_read = self._lease_in_memory(max_entries, leased, unreadable)
+            if leased:
+                return leased
+            if to_read is None:
+                if unreadable:
+                    self._schedule_retry()
+                error = next((each for each in unreadable.values() if each is not None), None)
                 if error is not None:
                     raise error
-                return found
-            await self._bring(*behind, stuck)
+                return leased
+            await self._load(*to_read, unreadable)
 
-    def take_now(self, most: int = 1) -> list[LeasedEntry] | None:
+    def take_now(self, max_entries: int = 1) -> list[LeasedEntry] | None:
         """Lease entries as `take` does, but without waiting: the fast path. Return None if
         something must be read first; call `take` then."""
-        self._check_there()
-        self._is_told = False
-        newest = self._next_of_all() if most == 1 else None
+        self._check_usable()
+        self._is_notified = False
+        newest = self._lease_next() if max_entries == 1 else None
         if newest is not None:
             return [newest]
         self._is_at_end = False
-        found: list[LeasedEntry] = []
-        behind = self._lend(min(most, limits.TAKEN_ENTRIES), found, {})
-        return found if found or behind is None else None
+        leased: list[LeasedEntry] = []
+        to_read = self._lease_in_memory(min(max_entries, limits.TAKEN_ENTRIES), leased, {})
+        return leased if leased or to_read is None else None
 
     @property
     def is_idle(self) -> bool:
-        """Return whether `take` would find nothing now, and `on_change` will be called when that
+        """Return whether `take` would return nothing now, and `on_change` will be called when that
         changes. This is cheaper than a `take`."""
-        feed, parts = self.feed, self._held.parts
-        if self._is_told or feed is None or len(feed.windows) < len(parts):
+        live_tail, partitions = self.live_tail, self._subscription.partition_progress
+        if self._is_notified or live_tail is None or len(live_tail.windows) < len(partitions):
             return False
         if self._is_at_end:
             return True
         now_ms = loop_ms()
-        for part, window in zip(parts, feed.windows, strict=False):
-            if not part.leases.has_nothing(now_ms, window.end):
+        for progress, window in zip(partitions, live_tail.windows, strict=False):
+            if not progress.leases.has_nothing(now_ms, window.end):
                 return False
         return True
 
     def ack(self, partition: int, offset: int) -> bool:
         """Acknowledge an entry. Return False if it is not outstanding: acknowledged before, skipped
         or never leased. The acknowledgement is durable with the next flush."""
-        held = self._held
-        if held.gone is not None or not 0 <= partition < len(held.parts):
+        subscription = self._subscription
+        partitions = subscription.partition_progress
+        if subscription.end_error is not None or not 0 <= partition < len(partitions):
             return False
-        part = held.parts[partition]
-        leases = part.leases
+        progress = partitions[partition]
+        leases = progress.leases
         had_room = leases.has_room
         if not leases.ack(offset):
             return False
-        if part.untold is not None:
-            part.untold.ack(offset, leases)
-        self._lent.pop((partition, offset), None)
-        if not part.is_dirty:
-            self._pushed.changed(part)
+        if progress.pending_receipts is not None:
+            progress.pending_receipts.ack(offset, leases)
+        self._delivery_counts.pop((partition, offset), None)
+        if not progress.is_dirty:
+            self._registry.mark_dirty(progress)
         if not had_room:
-            held.tell()
+            subscription.notify()
         return True
 
     def nack(self, delivery: LeasedEntry, wait_ms: int = 0) -> bool:
-        """Reject a delivery: the entry is due again after `wait_ms`. Return False if this delivery
-        is not the outstanding one."""
-        place = (delivery.partition, delivery.offset)
-        if self._held.gone is not None or not 0 <= delivery.partition < len(self._held.parts):
+        """Reject a delivery: the entry can be leased again after `wait_ms`. Return False if this
+        delivery is not the outstanding one."""
+        entry_key = (delivery.partition, delivery.offset)
+        partitions = self._subscription.partition_progress
+        if self._subscription.end_error is not None:
             return False
-        if self._lent.get(place) == delivery.deliveries:
-            del self._lent[place]
-        leases = self._held.parts[delivery.partition].leases
+        if not 0 <= delivery.partition < len(partitions):
+            return False
+        if self._delivery_counts.get(entry_key) == delivery.deliveries:
+            del self._delivery_counts[entry_key]
+        leases = partitions[delivery.partition].leases
         if not leases.nack(delivery.offset, delivery.deliveries, loop_ms(), wait_ms):
             return False
         if wait_ms:
-            self._held.set_timer()
+            self._subscription.set_timer()
         else:
-            self._held.tell()
+            self._subscription.notify()
         return True
 
     async def flush(self) -> None:
         """Make all acknowledgements so far durable. Raise the errors of the store."""
-        await self._pushed.flush()
+        await self._registry.flush()
 
     # --- progress -----------------------------------------------------------------------------
 
     def counts(self) -> Counts:
         """Return the counts of the subscription's entries by outcome, over all its channels."""
         self._skip_old()
-        return self._held.counts()
+        return self._subscription.counts()
 
     def lag(self) -> int:
         """Return how many entries are outstanding or not yet delivered."""
         self._skip_old()
-        if self.feed is None:
+        if self.live_tail is None:
             return 0
-        both = zip(self._held.parts, self.feed.windows, strict=False)
-        return sum(part.leases.left(window.first, window.end) for part, window in both)
+        both = zip(self._subscription.partition_progress, self.live_tail.windows, strict=False)
+        return sum(progress.leases.left(window.first, window.end) for progress, window in both)
 
     def low_water_mark(self, partition: int) -> int:
         """Return the offset before which all entries of a partition are done; 0 for an unknown
         partition."""
-        parts = self._held.parts
-        return parts[partition].leases.low_water_mark if 0 <= partition < len(parts) else 0
+        partitions = self._subscription.partition_progress
+        if not 0 <= partition < len(partitions):
+            return 0
+        return partitions[partition].leases.low_water_mark
 
     def is_done(self, partition: int, offset: int) -> bool:
         """Return whether an entry will never be leased again."""
-        parts = self._held.parts
-        return 0 <= partition < len(parts) and parts[partition].leases.is_done(offset)
+        partitions = self._subscription.partition_progress
+        if not 0 <= partition < len(partitions):
+            return False
+        return partitions[partition].leases.is_done(offset)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call `on_change`, unless it was called since the last `take`. For the broker only."""
-        if self._is_told or self._is_closed:
+        if self._is_notified or self._is_closed:
             return
-        self._is_told = True
+        self._is_notified = True
         try:
             self._on_change()
         except Exception:
             # Other channels must still be notified after this one.
             log.exception(
-                "the callback of push subscription %s failed on new entries", self._held.name
+                "the callback of push subscription %s failed on new entries",
+                self._subscription.name,
             )
 
     # --- closing ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Give this channel's entries back at once, to the other channels or to the next one."""
+        """Close the channel. Its leases end now, so that another channel can get the entries."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._again is not None:
-            self._again.cancel()
-        held = self._held
-        held.channels.pop(self, None)
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        subscription = self._subscription
+        subscription.channels.pop(self, None)
         self._on_close(self)
-        if not held.channels:
-            for part in held.parts:
-                self._log.drop(part)
-        if held.gone is not None:
+        if not subscription.channels:
+            for progress in subscription.partition_progress:
+                self._log_reader.drop(progress)
+        if subscription.end_error is not None:
             return
         now_ms = loop_ms()
-        for (partition, offset), deliveries in self._lent.items():
-            held.parts[partition].leases.nack(offset, deliveries, now_ms)
-        self._lent.clear()
-        if held.channels:
-            held.tell()
+        for (partition, offset), deliveries in self._delivery_counts.items():
+            subscription.partition_progress[partition].leases.nack(offset, deliveries, now_ms)
+        self._delivery_counts.clear()
+        if subscription.channels:
+            subscription.notify()
             return
-        if held.timer is not None:
-            held.timer.cancel()
-            held.timer = None
+        if subscription.timer is not None:
+            subscription.timer.cancel()
+            subscription.timer = None
 
     # --- helpers ------------------------------------------------------------------------------
 
-    def _check_there(self) -> None:
+    def _check_usable(self) -> None:
         assert not self._is_closed, "a channel is not used after it was closed"
-        if self._held.gone is not None:
-            raise self._held.gone.with_traceback(None)
+        if self._subscription.end_error is not None:
+            raise self._subscription.end_error.with_traceback(None)
 
-    def _lend(
-        self, most: int, found: list[LeasedEntry], stuck: dict[Part, QuackError | None]
-    ) -> tuple[Part, Wanted] | None:
-        """Lease entries that are in memory, partition by partition. Return the first partition, and
-        its wanted entries, that must be read for more; None if nothing must be read."""
-        feed, held = self.feed, self._held
-        assert feed is not None, "an open channel has a feed"
-        behind = None
-        known = min(len(held.parts), len(feed.windows))
-        begin = held.turn % known
-        for index in range(known):
-            partition = (begin + index) % known
-            part = held.parts[partition]
-            if part in stuck:
+    def _lease_in_memory(
+        self,
+        max_entries: int,
+        leased: list[LeasedEntry],
+        unreadable: dict[PartitionProgress, QuackError | None],
+    ) -> tuple[PartitionProgress, Wanted] | None:
+        """Lease entries that are in memory, partition by partition, and append them to `leased`.
+        Return the first partition that must be read for more, with the offsets to read; None if
+        nothing must be read. Pass over `unreadable` partitions."""
+        live_tail, subscription = self.live_tail, self._subscription
+        assert live_tail is not None, "an open channel has a live tail"
+        to_read = None
+        partition_count = min(len(subscription.partition_progress), len(live_tail.windows))
+        first_partition = subscription.next_partition % partition_count
+        for index in range(partition_count):
+            partition = (first_partition + index) % partition_count
+            progress = subscription.partition_progress[partition]
+            if progress in unreadable:
                 continue
-            missing = self._lend_of(part, feed, most, found)
-            behind = behind or missing
-            if len(found) >= most:
+            unread = self._lease_in_partition(progress, live_tail, max_entries, leased)
+            to_read = to_read or unread
+            if len(leased) >= max_entries:
                 break
-            if missing is not None and not found and part.leases.terms.reading == "every":
-                break  # read it first; a live subscription goes on with new entries elsewhere
-        if found:
-            held.turn = found[-1].partition + 1
-            self._has_lent()
-        elif held.is_timer_late:
-            self._held.set_timer()
-        return behind
+            if unread is not None and not leased and progress.leases.terms.reading == "every":
+                break  # read it first; a live subscription continues with other partitions
+        if leased:
+            subscription.next_partition = leased[-1].partition + 1
+            self._tidy_after_lease()
+        elif subscription.is_timer_late:
+            subscription.set_timer()
+        return to_read
 
-    def _next_of_all(self) -> LeasedEntry | None:
+    def _lease_next(self) -> LeasedEntry | None:
         """Lease the next entry on the fast path: the subscription has one partition and has kept
         up. Return None in any other case."""
-        feed, held = self.feed, self._held
-        assert feed is not None, "an open channel has a feed"
-        if len(held.parts) != 1 or len(feed.windows) != 1:
+        live_tail, subscription = self.live_tail, self._subscription
+        assert live_tail is not None, "an open channel has a live tail"
+        if len(subscription.partition_progress) != 1 or len(live_tail.windows) != 1:
             return None
-        part, window = held.parts[0], feed.windows[0]
-        leases = part.leases
+        progress, window = subscription.partition_progress[0], live_tail.windows[0]
+        leases = progress.leases
         offset, end = leases.frontier, window.end
         if not window.start <= offset < end or offset < window.first:
             return None
-        entry = window.entry_at(offset, self._log.decoded, held.topic.name)
+        entry = window.entry_at(offset, self._log_reader.decoded, subscription.topic.name)
         if entry is None:
             return None
-        if feed.lets_age and leases.terms.reading == "live":
-            if feed.asks_ages(0) or feed.live_from(0) > offset:
+        if live_tail.has_live_limit and leases.terms.reading == "live":
+            if live_tail.needs_ages(0) or live_tail.live_from(0) > offset:
                 return None
         if not leases.lend_next(int(self._time() * 1000), end):
             return None
         self._is_at_end = offset + 1 == end
-        self._lent[0, offset] = 1
-        if held.timer is None or held.is_timer_late or len(self._lent) > self._lent_most:
-            self._has_lent()
+        self._delivery_counts[0, offset] = 1
+        if (
+            subscription.timer is None
+            or subscription.is_timer_late
+            or len(self._delivery_counts) > self._max_delivery_counts
+        ):
+            self._tidy_after_lease()
         return entry
 
-    def _lend_of(
-        self, part: Part, feed: LiveTail, most: int, found: list[LeasedEntry]
-    ) -> tuple[Part, Wanted] | None:
-        partition, leases = part.key.partition, part.leases
-        window = feed.windows[partition]
+    def _lease_in_partition(
+        self,
+        progress: PartitionProgress,
+        live_tail: LiveTail,
+        max_entries: int,
+        leased: list[LeasedEntry],
+    ) -> tuple[PartitionProgress, Wanted] | None:
+        """Lease entries of one partition that are in memory, and append them to `leased`. Return
+        the partition and the offsets that must be read for more; an empty range asks for the ages
+        of entries. Return None if nothing must be read."""
+        partition, leases = progress.key.partition, progress.leases
+        window = live_tail.windows[partition]
         now_ms = loop_ms()
         counts = leases.counts
         if leases.terms.reading == "live":
-            if feed.asks_ages(partition):
-                return part, Wanted(0, 0)
-            live_from = feed.live_from(partition)
+            if live_tail.needs_ages(partition):
+                return progress, Wanted(0, 0)
+            live_from = live_tail.live_from(partition)
         else:
             live_from = 0
-        missing = None
-        while len(found) < most:
-            wanted = leases.wanted(now_ms, window.end, live_from)
-            if wanted is None:
+        to_read = None
+        while len(leased) < max_entries:
+            next_range = leases.wanted(now_ms, window.end, live_from)
+            if next_range is None:
                 break
-            if wanted.first_offset < window.first and not wanted.is_again:
+            if next_range.first_offset < window.first and not next_range.is_again:
                 leases.lose_before(window.first)
                 continue
-            first, end, _ = wanted
+            first, end, _ = next_range
             if first < window.first:
-                cell, known_to = None, end  # lost: it was deleted from the log
+                window_batch, examined_to = None, end  # lost: it was deleted from the log
             elif first >= window.start:
-                cell = window.cell_at(first, self._log.decoded, self._held.topic.name)
-                known_to = window.end
+                window_batch = window.batch_at(
+                    first, self._log_reader.decoded, self._subscription.topic.name
+                )
+                examined_to = window.end
             else:
-                cell = self._ahead_at(part, first)
-                if cell is None:
-                    missing = (part, wanted)
+                window_batch = self._find_catch_up_batch(progress, first)
+                if window_batch is None:
+                    to_read = (progress, next_range)
                     break
-                known_to = cell.next_offset
-            if cell is not None and not cell.is_open:
-                missing = (part, wanted)  # its batch must be prepared first
+                examined_to = window_batch.next_offset
+            if window_batch is not None and not window_batch.is_open:
+                to_read = (progress, next_range)  # its batch must be prepared first
                 break
-            self._lend_cell(part, wanted, cell, known_to, now_ms, most, found)
-        if leases.counts is not counts and not part.is_dirty:
-            self._pushed.changed(part)
-        return missing
+            self._lease_from_batch(
+                progress, next_range, window_batch, examined_to, now_ms, max_entries, leased
+            )
+        if leases.counts is not counts and not progress.is_dirty:
+            self._registry.mark_dirty(progress)
+        return to_read
 
-    def _lend_cell(
+    def _lease_from_batch(
         self,
-        part: Part,
-        wanted: Wanted,
-        cell: WindowBatch | None,
-        known_to: int,
+        progress: PartitionProgress,
+        next_range: Wanted,
+        window_batch: WindowBatch | None,
+        examined_to: int,
         now_ms: int,
-        most: int,
-        found: list[LeasedEntry],
+        max_entries: int,
+        leased: list[LeasedEntry],
     ) -> None:
-        """Lease the wanted entries of one window batch. Without a batch, mark the wanted offsets as
-        holding no entries. Skipping offsets without entries is one step, however many there are."""
-        leases, key = part.leases, part.key
-        first = wanted.first_offset
-        if cell is None:
-            leases.lend(wanted, (), known_to, now_ms)
+        """Lease the entries of `next_range` that are in one window batch, and append them to
+        `leased`. Without a batch, mark the offsets up to `examined_to` as holding no entries, in
+        one step."""
+        leases, key = progress.leases, progress.key
+        first = next_range.first_offset
+        if window_batch is None:
+            leases.lend(next_range, (), examined_to, now_ms)
             return
-        if cell.is_poison and not wanted.is_again:
-            leases.lose(first, min(cell.next_offset, wanted.next_offset))
+        if window_batch.is_poison and not next_range.is_again:
+            leases.lose(first, min(window_batch.next_offset, next_range.next_offset))
             return
-        entries, known_to = cell.between(first, wanted.next_offset, most - len(found))
+        entries, examined_to = window_batch.between(
+            first, next_range.next_offset, max_entries - len(leased)
+        )
         offsets = [entry.offset for entry in entries]
-        lent = leases.lend(wanted, offsets, known_to, now_ms)
+        new_leases = leases.lend(next_range, offsets, examined_to, now_ms)
         partition = key.partition
-        # `lend` leases the first of the wanted entries.
-        for (offset, deliveries, _), entry in zip(lent, entries, strict=False):
-            self._lent[partition, offset] = deliveries
+        # If there is no room for all entries, `lend` leases the first ones.
+        for (offset, deliveries, _), entry in zip(new_leases, entries, strict=False):
+            self._delivery_counts[partition, offset] = deliveries
             if deliveries == 1:
-                found.append(entry)
+                leased.append(entry)
                 continue
-            found.append(replace(entry, deliveries=deliveries))
-            if not part.is_dirty:
-                self._pushed.changed(part)
+            leased.append(replace(entry, deliveries=deliveries))
+            if not progress.is_dirty:
+                self._registry.mark_dirty(progress)
 
-    async def _bring(
-        self, part: Part, wanted: Wanted, stuck: dict[Part, QuackError | None]
+    async def _load(
+        self,
+        progress: PartitionProgress,
+        next_range: Wanted,
+        unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
-        """Read wanted entries that are not in memory, or prepare their batch. Mark the partition as
-        stuck if that fails: a disk error, or damage without a known end."""
-        assert self.feed is not None, "an open channel has a feed"
-        async with self._held.lock:
+        """Read the entries of `next_range`, or prepare their batch. Add the partition to
+        `unreadable` if that fails: a disk error, or damage without a known end."""
+        assert self.live_tail is not None, "an open channel has a live tail"
+        async with self._subscription.read_lock:
             try:
-                if wanted.next_offset == 0:
-                    await self.feed.look_at_ages(part.key.partition)
+                if next_range.next_offset == 0:
+                    await self.live_tail.update_ages(progress.key.partition)
                     return
-                cell = self._cell_of(part, wanted.first_offset)
-                if cell is None:
-                    await self._log.read(part, wanted, self._pushed, stuck)
-                elif not cell.is_open:
-                    offset, topic_name = wanted.first_offset, self._held.topic.name
-                    await self._log.decoded.prepare(part.key, cell.batch, offset, topic_name)
+                window_batch = self._find_batch(progress, next_range.first_offset)
+                if window_batch is None:
+                    await self._log_reader.read(progress, next_range, self._registry, unreadable)
+                elif not window_batch.is_open:
+                    offset, topic_name = next_range.first_offset, self._subscription.topic.name
+                    await self._log_reader.decoded.prepare(
+                        progress.key, window_batch.batch, offset, topic_name
+                    )
                 # else another channel has read or prepared it in the meantime
             except StorageError as error:
-                stuck[part] = error
+                unreadable[progress] = error
             except OSError as error:
-                stuck[part] = StorageError(f"partition {part.key.partition}: {error}")
+                unreadable[progress] = StorageError(f"partition {progress.key.partition}: {error}")
 
-    def _cell_of(self, part: Part, offset: int) -> WindowBatch | None:
+    def _find_batch(self, progress: PartitionProgress, offset: int) -> WindowBatch | None:
         """Return the batch that holds `offset`, from the window or the catch-up buffer; None if
         neither has it."""
-        assert self.feed is not None, "an open channel has a feed"
-        window = self.feed.windows[part.key.partition]
+        assert self.live_tail is not None, "an open channel has a live tail"
+        window = self.live_tail.windows[progress.key.partition]
         if offset >= window.start:
-            return window.cell_at(offset, self._log.decoded, self._held.topic.name)
-        return self._ahead_at(part, offset)
+            return window.batch_at(offset, self._log_reader.decoded, self._subscription.topic.name)
+        return self._find_catch_up_batch(progress, offset)
 
-    def _ahead_at(self, part: Part, offset: int) -> WindowBatch | None:
-        if part.ahead is None:
+    def _find_catch_up_batch(self, progress: PartitionProgress, offset: int) -> WindowBatch | None:
+        """Return the batch that holds `offset` from the catch-up buffer; None if it has not."""
+        if progress.catch_up is None:
             return None
-        return part.ahead.cell_at(offset, self._log.decoded, part.key, self._held.topic.name)
+        return progress.catch_up.batch_at(
+            offset, self._log_reader.decoded, progress.key, self._subscription.topic.name
+        )
 
-    def _try_again_later(self) -> None:
-        if self._again is None:
+    def _schedule_retry(self) -> None:
+        if self._retry_timer is None:
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(limits.CHANNEL_RETRY_MS / 1000, self._tell_again)
+            self._retry_timer = loop.call_later(limits.CHANNEL_RETRY_MS / 1000, self._retry)
 
-    def _tell_again(self) -> None:
-        self._again = None
-        self.tell()
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self.notify()
 
     def _skip_old(self) -> None:
-        feed, held = self.feed, self._held
-        if feed is None or held.kept.terms.reading != "live" or held.gone is not None:
+        """Skip entries that are too old for a live subscription."""
+        live_tail, subscription = self.live_tail, self._subscription
+        if live_tail is None or subscription.end_error is not None:
             return
-        for part, window in zip(held.parts, feed.windows, strict=False):
-            self._pushed.skip(part, feed.live_from(window.key.partition))
+        if subscription.stored.terms.reading != "live":
+            return
+        both = zip(subscription.partition_progress, live_tail.windows, strict=False)
+        for progress, window in both:
+            self._registry.skip(progress, live_tail.live_from(window.key.partition))
 
-    def _has_lent(self) -> None:
-        """Update the timer after a lease, and drop stale entries of `_lent`."""
-        if self._held.timer is None or self._held.is_timer_late:
-            self._held.set_timer()
-        if len(self._lent) > self._lent_most:
-            parts = self._held.parts
-            self._lent = {
+    def _tidy_after_lease(self) -> None:
+        """Update the timer after a lease, and drop stale entries of `_delivery_counts`."""
+        if self._subscription.timer is None or self._subscription.is_timer_late:
+            self._subscription.set_timer()
+        if len(self._delivery_counts) > self._max_delivery_counts:
+            partitions = self._subscription.partition_progress
+            self._delivery_counts = {
                 (partition, offset): deliveries
-                for (partition, offset), deliveries in self._lent.items()
-                if parts[partition].leases.is_lent(offset, deliveries)
+                for (partition, offset), deliveries in self._delivery_counts.items()
+                if partitions[partition].leases.is_lent(offset, deliveries)
             }
-            self._lent_most = 2 * len(self._lent) + _SPARE_LENT
+            self._max_delivery_counts = 2 * len(self._delivery_counts) + _SPARE_DELIVERY_COUNTS
 
 
 class LogReader:
-    """Reads for subscriptions that are behind the window. Buffers entries that are not yet leased,
-    within a bound."""
+    """Reads the log for subscriptions that are behind the window. The entries wait in a catch-up
+    buffer until they are leased; all buffers together are bounded."""
 
     def __init__(self, store: Store, decoded: DecodedBatches) -> None:
         self.decoded = decoded
         self._store = store
         self._size = 0
-        #: The least recently read first.
-        self._ahead: OrderedDict[Part, int] = OrderedDict()
+        #: The size of each catch-up buffer, the least recently read first.
+        self._buffered_bytes: OrderedDict[PartitionProgress, int] = OrderedDict()
 
     async def read(
         self,
-        part: Part,
-        wanted: Wanted,
-        pushed: PushRegistry,
-        stuck: dict[Part, QuackError | None],
+        progress: PartitionProgress,
+        next_range: Wanted,
+        registry: PushRegistry,
+        unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
-        """Read the wanted entries into `part.ahead`, or count them as lost. If neither is possible,
-        mark `part` as stuck."""
+        """Read the entries of `next_range` into `progress.catch_up`, or count them as lost. If
+        neither is possible, add the partition to `unreadable`, with the error if there is one."""
         await asyncio.sleep(0)  # subscriptions that are not behind go first
-        max_bytes = 1 if wanted.is_again else shared_limits.REGION_BYTES
-        read = Read(part.key, wanted.first_offset, max_bytes, committed=True)
-        (found,) = await self._store.read([read], max_bytes=max_bytes)
-        if part.held.gone is not None:
+        max_bytes = 1 if next_range.is_again else shared_limits.REGION_BYTES
+        read = Read(progress.key, next_range.first_offset, max_bytes, committed=True)
+        (log_slice,) = await self._store.read([read], max_bytes=max_bytes)
+        if progress.subscription.end_error is not None:
             return
-        if found.error is not None:
-            if self._lose(part, wanted, found, found.error):
-                pushed.changed(part)
+        if log_slice.error is not None:
+            if self._lose(progress, next_range, log_slice, log_slice.error):
+                registry.mark_dirty(progress)
             else:
-                stuck[part] = found.error if isinstance(found.error, QuackError) else None
+                unreadable[progress] = (
+                    log_slice.error if isinstance(log_slice.error, QuackError) else None
+                )
             return
-        if not found.chunks:
-            stuck[part] = None
+        if not log_slice.chunks:
+            unreadable[progress] = None
             return
-        self.drop(part)
-        part.ahead = CatchUpBuffer(found, wanted.first_offset)
-        self._ahead[part] = found.size
-        self._size += found.size
-        while self._size > limits.AHEAD_BYTES and len(self._ahead) > 1:
-            self.drop(next(iter(self._ahead)))
+        self.drop(progress)
+        progress.catch_up = CatchUpBuffer(log_slice, next_range.first_offset)
+        self._buffered_bytes[progress] = log_slice.size
+        self._size += log_slice.size
+        while self._size > limits.CATCH_UP_BYTES and len(self._buffered_bytes) > 1:
+            self.drop(next(iter(self._buffered_bytes)))
 
-    def drop(self, part: Part) -> None:
+    def drop(self, progress: PartitionProgress) -> None:
         """Drop the catch-up buffer of a subscription's partition."""
-        part.ahead = None
-        self._size -= self._ahead.pop(part, 0)
+        progress.catch_up = None
+        self._size -= self._buffered_bytes.pop(progress, 0)
 
-    def _lose(self, part: Part, wanted: Wanted, found: Slice, error: Exception) -> bool:
+    def _lose(
+        self, progress: PartitionProgress, next_range: Wanted, log_slice: Slice, error: Exception
+    ) -> bool:
         """Count offsets as lost up to the end of the damage; return False if that end is
         unknown."""
-        first, end = wanted.first_offset, 0
+        first, end = next_range.first_offset, 0
         if isinstance(error, OffsetOutOfRange):
-            end = found.first_offset
+            end = log_slice.first_offset
         elif isinstance(error, DamagedData):
             end = error.next_offset or 0
         if end <= first:
             return False
         if isinstance(error, DamagedData):
-            self.decoded.quarantine(part.key, first, end, part.held.topic.name, error)
-        if wanted.is_again:
-            part.leases.lend(wanted, (), end, loop_ms())
+            self.decoded.quarantine(
+                progress.key, first, end, progress.subscription.topic.name, error
+            )
+        if next_range.is_again:
+            progress.leases.lend(next_range, (), end, loop_ms())
         else:
-            part.leases.lose(first, end)
+            progress.leases.lose(first, end)
         return True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from quackmq.broker import limits
-from quackmq.broker.push.push_subscription import Part
+from quackmq.broker.push.push_subscription import PartitionProgress
 from quackmq.broker.push.receipt_ranges import PendingReceipts, ReceiptBatch
 from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts
 from quackmq.broker.topics import Topics
@@ -25,39 +25,46 @@ log = logging.getLogger(__name__)
 
 
 class ProgressFlusher:
-    def __init__(self, topics: Topics, receipts: Receipts, written: Callable[[Part], None]) -> None:
-        """`written` is called with each part whose durable low-water mark has moved."""
-        #: Held during a write, and by others that must not run at the same time as a write.
-        self.alone = asyncio.Lock()
+    """Collects changed progress and writes it at intervals."""
+
+    def __init__(
+        self, topics: Topics, receipts: Receipts, on_written: Callable[[PartitionProgress], None]
+    ) -> None:
+        """`on_written` is called with each progress whose durable low-water mark has moved."""
+        #: Serialises writes, and other operations that must not run during a write.
+        self.write_lock = asyncio.Lock()
         self._topics = topics
         self._receipts = receipts
-        self._written = written
-        self._dirty: dict[Part, None] = {}
+        self._on_written = on_written
+        self._dirty: dict[PartitionProgress, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        #: When the next write may start, and how many parts the last one wrote.
-        self._next_s = 0.0
-        self._count = 0
+        #: When the next write may start, and how many partitions the last one wrote.
+        self._next_write_s = 0.0
+        self._last_count = 0
         self._has_failed = False
 
-    def add(self, part: Part) -> None:
-        part.is_dirty = True
-        self._dirty[part] = None
-        self._arm()
+    def add(self, progress: PartitionProgress) -> None:
+        """Write the progress of a partition with the next flush."""
+        progress.is_dirty = True
+        self._dirty[progress] = None
+        self._schedule()
 
     async def flush(self) -> None:
+        """Write all changes so far. Raise the errors of the store."""
         if self._task is not None:  # it may have begun before the last change
             await asyncio.wait([self._task])
         if self._dirty or self._task is not None:
             await asyncio.shield(self._task or self._start())
 
-    async def settle(self) -> None:
+    async def wait_for_write(self) -> None:
         """Wait for the running write only. A full flush could deadlock: it may wait for the
         deletion of the receipts topic, which waits for this."""
-        async with self.alone:
+        async with self.write_lock:
             pass
 
     async def close(self) -> None:
+        """Write all changes, or log why that failed. Stop the timer."""
         try:
             await self.flush()
         except QuackError as error:
@@ -69,99 +76,101 @@ class ProgressFlusher:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _arm(self) -> None:
+    def _schedule(self) -> None:
         if self._timer is None and self._task is None and self._dirty:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._next_s), self._start)
+            self._timer = loop.call_at(max(loop.time(), self._next_write_s), self._start)
 
     def _start(self) -> asyncio.Task[None]:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._task = asyncio.get_running_loop().create_task(self._write())
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_write_done)
         return self._task
 
     async def _write(self) -> None:
-        parts = list(self._dirty)
+        progresses = list(self._dirty)
         self._dirty.clear()
-        self._count = len(parts)
+        self._last_count = len(progresses)
         try:
-            while parts:
-                await self._topics.retry_on_topic_deletion(partial(self._write_some, parts))
+            while progresses:
+                await self._topics.retry_on_topic_deletion(partial(self._write_some, progresses))
         except BaseException:
-            for part in parts:
-                part.is_dirty = True
-                self._dirty[part] = None
+            for progress in progresses:
+                progress.is_dirty = True
+                self._dirty[progress] = None
             raise
 
-    async def _write_some(self, parts: list[Part]) -> None:
-        """Write some of the last parts, and remove them from the list; if this fails, the list is
-        complete again. NotFound if the receipts topic was deleted meanwhile."""
-        if any(part.untold is not None for part in parts):
+    async def _write_some(self, progresses: list[PartitionProgress]) -> None:
+        """Write a portion from the end of the list, and remove it from the list; if the write
+        fails, put it back. Raise NotFound if the receipts topic was deleted meanwhile."""
+        if any(progress.pending_receipts is not None for progress in progresses):
             await self._receipts.ready()
-        async with self.alone:
-            told, puts, lows, size = ReceiptWrite(()), [], [], 0
-            while parts and size < limits.PUSHED_FLUSH_BYTES:
-                part = parts.pop()
-                part.is_dirty = False
-                if part.is_kept and part.key.topic_id in self._topics.by_id:
-                    value = part.leases.encode()
-                    size += len(value) + told.add(part) * limits.RECEIPT_BYTES
-                    puts.append(StatePut(part.state_key, value, part.version))
-                    lows.append((part, part.leases.low_water_mark))
+        async with self.write_lock:
+            receipt_write, puts, written, size = ReceiptWrite(()), [], [], 0
+            while progresses and size < limits.PUSHED_FLUSH_BYTES:
+                progress = progresses.pop()
+                progress.is_dirty = False
+                if progress.is_worth_saving and progress.key.topic_id in self._topics.by_id:
+                    value = progress.leases.encode()
+                    size += len(value) + receipt_write.add(progress) * limits.RECEIPT_BYTES
+                    puts.append(StatePut(progress.state_key, value, progress.version))
+                    written.append((progress, progress.leases.low_water_mark))
             try:
-                await self._receipts.append(told.steps, (), puts)
+                await self._receipts.append(receipt_write.events, (), puts)
             except BaseException:
-                told.failed()
-                parts += (part for part, _ in lows)
+                receipt_write.mark_failed()
+                progresses += (progress for progress, _ in written)
                 raise
-            told.succeeded()
-            for part, low in lows:
-                part.version += 1
-                if part.durable != low:
-                    part.durable = low
-                    self._written(part)
+            receipt_write.mark_written()
+            for progress, mark in written:
+                progress.version += 1
+                if progress.durable_mark != mark:
+                    progress.durable_mark = mark
+                    self._on_written(progress)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_write_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is None:
-            each_ms = self._count * limits.PUSHED_FLUSH_EACH_MS
-            wait_ms = max(limits.PUSHED_FLUSH_MS, min(each_ms, limits.PUSHED_LONGEST_FLUSH_MS))
+            paced_ms = self._last_count * limits.PUSHED_FLUSH_EACH_MS
+            wait_ms = max(limits.PUSHED_FLUSH_MS, min(paced_ms, limits.PUSHED_LONGEST_FLUSH_MS))
         else:
             wait_ms = limits.PUSHED_RETRY_MS
-        self._next_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        self._next_write_s = asyncio.get_running_loop().time() + wait_ms / 1000
         if error is not None and not self._has_failed:
             log.error("cannot save acknowledgements of push subscriptions; trying again: %s", error)
         self._has_failed = error is not None
         if not isinstance(error, BrokerClosing):
-            self._arm()
+            self._schedule()
 
 
 class ReceiptWrite:
-    """The receipts of some parts, during one write."""
+    """The receipts of some partitions, during one write."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self.steps: list[ReceiptEvent] = []
-        self._each: list[tuple[PendingReceipts, ReceiptBatch]] = []
-        for part in parts:
-            self.add(part)
+    def __init__(self, progresses: Iterable[PartitionProgress]) -> None:
+        self.events: list[ReceiptEvent] = []
+        self._batches: list[tuple[PendingReceipts, ReceiptBatch]] = []
+        for progress in progresses:
+            self.add(progress)
 
-    def add(self, part: Part) -> int:
-        """Add the receipts of a part; return their number."""
-        if part.untold is None:
+    def add(self, progress: PartitionProgress) -> int:
+        """Add the receipts of a partition; return their number."""
+        if progress.pending_receipts is None:
             return 0
-        held = part.held
-        told = part.untold.tell(held.name, held.topic, part.key.partition, part.leases)
-        self.steps += told.steps
-        self._each.append((part.untold, told))
-        return len(told.steps)
+        subscription = progress.subscription
+        batch = progress.pending_receipts.build(
+            subscription.name, subscription.topic, progress.key.partition, progress.leases
+        )
+        self.events += batch.events
+        self._batches.append((progress.pending_receipts, batch))
+        return len(batch.events)
 
-    def succeeded(self) -> None:
-        for untold, told in self._each:
-            untold.was_told(told)
+    def mark_written(self) -> None:
+        for pending, batch in self._batches:
+            pending.mark_written(batch)
 
-    def failed(self) -> None:
-        for untold, told in self._each:
-            untold.was_not_told(told)
+    def mark_failed(self) -> None:
+        for pending, batch in self._batches:
+            pending.mark_failed(batch)

@@ -37,11 +37,13 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the listener that there may be new entries."""
 
 
-class Feeds:
+class LiveTails:
+    """The live tails of all topics that have listeners. They share one memory bound."""
+
     def __init__(
         self,
         store: Store,
@@ -53,33 +55,36 @@ class Feeds:
         self.decoded = decoded
         self._read = log_service.read
         self._clock = clock
-        self._feeds: dict[uuid.UUID, LiveTail] = {}
+        self._live_tails: dict[uuid.UUID, LiveTail] = {}
 
     async def listen(self, topic: Topic, listener: Listener) -> LiveTail:
-        """Register a listener; return the topic's live tail, which knows the present end of each
+        """Register a listener; return the topic's live tail. It knows the current end of each
         partition."""
-        feed = self._feeds.get(topic.id)
-        if feed is None:
-            feed = self._feeds[topic.id] = LiveTail(topic, self.store, self._read, self._clock)
-            self._share()
-        feed.listeners[listener] = None
+        live_tail = self._live_tails.get(topic.id)
+        if live_tail is None:
+            live_tail = self._live_tails[topic.id] = LiveTail(
+                topic, self.store, self._read, self._clock
+            )
+            self._share_memory()
+        live_tail.listeners[listener] = None
         try:
-            await feed.ready()
+            await live_tail.start()
         except BaseException:
-            self.leave(feed, listener)
+            self.leave(live_tail, listener)
             raise
-        return feed
+        return live_tail
 
-    def leave(self, feed: LiveTail, listener: Listener) -> None:
-        feed.listeners.pop(listener, None)
-        if not feed.listeners and self._feeds.get(feed.topic.id) is feed:
-            del self._feeds[feed.topic.id]
-            feed.stop()
-            self._share()
+    def leave(self, live_tail: LiveTail, listener: Listener) -> None:
+        """Remove a listener; stop the live tail if it was the last one."""
+        live_tail.listeners.pop(listener, None)
+        if not live_tail.listeners and self._live_tails.get(live_tail.topic.id) is live_tail:
+            del self._live_tails[live_tail.topic.id]
+            live_tail.stop()
+            self._share_memory()
 
     async def first_live(self, topic: Topic, partition: int) -> int:
-        """Return the first live offset of a partition; its end if there is none. Ask the store; no
-        live tail is needed."""
+        """Return the first live offset of a partition; its end if there is none. This asks the
+        store, and needs no live tail."""
         policy, key = topic.policy, PartitionKey(topic.id, partition)
         offsets = await self.store.offsets(key)
         first, end = offsets.first, offsets.stable  # records of open transactions come later
@@ -93,45 +98,48 @@ class Feeds:
 
     def topic_changed(self, topic: Topic) -> None:
         """Give the live tail of an altered topic its new partitions and policy."""
-        feed = self._feeds.get(topic.id)
-        if feed is not None:
-            feed.follow(topic)
+        live_tail = self._live_tails.get(topic.id)
+        if live_tail is not None:
+            live_tail.update_topic(topic)
 
     def trimmed(self, key: PartitionKey, first: int) -> None:
-        """Follow a trim: stop serving trimmed entries from memory."""
-        feed = self._feeds.get(key.topic_id)
-        if feed is not None and key.partition < len(feed.windows):
-            window = feed.windows[key.partition]
+        """Stop serving trimmed entries from memory. The log now begins at `first`."""
+        live_tail = self._live_tails.get(key.topic_id)
+        if live_tail is not None and key.partition < len(live_tail.windows):
+            window = live_tail.windows[key.partition]
             window.first = max(window.first, first)
 
     def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Stop the live tail of a deleted topic."""
-        feed = self._feeds.pop(topic_id, None)
-        if feed is not None:
-            feed.stop()
-            self._share()
+        live_tail = self._live_tails.pop(topic_id, None)
+        if live_tail is not None:
+            live_tail.stop()
+            self._share_memory()
 
     async def close(self) -> None:
-        feeds = list(self._feeds.values())
-        self._feeds.clear()
-        for feed in feeds:
-            feed.stop()
-        tasks = [feed.task for feed in feeds if feed.task is not None]
+        live_tails = list(self._live_tails.values())
+        self._live_tails.clear()
+        for live_tail in live_tails:
+            live_tail.stop()
+        tasks = [live_tail.task for live_tail in live_tails if live_tail.task is not None]
         if tasks:
             await asyncio.wait(tasks)
 
-    def _share(self) -> None:
-        share = limits.FEED_BYTES // max(1, len(self._feeds))
-        for feed in self._feeds.values():
-            feed.max_bytes = max(limits.FEED_TOPIC_BYTES, share)
+    def _share_memory(self) -> None:
+        """Divide the memory for windows among the live tails."""
+        share = limits.LIVE_TAIL_BYTES // max(1, len(self._live_tails))
+        for live_tail in self._live_tails.values():
+            live_tail.max_bytes = max(limits.LIVE_TAIL_TOPIC_BYTES, share)
 
 
 class LiveTail:
+    """The reader of one topic's new entries, with a window for each partition."""
+
     def __init__(self, topic: Topic, store: Store, read: Reader, clock: Clock) -> None:
         self.topic = topic
         self.windows: list[Window] = []
         self.listeners: dict[Listener, None] = {}
-        self.max_bytes = limits.FEED_BYTES
+        self.max_bytes = limits.LIVE_TAIL_BYTES
         self.task: asyncio.Task[None] | None = None
         self._ages: list[AppendAgeIndex | None] = []
         self._store = store
@@ -141,7 +149,7 @@ class LiveTail:
         self._lock = asyncio.Lock()
         self._is_stopped = False
 
-    async def ready(self) -> None:
+    async def start(self) -> None:
         """Wait until the offsets of every partition are known; then start reading."""
         while len(self.windows) < self.topic.partitions:
             async with self._lock:
@@ -149,8 +157,8 @@ class LiveTail:
         if self.task is None and not self._is_stopped:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
-    def follow(self, topic: Topic) -> None:
-        """Follow an altered topic: its new partitions and its policy."""
+    def update_topic(self, topic: Topic) -> None:
+        """Apply an altered topic: its new partitions and its policy."""
         if topic.policy.live_for_ms != self.topic.policy.live_for_ms:
             self._ages = [self._new_ages(topic, window.end) for window in self.windows]
         self.topic = topic
@@ -162,20 +170,21 @@ class LiveTail:
             self.task.cancel()
 
     @property
-    def lets_age(self) -> bool:
+    def has_live_limit(self) -> bool:
         """Return whether entries can become too old for a live subscription."""
         policy = self.topic.policy
         return policy.live_for_ms is not None or policy.live_entries is not None
 
     def live_from(self, partition: int) -> int:
-        """Return the first live offset of a partition, as far as is known."""
+        """Return the first live offset of a partition. It may be too low until the ages of entries
+        are known, see `needs_ages`."""
         policy, window, ages = self.topic.policy, self.windows[partition], self._ages[partition]
         live_from = 0 if ages is None else ages.advance(self._now_for(ages))
         if policy.live_entries is not None:
             live_from = max(live_from, window.end - policy.live_entries)
         return min(live_from, window.end)
 
-    async def look_at_ages(self, partition: int) -> None:
+    async def update_ages(self, partition: int) -> None:
         """Ask the store for the age of entries from before this live tail, if it is time to ask."""
         ages = self._ages[partition]
         if ages is None or (time_ms := ages.asks(self._now_for(ages))) is None:
@@ -184,7 +193,8 @@ class LiveTail:
         found = await self._store.offset_for_time(key, time_ms, "append")
         ages.learn(found, self._now_for(ages))
 
-    def asks_ages(self, partition: int) -> bool:
+    def needs_ages(self, partition: int) -> bool:
+        """Return whether `update_ages` must ask the store before `live_from` is up to date."""
         ages = self._ages[partition]
         return ages is not None and ages.asks(self._now_for(ages)) is not None
 
@@ -214,42 +224,47 @@ class LiveTail:
             except (BrokerClosing, NotFound):
                 return  # the push registry informs the channels
             except QuackError as error:
-                log.warning("new entries of topic %s wait: %s", self.topic.name, error)
+                log.warning(
+                    "cannot read new entries of topic %s; trying again: %s", self.topic.name, error
+                )
             except Exception:
-                log.exception("following topic %s failed; it is tried again", self.topic.name)
-            await asyncio.sleep(limits.FEED_RETRY_MS / 1000)
+                log.exception("cannot follow topic %s; trying again", self.topic.name)
+            await asyncio.sleep(limits.LIVE_TAIL_RETRY_MS / 1000)
 
     async def _follow_log(self) -> None:
         while True:
             if len(self.windows) < self.topic.partitions:
-                await self.ready()
-                self._tell()
+                await self.start()
+                self._notify()
             reads = [
-                Read(window.key, window.end, limits.FEED_READ_BYTES, committed=True)
+                Read(window.key, window.end, limits.LIVE_TAIL_READ_BYTES, committed=True)
                 for window in self.windows
             ]
             slices = await self._waits.wait(
                 self._read(
-                    reads, max_bytes=limits.FEED_READ_BYTES, wait_ms=shared_limits.READ_WAIT_MS
+                    reads, max_bytes=limits.LIVE_TAIL_READ_BYTES, wait_ms=shared_limits.READ_WAIT_MS
                 )
             )
             is_changed = False
             try:
-                for window, part in zip(self.windows, slices, strict=False):
-                    if part.chunks or part.error is not None:
-                        is_changed |= await self._take_in(window, part)
+                for window, log_slice in zip(self.windows, slices, strict=False):
+                    if log_slice.chunks or log_slice.error is not None:
+                        is_changed |= await self._add_slice(window, log_slice)
             finally:  # notify listeners of the other partitions even if one cannot be read
                 if is_changed:
-                    self._tell()
+                    self._notify()
 
-    async def _take_in(self, window: Window, part: Slice) -> bool:
-        if part.error is not None:
+    async def _add_slice(self, window: Window, log_slice: Slice) -> bool:
+        """Add the batches that were read to a window; return whether the window has changed. If
+        they could not be read, move the window to the end of the log. Raise the error of the read
+        if there is nothing after it."""
+        if log_slice.error is not None:
             offsets = await self._store.offsets(window.key)
             if offsets.stable <= window.end and offsets.first <= window.end:
-                raise part.error
+                raise log_slice.error
             # A subscription that reads the skipped offsets gets their error.
-            window.begin_anew(offsets.first, offsets.stable)
-        elif not window.follow(part):
+            window.restart_at(offsets.first, offsets.stable)
+        elif not window.append(log_slice):
             return False
         window.shrink(self.max_bytes // len(self.windows))
         ages = self._ages[window.key.partition]
@@ -257,9 +272,9 @@ class LiveTail:
             ages.add(window.end, self._clock.now_ms())
         return True
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in list(self.listeners):
-            listener.tell()
+            listener.notify()
 
 
 class _Altered(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from quackmq.broker.push.live_tail import Listener
 from quackmq.broker.push.receipt_ranges import PendingReceipts
-from quackmq.broker.push.state import StoredPushSubscription, leases_key
+from quackmq.broker.push.state import StoredPushSubscription, leases_key, pushed_key
 from quackmq.broker.push.window import CatchUpBuffer
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.loop_clock import LoopTimer, loop_clock
@@ -19,20 +19,20 @@ from quackmq.model.subscription import Subscription
 from quackmq.model.topic import PartitionKey, Topic
 
 
-class PushedSubscription:
+class PushSubscription:
     """A push subscription in memory, with its open channels."""
 
     __slots__ = (
         "channels",
-        "gone",
+        "end_error",
         "is_timer_late",
-        "kept",
-        "lock",
+        "stored",
+        "read_lock",
         "name",
-        "parts",
+        "partition_progress",
         "timer",
         "topic",
-        "turn",
+        "next_partition",
         "version",
     )
 
@@ -40,73 +40,81 @@ class PushedSubscription:
         self,
         topic: Topic,
         name: str,
-        kept: StoredPushSubscription,
+        stored: StoredPushSubscription,
         version: int,
         starts: Iterable[int],
     ) -> None:
         self.topic = topic
         self.name = name
-        self.kept = kept
+        self.stored = stored
         self.version = version
-        self.parts: list[Part] = []
+        self.partition_progress: list[PartitionProgress] = []
         self.channels: dict[Listener, None] = {}
-        #: The partition to look into first.
-        self.turn = 0
-        #: Held while entries before the window are read for it.
-        self.lock = asyncio.Lock()
+        #: The partition in which the next `take` looks first.
+        self.next_partition = 0
+        #: Serialises reads of entries before the window.
+        self.read_lock = asyncio.Lock()
         #: Fires when the next lease expires.
         self.timer: LoopTimer | None = None
-        #: The timer may fire too late for the next lease, or was set for a lease that has already
-        #: expired: set it again at the next lease.
+        #: Whether the timer may fire too late for the next lease, or was set for a lease that has
+        #: already expired. Then the next lease sets it again.
         self.is_timer_late = False
         #: The error to raise once the subscription has ended.
-        self.gone: QuackError | None = None
+        self.end_error: QuackError | None = None
         for start in starts:
             self._add_part(start)
 
-    def follow(self, topic: Topic) -> None:
-        """Follow an altered topic. New partitions are read from their beginning."""
+    @property
+    def state_key(self) -> str:
+        """The key of the stored subscription."""
+        return pushed_key(self.topic.id, self.name)
+
+    def update_topic(self, topic: Topic) -> None:
+        """Apply an altered topic. New partitions are read from their beginning."""
         self.topic = topic
-        while len(self.parts) < topic.partitions:
+        while len(self.partition_progress) < topic.partitions:
             self._add_part(0)
 
-    def check_there(self) -> None:
-        if self.gone is not None:
-            raise self.gone.with_traceback(None)
+    def check_not_ended(self) -> None:
+        """Raise the error with which the subscription ended, if it has ended."""
+        if self.end_error is not None:
+            raise self.end_error.with_traceback(None)
 
     def begin_receipts(self) -> None:
-        """Begin receipts in each partition that has none yet."""
-        for part in self.parts:
-            if part.untold is None:
-                part.untold = PendingReceipts(part.leases, has_begun=False)
+        """Begin to record receipts in each partition that does not record them yet."""
+        for progress in self.partition_progress:
+            if progress.pending_receipts is None:
+                progress.pending_receipts = PendingReceipts(progress.leases, has_begun=False)
 
     def end_receipts(self) -> None:
-        for part in self.parts:
-            part.untold = None
+        for progress in self.partition_progress:
+            progress.pending_receipts = None
 
     def end(self, reason: QuackError) -> None:
-        self.gone = reason
+        """End the subscription; its channels raise `reason` from now on."""
+        self.end_error = reason
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
+        """Notify all channels that there may be entries to take."""
         for channel in list(self.channels):
-            channel.tell()
+            channel.notify()
 
     def set_timer(self) -> None:
         """Set the timer for the next lease that expires, unless it is set for an earlier time."""
-        dues = (part.leases.next_due_ms for part in self.parts)
-        due_ms = min((due for due in dues if due is not None), default=None)
+        due_times_ms = (progress.leases.next_due_ms for progress in self.partition_progress)
+        due_ms = min((due for due in due_times_ms if due is not None), default=None)
         if due_ms is None or not self.channels:
             return
         if self.timer is not None:
             self.timer.cancel()
         now_ms = loop_ms()
-        lease_ms = self.kept.terms.lease_ms
+        lease_ms = self.stored.terms.lease_ms
         self.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
-        # Channels were already told of an expired lease: remind them if nobody took the entry.
+        # Channels were already notified of an expired lease: remind them if none took the entry.
         wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
         self.timer = loop_clock().call_later(wait_ms / 1000, self._lease_expired)
 
@@ -115,85 +123,91 @@ class PushedSubscription:
         if not self.channels:
             return
         now_ms = loop_ms()
-        dues = [part.leases.next_due_ms for part in self.parts]
-        if any(due is not None and due <= now_ms for due in dues):
-            self.tell()
+        due_times_ms = [progress.leases.next_due_ms for progress in self.partition_progress]
+        if any(due is not None and due <= now_ms for due in due_times_ms):
+            self.notify()
         self.set_timer()
 
     def counts(self) -> Counts:
-        counts = [part.leases.counts for part in self.parts]
+        """Return the counts of entries by outcome, over all partitions."""
+        counts = [progress.leases.counts for progress in self.partition_progress]
         return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))
 
     def outstanding(self) -> int:
-        return sum(part.leases.outstanding for part in self.parts)
+        return sum(progress.leases.outstanding for progress in self.partition_progress)
 
-    def subscription(self) -> Subscription:
-        """Describe the subscription. If it leaves receipts, they cover all before its cursors."""
-        receipts = self.kept.receipts
+    def describe(self) -> Subscription:
+        """Describe the subscription. If it leaves receipts, these cover all offsets before its
+        cursors."""
+        receipts = self.stored.receipts
         return Subscription(
             name=self.name,
             topic_name=self.topic.name,
             topic_id=self.topic.id,
             mode="pushed",
-            start=self.kept.start,
-            created_ms=self.kept.created_ms,
+            start=self.stored.start,
+            created_ms=self.stored.created_ms,
             cursors=tuple(
-                part.durable if receipts else part.leases.low_water_mark for part in self.parts
+                progress.durable_mark if receipts else progress.leases.low_water_mark
+                for progress in self.partition_progress
             ),
             receipts=receipts,
-            terms=self.kept.terms,
+            terms=self.stored.terms,
         )
 
     def _add_part(self, start: int) -> None:
-        key = PartitionKey(self.topic.id, len(self.parts))
-        part = Part(self, key, Leases(self.kept.terms, start))
-        if self.kept.receipts:
-            part.untold = PendingReceipts(part.leases, has_begun=False)
-        self.parts.append(part)
+        key = PartitionKey(self.topic.id, len(self.partition_progress))
+        progress = PartitionProgress(self, key, Leases(self.stored.terms, start))
+        if self.stored.receipts:
+            progress.pending_receipts = PendingReceipts(progress.leases, has_begun=False)
+        self.partition_progress.append(progress)
 
 
-class Part:
+class PartitionProgress:
     """The progress of a subscription in one partition."""
 
     __slots__ = (
-        "ahead",
-        "durable",
-        "held",
+        "catch_up",
+        "durable_mark",
+        "subscription",
         "is_dirty",
         "key",
         "leases",
         "state_key",
-        "untold",
+        "pending_receipts",
         "version",
     )
 
-    def __init__(self, held: PushedSubscription, key: PartitionKey, leases: Leases) -> None:
-        self.held = held
+    def __init__(self, subscription: PushSubscription, key: PartitionKey, leases: Leases) -> None:
+        self.subscription = subscription
         self.key = key
         self.leases = leases
-        self.state_key = leases_key(key, held.name)
+        self.state_key = leases_key(key, subscription.name)
         self.version = 0
         #: The low-water mark in the store.
-        self.durable = leases.low_water_mark
+        self.durable_mark = leases.low_water_mark
         self.is_dirty = False
-        self.ahead: CatchUpBuffer | None = None
+        self.catch_up: CatchUpBuffer | None = None
         #: The receipts still to be written, if the subscription leaves any.
-        self.untold: PendingReceipts | None = None
+        self.pending_receipts: PendingReceipts | None = None
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the progress still has to be saved: not once the subscription has ended."""
-        gone = self.held.gone
-        return gone is None or isinstance(gone, BrokerClosing)
+    def is_worth_saving(self) -> bool:
+        """Whether a flush still saves the progress. If the subscription was ended by anything but
+        the closing of the broker, it does not."""
+        end_error = self.subscription.end_error
+        return end_error is None or isinstance(end_error, BrokerClosing)
 
-    def take_up(self, leases: Leases, version: int) -> None:
+    def restore(self, leases: Leases, version: int) -> None:
+        """Apply the progress that the store has, with its version."""
         self.leases = leases
-        self.durable = leases.low_water_mark
+        self.durable_mark = leases.low_water_mark
         self.version = version
-        if self.held.kept.receipts:
-            self.untold = PendingReceipts(leases, has_begun=True)
+        if self.subscription.stored.receipts:
+            self.pending_receipts = PendingReceipts(leases, has_begun=True)
 
 
 def loop_ms() -> int:
-    """Return the time of leases. It never goes back; pauses of the loop do not count."""
+    """Return the time by which leases expire. It never goes back; pauses of the loop do not
+    count."""
     return loop_clock().ms()

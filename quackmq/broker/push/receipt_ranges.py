@@ -3,18 +3,19 @@
 The receipts report which offsets became done since the last receipts, and which of them were
 acknowledged. The other done offsets were skipped, for a reason that only the counts show:
 
-    before    done  lent  done  lent  lent  fresh .......
-    now       done  done  done  lent  done  done  fresh .
-                     |                 |     |
-    receipts       acked             acked  skipped: a marker, an aborted record; or lost
+    before    done  leased  done  leased  leased  fresh .......
+    now       done  done    done  leased  done    done  fresh .
+                     |                     |       |
+    receipts       acked                 acked   skipped: a marker, an aborted record; or lost
 
 Receipts are written in the same append as the state that they report
 (`quackmq.broker.push.push_registry`). Each offset is therefore reported once, even after a crash:
 an acknowledged entry that was not written is leased again, and no receipt reported it.
 
 Not promised: receipts say how many of the offsets skipped together are lost, but not which ones. If
-a live subscription skipped offsets, receipts do not say which. Beyond `limits.UNTOLD_RANGES`
-acknowledged ranges, skipped offsets between them count as acknowledged.
+a live subscription skipped offsets, receipts do not say which. Beyond
+`limits.PENDING_RECEIPT_RANGES` acknowledged ranges, skipped offsets between them count as
+acknowledged.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -35,50 +36,54 @@ from quackmq.model.topic import Topic
 class ReceiptBatch(NamedTuple):
     """Receipts to write, and the state after they are written."""
 
-    steps: list[ReceiptEvent]
+    events: list[ReceiptEvent]
     acked: Sequence[OffsetRange]
     done: Sequence[OffsetRange]
     counts: Counts
 
 
 class PendingReceipts:
-    __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_most")
+    """Records acknowledgements of a partition until their receipts are written."""
+
+    __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_max_ranges")
 
     def __init__(self, leases: Leases, *, has_begun: bool) -> None:
-        """Record from now on. `has_begun`: the `begun` receipt is already written."""
+        """Record from now on. `has_begun` says that the `begun` receipt is already written."""
         self._has_begun = has_begun
         self._acked = _Ranges()
-        self._done: Sequence[OffsetRange] = _done(leases)
+        self._done: Sequence[OffsetRange] = _done_ranges(leases)
         self._counts = leases.counts
-        self._most = limits.UNTOLD_RANGES
+        self._max_ranges = limits.PENDING_RECEIPT_RANGES
 
     def ack(self, offset: int, leases: Leases) -> None:
         """Record an acknowledged entry."""
         self._acked.add(offset, offset + 1)
-        if len(self._acked) > self._most:
-            self._acked = _Ranges(_without(_done(leases), self._done))
-            self._most = max(limits.UNTOLD_RANGES, 2 * len(self._acked))
+        if len(self._acked) > self._max_ranges:
+            self._acked = _Ranges(_subtract(_done_ranges(leases), self._done))
+            self._max_ranges = max(limits.PENDING_RECEIPT_RANGES, 2 * len(self._acked))
 
-    def tell(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
-        """Return the receipts to write now. Call `was_told` or `was_not_told` before the next call
-        of this."""
-        teller = _ReceiptBuilder(name, topic, partition, leases.frontier)
+    def build(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
+        """Return the receipts to write now. Call `mark_written` or `mark_failed` with them before
+        the next call of this."""
+        builder = _ReceiptBuilder(name, topic, partition, leases.frontier)
         if not self._has_begun:
-            teller.begin(self._done)
+            builder.begin(self._done)
         acked, self._acked = self._acked.ranges(), _Ranges()
-        done = _done(leases)
+        done = _done_ranges(leases)
         before, now = self._counts, leases.counts
-        over: Kind = "passed" if now.skipped > before.skipped else "acked"
-        teller.go_on(_without(done, self._done), acked, over, now.lost - before.lost)
-        return ReceiptBatch(teller.steps, acked, done, now)
+        skipped_kind: Kind = "passed" if now.skipped > before.skipped else "acked"
+        builder.add_done(_subtract(done, self._done), acked, skipped_kind, now.lost - before.lost)
+        return ReceiptBatch(builder.events, acked, done, now)
 
-    def was_told(self, told: ReceiptBatch) -> None:
+    def mark_written(self, batch: ReceiptBatch) -> None:
+        """Begin anew after the receipts of `batch`, which are durable."""
         self._has_begun = True
-        self._done, self._counts = told.done, told.counts
-        self._most = limits.UNTOLD_RANGES
+        self._done, self._counts = batch.done, batch.counts
+        self._max_ranges = limits.PENDING_RECEIPT_RANGES
 
-    def was_not_told(self, told: ReceiptBatch) -> None:
-        for first, end in told.acked:
+    def mark_failed(self, batch: ReceiptBatch) -> None:
+        """Keep the acknowledgements of `batch` for the next receipts: it was not written."""
+        for first, end in batch.acked:
             self._acked.add(first, end)
 
 
@@ -86,43 +91,47 @@ class _ReceiptBuilder:
     """Builds receipts from ranges of offsets."""
 
     def __init__(self, name: str, topic: Topic, partition: int, lent_to: int) -> None:
-        self._whose = (name, topic, partition)
+        self._owner = (name, topic, partition)
         self._lent_to = lent_to
-        self.steps: list[ReceiptEvent] = []
+        self.events: list[ReceiptEvent] = []
 
     def begin(self, done: Sequence[OffsetRange]) -> None:
         """Add the `begun` receipt at the low-water mark, and one for each range done above it."""
         low = done[0].next_offset
-        self.steps.append(ReceiptEvent(*self._whose, "begun", low, low, low))
+        self.events.append(ReceiptEvent(*self._owner, "begun", low, low, low))
         for first, end in done[1:]:
             self._add("passed", first, first, end)
 
-    def go_on(
-        self, done: Sequence[OffsetRange], acked: Sequence[OffsetRange], over: Kind, lost: int
+    def add_done(
+        self,
+        done: Sequence[OffsetRange],
+        acked: Sequence[OffsetRange],
+        skipped_kind: Kind,
+        lost: int,
     ) -> None:
         """Add receipts for the ranges in `done`. Those in `acked` were acknowledged, the others
-        skipped. With `over` "passed", skipped ranges get receipts of their own; otherwise they
-        belong to the acknowledged range after them."""
-        for stretch in done:
-            begin = stretch.first_offset
-            for first, end in _clipped(acked, stretch):
-                if over == "passed" and begin < first:
+        skipped. If `skipped_kind` is "passed", each skipped range gets its own receipt; otherwise
+        it belongs to the receipt of the acknowledged range after it."""
+        for offset_range in done:
+            begin = offset_range.first_offset
+            for first, end in _clip(acked, offset_range):
+                if skipped_kind == "passed" and begin < first:
                     lost -= self._add("passed", begin, begin, first, lost)
                     begin = first
                 lost -= self._add("acked", begin, first, end, lost)
                 begin = end
-            if begin < stretch.next_offset:
-                first = begin if over == "passed" else stretch.next_offset
-                lost -= self._add(over, begin, first, stretch.next_offset, lost)
+            if begin < offset_range.next_offset:
+                first = begin if skipped_kind == "passed" else offset_range.next_offset
+                lost -= self._add(skipped_kind, begin, first, offset_range.next_offset, lost)
         if lost > 0:  # the rest is among the records that count as acknowledged
-            self.steps[-1] = self.steps[-1]._replace(lost=self.steps[-1].lost + lost)
+            self.events[-1] = self.events[-1]._replace(lost=self.events[-1].lost + lost)
 
-    def _add(self, kind: Kind, come_from: int, first: int, end: int, lost: int = 0) -> int:
+    def _add(self, kind: Kind, from_offset: int, first: int, end: int, lost: int = 0) -> int:
         """Add a receipt; return how many lost records it reports."""
-        over = end - come_from if kind == "passed" else first - come_from
-        lost = min(lost, over)
-        step = ReceiptEvent(*self._whose, kind, come_from, first, end, lost, self._lent_to)
-        self.steps.append(step)
+        skipped = end - from_offset if kind == "passed" else first - from_offset
+        lost = min(lost, skipped)
+        event = ReceiptEvent(*self._owner, kind, from_offset, first, end, lost, self._lent_to)
+        self.events.append(event)
         return lost
 
 
@@ -153,34 +162,34 @@ class _Ranges:
         return [OffsetRange(*each) for each in zip(self._starts, self._ends, strict=True)]
 
 
-def _done(leases: Leases) -> list[OffsetRange]:
+def _done_ranges(leases: Leases) -> list[OffsetRange]:
     """Return the ranges that are done, sorted; the first ends at the low-water mark."""
     return [OffsetRange(0, leases.low_water_mark), *leases.done_ranges()]
 
 
-def _without(ranges: Sequence[OffsetRange], others: Sequence[OffsetRange]) -> list[OffsetRange]:
+def _subtract(ranges: Sequence[OffsetRange], others: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Return the parts of `ranges` that are not in `others`. All are sorted."""
-    left: list[OffsetRange] = []
-    for stretch in ranges:
-        begin = stretch.first_offset
-        for first, end in _clipped(others, stretch):
+    remaining: list[OffsetRange] = []
+    for offset_range in ranges:
+        begin = offset_range.first_offset
+        for first, end in _clip(others, offset_range):
             if begin < first:
-                left.append(OffsetRange(begin, first))
+                remaining.append(OffsetRange(begin, first))
             begin = end
-        if begin < stretch.next_offset:
-            left.append(OffsetRange(begin, stretch.next_offset))
-    return left
+        if begin < offset_range.next_offset:
+            remaining.append(OffsetRange(begin, offset_range.next_offset))
+    return remaining
 
 
-def _clipped(ranges: Sequence[OffsetRange], stretch: OffsetRange) -> Iterator[OffsetRange]:
-    """Yield the parts of `ranges` that lie in `stretch`."""
-    begin, end = stretch
-    at = bisect_right(ranges, begin, key=_next_offset)
-    while at < len(ranges) and ranges[at].first_offset < end:
-        first, stop = ranges[at]
+def _clip(ranges: Sequence[OffsetRange], offset_range: OffsetRange) -> Iterator[OffsetRange]:
+    """Yield the parts of `ranges` that lie in `offset_range`."""
+    begin, end = offset_range
+    index = bisect_right(ranges, begin, key=_end_of)
+    while index < len(ranges) and ranges[index].first_offset < end:
+        first, stop = ranges[index]
         yield OffsetRange(max(begin, first), min(end, stop))
-        at += 1
+        index += 1
 
 
-def _next_offset(stretch: OffsetRange) -> int:
-    return stretch.next_offset
+def _end_of(offset_range: OffsetRange) -> int:
+    return offset_range.next_offset

@@ -1,10 +1,10 @@
-"""What the store keeps of a pushed subscription, as small state. Pure.
+"""The stored state of a push subscription, and its encoding. Pure.
 
-    pushed/<topic id>/<name>               that it is there, and its terms: JSON
-    leases/<topic id>/<partition>/<name>   how far it has come in a partition: `Leases.encode`
+    pushed/<topic id>/<name>               the subscription with its terms: JSON
+    leases/<topic id>/<partition>/<name>   its progress in a partition: `Leases.encode`
 
-The first comes last and goes first: without it, the others mean nothing. A partition of which
-nothing is kept yet, because it was added later, is wanted from its beginning.
+The first state is written last and removed first: without it, the others mean nothing. A partition
+that was added later may have no stored progress; it is read from its beginning.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from quackmq.errors import DamagedStore, InvalidRequest
 from quackmq.model.subscription import Start, Terms, decode_start, encode_start
 from quackmq.model.topic import PartitionKey
 
-#: Keys of pushed subscriptions begin so, and those of their leases.
+#: The prefixes of the keys of push subscriptions, and of their progress.
 PUSHED_PREFIX: Final = "pushed/"
 LEASES_PREFIX: Final = "leases/"
 
 
 class StoredPushSubscription(NamedTuple):
+    """A push subscription as the store has it."""
+
     terms: Terms
     start: Start
     created_ms: int
-    #: Whether it leaves receipts.
+    #: Whether the subscription leaves receipts.
     receipts: bool = False
 
 
@@ -44,7 +46,7 @@ def parse_pushed_key(key: str) -> tuple[uuid.UUID, str]:
     try:
         return uuid.UUID(topic_id), name
     except ValueError:
-        raise _no_key(key) from None
+        raise _bad_key(key) from None
 
 
 def parse_leases_key(key: str) -> tuple[PartitionKey, str]:
@@ -53,22 +55,23 @@ def parse_leases_key(key: str) -> tuple[PartitionKey, str]:
     try:
         return PartitionKey(uuid.UUID(topic_id), int(partition)), name
     except ValueError:
-        raise _no_key(key) from None
+        raise _bad_key(key) from None
 
 
-def encode_pushed(kept: StoredPushSubscription) -> bytes:
+def encode_pushed(stored: StoredPushSubscription) -> bytes:
     fields = {
-        "terms": dataclasses.asdict(kept.terms),
-        "start": encode_start(kept.start),
-        "created_ms": kept.created_ms,
+        "terms": dataclasses.asdict(stored.terms),
+        "start": encode_start(stored.start),
+        "created_ms": stored.created_ms,
     }
-    if kept.receipts:
+    if stored.receipts:
         fields["receipts"] = True
     return json.dumps(fields).encode()
 
 
 def decode_pushed(value: bytes) -> StoredPushSubscription:
-    """DamagedStore for what `encode_pushed` did not make."""
+    """Decode a stored subscription. Raise DamagedStore for bytes that `encode_pushed` did not
+    write."""
     try:
         fields = json.loads(value)
     except ValueError as error:
@@ -78,12 +81,12 @@ def decode_pushed(value: bytes) -> StoredPushSubscription:
             receipts = fields.get("receipts", False)
             if type(receipts) is bool:
                 return StoredPushSubscription(
-                    _terms_of(terms), decode_start(start), created_ms, receipts
+                    _decode_terms(terms), decode_start(start), created_ms, receipts
                 )
-    raise _no_sense(fields)
+    raise _undecodable(fields)
 
 
-def _terms_of(fields: dict[str, Any]) -> Terms:
+def _decode_terms(fields: dict[str, Any]) -> Terms:
     match fields:
         case {
             "reading": "every" | "live" as reading,
@@ -95,12 +98,12 @@ def _terms_of(fields: dict[str, Any]) -> Terms:
                 return Terms(reading, lease_ms, outstanding, window)
             except InvalidRequest as error:
                 raise DamagedStore(f"cannot decode a subscription in the store: {error}") from None
-    raise _no_sense(fields)
+    raise _undecodable(fields)
 
 
-def _no_sense(fields: object) -> DamagedStore:
+def _undecodable(fields: object) -> DamagedStore:
     return DamagedStore(f"cannot decode a subscription in the store: {str(fields)[:200]}")
 
 
-def _no_key(key: str) -> DamagedStore:
-    return DamagedStore(f"the store holds a subscription under {key!r}")
+def _bad_key(key: str) -> DamagedStore:
+    return DamagedStore(f"the store holds a subscription under an invalid key: {key!r}")

@@ -1,18 +1,18 @@
 """The newest entries of a partition, shared by all of its push subscriptions.
 
-A `WindowBatch` is a batch that is decoded when the first subscription needs it, once for all. A
-large batch must be prepared before (see `decoded_batches`); then one `WindowBatch` per section
-replaces it. A `Window` is a sequence of them, called cells here, up to the last stable offset of
-the partition. A subscription that needs earlier entries must read; a `CatchUpBuffer` holds the
-result of such a read, one cell at a time.
+A `WindowBatch` is a batch that is decoded once for all subscriptions, when the first one needs it.
+A large batch must be prepared before that (see `decoded_batches`); then one `WindowBatch` per
+section replaces it. A `Window` is a sequence of them, up to the last stable offset of the
+partition. A subscription that needs earlier entries must read; a `CatchUpBuffer` holds the result
+of such a read.
 
     partition's log      ...........|==========================|
                                     start                      end
-                  must be read      cells, decoded on demand      not yet appended
+                  must be read      batches, decoded on demand    not yet appended
 
-A window covers every offset from `start` to `end`: an offset in no cell holds no entry. A window
-has two bounds of the same size. One limits its batches, and the oldest are dropped. The other
-limits their decoded entries, which are dropped and decoded again on demand.
+A window covers every offset from `start` to `end`: an offset in none of its batches holds no entry.
+A window has two bounds of the same size. One limits its batches, and the oldest are dropped. The
+other limits their decoded entries, which are dropped and decoded again on demand.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -39,7 +39,8 @@ _DELIVERY_BYTES: Final = 192
 
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
-    """A leased entry. `deliveries` is 1 at the first delivery; `id` is the message id."""
+    """An entry that is leased to a channel. `deliveries` is 1 at the first delivery; `id` is the
+    message id."""
 
     partition: int
     offset: int
@@ -49,8 +50,8 @@ class LeasedEntry:
 
 
 class WindowBatch:
-    """A batch or a section of one. It has no entries if its records are not committed, and is
-    poison if it cannot be decoded."""
+    """A batch, or a section of a large batch. It has no entries if its records are not committed.
+    It is poison if it cannot be decoded."""
 
     __slots__ = (
         "_entries",
@@ -69,7 +70,7 @@ class WindowBatch:
         self.base_offset = batch.base_offset if section is None else section.base_offset
         self.next_offset = batch.next_offset if section is None else section.next_offset
         self.size = batch.size if section is None else section.end - section.start
-        #: Memory of the entries, after it was opened.
+        #: The memory of the decoded entries, once the batch was opened.
         self.opened_size = 0
         self.is_open = not committed
         self.is_poison = False
@@ -81,8 +82,8 @@ class WindowBatch:
         self._entries: list[LeasedEntry | None] = []
 
     def split(self, decoded: DecodedBatches, key: PartitionKey) -> list[WindowBatch]:
-        """Return a cell for each section if the large batch was prepared; otherwise only this
-        cell."""
+        """Return a window batch for each section of a large batch that was prepared; for any other
+        batch, return only this one."""
         is_whole = self.base_offset == self.batch.base_offset
         if self.is_open or not is_whole or self.next_offset != self.batch.next_offset:
             return [self]
@@ -113,32 +114,32 @@ class WindowBatch:
         self._entries = []
 
     def entry_at(self, offset: int) -> LeasedEntry | None:
-        """Return the entry at `offset`; None if it is not in this cell, or if the batch has
+        """Return the entry at `offset`; None if it is not in this batch, or if the batch has
         gaps."""
         index = offset - self.base_offset
         if index < 0 or len(self._records) != self.next_offset - self.base_offset:
             return None
         return self._entry(index)
 
-    def between(self, first: int, next: int, most: int) -> tuple[list[LeasedEntry], int]:
-        """Return at most `most` entries of an open cell, from `first` up to, not including, `next`.
-        Also return the offset up to which there are no other entries."""
-        records, known_to = self._records, self.next_offset
+    def between(self, start: int, end: int, max_entries: int) -> tuple[list[LeasedEntry], int]:
+        """Return at most `max_entries` entries of an open batch from `start` up to, not including,
+        `end`. Also return the offset up to which there are no other entries."""
+        records, examined_to = self._records, self.next_offset
         if len(records) == self.next_offset - self.base_offset:  # no gaps, the usual case
-            begin = max(0, first - self.base_offset)
-            end = min(max(0, next - self.base_offset), len(records))
+            start_index = max(0, start - self.base_offset)
+            stop_index = min(max(0, end - self.base_offset), len(records))
         else:
-            begin = bisect_left(records, first, key=_offset)
-            end = bisect_left(records, next, begin, key=_offset)
-        if end - begin > most:
-            end = begin + most
-            known_to = records[end].offset
-        return [self._entry(index) for index in range(begin, end)], known_to
+            start_index = bisect_left(records, start, key=_offset)
+            stop_index = bisect_left(records, end, start_index, key=_offset)
+        if stop_index - start_index > max_entries:
+            stop_index = start_index + max_entries
+            examined_to = records[stop_index].offset
+        return [self._entry(index) for index in range(start_index, stop_index)], examined_to
 
     def _entry(self, index: int) -> LeasedEntry:
         entry = self._entries[index]
         if entry is None:
-            assert self._key is not None, "it is open"
+            assert self._key is not None, "an open batch has a key"
             topic_id, partition = self._key
             record = self._records[index]
             token = message_id(topic_id, Place(partition, record.offset))
@@ -148,12 +149,12 @@ class WindowBatch:
 
 class Window:
     __slots__ = (
-        "_cells",
+        "_batches",
         "_ends",
-        "_last",
+        "_last_entry",
         "_max_bytes",
-        "_opened",
-        "_opened_size",
+        "_open_batches",
+        "_open_bytes",
         "end",
         "first",
         "key",
@@ -168,135 +169,137 @@ class Window:
         self.start = end
         self.end = end
         self.size = 0
-        self._cells: list[WindowBatch] = []
+        self._batches: list[WindowBatch] = []
         self._ends: list[int] = []
-        self._last: tuple[int, LeasedEntry] | None = None
-        #: Open cells, in the order in which they were opened.
-        self._opened: dict[WindowBatch, None] = {}
-        self._opened_size = 0
+        self._last_entry: tuple[int, LeasedEntry] | None = None
+        #: Open batches, in the order in which they were opened.
+        self._open_batches: dict[WindowBatch, None] = {}
+        self._open_bytes = 0
         self._max_bytes = 0
 
-    def follow(self, part: Slice) -> bool:
+    def append(self, log_slice: Slice) -> bool:
         """Add the batches that were read from `end` on. Return whether there were any."""
-        self.first = max(self.first, part.first_offset)
-        cells = list(cells_of(part))
-        if not cells:
+        self.first = max(self.first, log_slice.first_offset)
+        added = list(window_batches(log_slice))
+        if not added:
             return False
-        for cell in cells:
-            self._cells.append(cell)
-            self._ends.append(cell.next_offset)
-            self.size += cell.size
-        self.end = cells[-1].next_offset
+        for batch in added:
+            self._batches.append(batch)
+            self._ends.append(batch.next_offset)
+            self.size += batch.size
+        self.end = added[-1].next_offset
         return True
 
-    def begin_anew(self, first: int, end: int) -> None:
-        """Empty the window and move it to `end`, because the offsets before could not be read."""
-        self._cells.clear()
+    def restart_at(self, first: int, end: int) -> None:
+        """Empty the window and move it to `end`, because the offsets before it were not readable.
+        The log begins at `first`."""
+        self._batches.clear()
         self._ends.clear()
-        self._opened.clear()
-        self.size = self._opened_size = 0
+        self._open_batches.clear()
+        self.size = self._open_bytes = 0
         self.first, self.start, self.end = first, end, end
 
     def shrink(self, max_bytes: int) -> None:
-        """Drop the oldest cells until `max_bytes` are left; keep the newest cell, however large.
-        The same bound applies to decoded entries from now on."""
+        """Drop the oldest batches until at most `max_bytes` are left; keep the newest batch,
+        however large. The same bound applies to decoded entries from now on."""
         self._max_bytes = max_bytes
-        gone = max(0, len(self._cells) - limits.FEED_BATCHES)
-        size = self.size - sum(cell.size for cell in self._cells[:gone])
-        while size > max_bytes and gone < len(self._cells) - 1:
-            size -= self._cells[gone].size
-            gone += 1
-        if gone:
-            self.start, self.size = self._ends[gone - 1], size
-            for cell in self._cells[:gone]:
-                if cell in self._opened:
-                    del self._opened[cell]
-                    self._opened_size -= cell.opened_size
-            del self._cells[:gone]
-            del self._ends[:gone]
+        drop_count = max(0, len(self._batches) - limits.LIVE_TAIL_BATCHES)
+        size = self.size - sum(batch.size for batch in self._batches[:drop_count])
+        while size > max_bytes and drop_count < len(self._batches) - 1:
+            size -= self._batches[drop_count].size
+            drop_count += 1
+        if drop_count:
+            self.start, self.size = self._ends[drop_count - 1], size
+            for batch in self._batches[:drop_count]:
+                if batch in self._open_batches:
+                    del self._open_batches[batch]
+                    self._open_bytes -= batch.opened_size
+            del self._batches[:drop_count]
+            del self._ends[:drop_count]
 
     def entry_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> LeasedEntry | None:
         """Return the entry at an offset within the window; None if there is none, or if its batch
         must be prepared or has gaps."""
-        last = self._last
-        if last is None or last[0] != offset:
-            cell = self.cell_at(offset, decoded, topic_name)
-            if cell is None:
+        last_entry = self._last_entry
+        if last_entry is None or last_entry[0] != offset:
+            batch = self.batch_at(offset, decoded, topic_name)
+            if batch is None:
                 return None
-            entry = cell.entry_at(offset)
+            entry = batch.entry_at(offset)
             if entry is None:
                 return None
-            self._last = last = (offset, entry)  # the other subscriptions want the same entry next
-        return last[1]
+            # The other subscriptions need the same entry next.
+            self._last_entry = last_entry = (offset, entry)
+        return last_entry[1]
 
-    def cell_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> WindowBatch | None:
-        """Return the first cell that ends after an offset within the window; None if there is none.
-        The cell is open, unless its batch must be prepared first."""
+    def batch_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> WindowBatch | None:
+        """Return the first batch that ends after `offset`, which is within the window; None if
+        there is none. The batch is open, unless it must be prepared first."""
         index = bisect_right(self._ends, offset)
-        if index >= len(self._cells):
+        if index >= len(self._batches):
             return None
-        cell = self._cells[index]
-        if not cell.is_open:
-            cells = cell.split(decoded, self.key)
-            if len(cells) > 1:
-                self._replace(index, cells)
-                return self.cell_at(offset, decoded, topic_name)
-            if not cell.open(decoded, self.key, topic_name):
-                return cell
-            self._opened[cell] = None
-            self._opened_size += cell.opened_size
-            # Keep the cell just opened, however large: a subscription is about to read it.
-            while self._opened_size > self._max_bytes and len(self._opened) > 1:
-                other = next(iter(self._opened))
-                del self._opened[other]
-                self._opened_size -= other.opened_size
+        batch = self._batches[index]
+        if not batch.is_open:
+            sections = batch.split(decoded, self.key)
+            if len(sections) > 1:
+                self._replace(index, sections)
+                return self.batch_at(offset, decoded, topic_name)
+            if not batch.open(decoded, self.key, topic_name):
+                return batch
+            self._open_batches[batch] = None
+            self._open_bytes += batch.opened_size
+            # Keep the batch just opened, however large: a subscription is about to read it.
+            while self._open_bytes > self._max_bytes and len(self._open_batches) > 1:
+                other = next(iter(self._open_batches))
+                del self._open_batches[other]
+                self._open_bytes -= other.opened_size
                 other.close()
-        return cell
+        return batch
 
-    def _replace(self, index: int, cells: list[WindowBatch]) -> None:
-        self.size += sum(cell.size for cell in cells) - self._cells[index].size
-        self._cells[index : index + 1] = cells
-        self._ends[index : index + 1] = [cell.next_offset for cell in cells]
+    def _replace(self, index: int, sections: list[WindowBatch]) -> None:
+        self.size += sum(batch.size for batch in sections) - self._batches[index].size
+        self._batches[index : index + 1] = sections
+        self._ends[index : index + 1] = [batch.next_offset for batch in sections]
 
 
 class CatchUpBuffer:
     """Batches of a partition before the window, read for one subscription."""
 
-    __slots__ = ("_cell", "_cells", "offset", "size")
+    __slots__ = ("_batch", "_batches", "offset", "size")
 
-    def __init__(self, part: Slice, offset: int) -> None:
-        #: The buffer covers the offsets from here up to the end of the last cell.
+    def __init__(self, log_slice: Slice, offset: int) -> None:
+        #: The buffer covers the offsets from here up to the end of the last batch.
         self.offset = offset
-        self.size = part.size
-        self._cells = cells_of(part)
-        self._cell = next(self._cells, None)
+        self.size = log_slice.size
+        self._batches = window_batches(log_slice)
+        self._batch = next(self._batches, None)
 
-    def cell_at(
+    def batch_at(
         self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
     ) -> WindowBatch | None:
-        """Return the first cell that ends after `offset`; None if that offset was not read, or is
-        past. The cell is open, unless its batch must be prepared first."""
+        """Return the first batch that ends after `offset`; None if that offset was not read, or was
+        dropped. The batch is open, unless it must be prepared first."""
         if offset < self.offset:
             return None
-        while self._cell is not None:
-            if self._cell.next_offset <= offset:
-                self._cell = next(self._cells, None)
+        while self._batch is not None:
+            if self._batch.next_offset <= offset:
+                self._batch = next(self._batches, None)
                 continue
-            cells = self._cell.split(decoded, key)
-            if len(cells) == 1:
+            sections = self._batch.split(decoded, key)
+            if len(sections) == 1:
                 break
-            self._cells = chain(cells[1:], self._cells)
-            self._cell = cells[0]
+            self._batches = chain(sections[1:], self._batches)
+            self._batch = sections[0]
         self.offset = offset
-        if self._cell is not None:
-            self._cell.open(decoded, key, topic_name)
-        return self._cell
+        if self._batch is not None:
+            self._batch.open(decoded, key, topic_name)
+        return self._batch
 
 
-def cells_of(part: Slice) -> Iterator[WindowBatch]:
-    for chunk in part.chunks:
+def window_batches(log_slice: Slice) -> Iterator[WindowBatch]:
+    for chunk in log_slice.chunks:
         for batch in batches(chunk):
-            yield WindowBatch(batch, is_committed(batch, part.aborted))
+            yield WindowBatch(batch, is_committed(batch, log_slice.aborted))
 
 
 def _offset(record: Record) -> int:

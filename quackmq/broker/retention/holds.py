@@ -67,7 +67,7 @@ class Holds:
             cursor = self._cursors.at(name, key)
             since_ms = 0 if cursor is None else cursor.updated_ms
         else:
-            since_ms = self._push.by_topic[key.topic_id][name].kept.created_ms
+            since_ms = self._push.by_topic[key.topic_id][name].stored.created_ms
         return Holders(name, lowest, since_ms, count)
 
     def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
@@ -82,7 +82,10 @@ class Holds:
     def unacknowledged(self, key: PartitionKey, offset: int) -> int:
         """Return how many push subscriptions have not acknowledged an entry."""
         subscriptions = self._push.of_topic(key.topic_id)
-        return sum(not each.parts[key.partition].leases.is_done(offset) for each in subscriptions)
+        return sum(
+            not each.partition_progress[key.partition].leases.is_done(offset)
+            for each in subscriptions
+        )
 
     def is_holding_group(self, name: str) -> bool:
         return name in self._groups
@@ -142,7 +145,10 @@ class Holds:
         order = self._push_orders.get(key)
         if order is None:
             subscriptions = self._push.of_topic(key.topic_id)
-            marks = {each.name: each.parts[key.partition].durable for each in subscriptions}
+            marks = {
+                each.name: each.partition_progress[key.partition].durable_mark
+                for each in subscriptions
+            }
             order = self._push_orders[key] = HoldOrder(marks)
         return order
 

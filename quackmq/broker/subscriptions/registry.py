@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from quackmq.broker import limits
-from quackmq.broker.push.push_subscription import PushedSubscription
+from quackmq.broker.push.push_subscription import PushSubscription
 from quackmq.broker.subscriptions.pull_subscription import PullSubscription
 from quackmq.errors import LimitReached
 from quackmq.model.topic import Topic
@@ -69,7 +69,7 @@ class SubscriptionRegistry:
 
     def __init__(self) -> None:
         self.pull: Registry[PullSubscription] = Registry()
-        self.push: Registry[PushedSubscription] = Registry()
+        self.push: Registry[PushSubscription] = Registry()
 
     def count(self, topic_id: UUID) -> int:
         """Return the number of subscriptions to a topic, of both modes."""

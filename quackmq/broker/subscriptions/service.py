@@ -151,7 +151,7 @@ class SubscriptionService:
         topic = self._topic(topic_name)
         held = self._push.find(topic, name)
         if held is not None:
-            pushed = await self._push.standing(held)
+            pushed = await self._push.progress(held)
             return SubscriptionLag(pushed.lag, pushed.counts.lost)
         return await self._pull.standing(topic, name)
 
@@ -204,7 +204,7 @@ class SubscriptionService:
             held = self._push.find(topic, name)
             if held is not None and receipts is not None:
                 async with self._cursors.changing(name):
-                    await self._push.leave_receipts(held, receipts)
+                    await self._push.set_receipts(held, receipts)
                 return False
             is_new = await self._ensure_pull(topic, name, start, receipts or False)
             if not is_new and receipts is not None:
@@ -219,10 +219,10 @@ class SubscriptionService:
             async with self._cursors.changing(name):
                 held = self._push.find(topic, name)
                 if held is not None:
-                    if held.kept.terms != terms:
+                    if held.stored.terms != terms:
                         await self._push.change(held, terms)
                     if receipts is not None:
-                        await self._push.leave_receipts(held, receipts)
+                        await self._push.set_receipts(held, receipts)
                     return False
                 self._names.check_push(name)
                 kept = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)

@@ -266,7 +266,7 @@ class _Running:
     async def _left(self, part: Part) -> int:
         left = 0
         for topic in part.topics:
-            left += (await self._broker.pushing.standing(_CALLER, part.id, topic)).lag
+            left += (await self._broker.pushing.progress(_CALLER, part.id, topic)).lag
         return left
 
     async def _account(self, records: Sequence[str]) -> Outcome:
@@ -289,7 +289,7 @@ class _Running:
         for name, process in self._subscribers.items():
             skipped = lost = left = 0
             for topic in process.part.topics:
-                standing = await self._broker.pushing.standing(_CALLER, name, topic)
+                standing = await self._broker.pushing.progress(_CALLER, name, topic)
                 left += standing.lag
                 lost += standing.counts.lost
                 skipped += standing.counts.skipped

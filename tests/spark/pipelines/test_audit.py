@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq.broker import Commit, MemberRef
-from quackmq.broker.push.push_subscription import PushedSubscription
+from quackmq.broker.push.push_subscription import PushSubscription
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
 from quackmq.model.leases import Wanted
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
@@ -373,17 +373,17 @@ def test_what_is_pushed_and_acknowledged_in_any_order_is_proved_whole_s5(
     assert 0 <= told["p50_ms"] <= told["max_ms"]
     assert (idle["records"], idle["lost"]) == (0, 0)
     # One goes on without a word, as by a bug that takes entries for done.
-    held = broker.broker._push.found(broker.broker.topic(topic), "wigeon")
+    held = broker.broker._push.require(broker.broker.topic(topic), "wigeon")
     run(_acked_silently(broker, held, 5))
     found = line(audited(broker, spark, topic), "wigeon")
     assert (found["lost"], found["doubled"]) == (5, 0)
 
 
-async def _acked_silently(broker: Broker, held: PushedSubscription, count: int) -> None:
-    leases = held.parts[0].leases
+async def _acked_silently(broker: Broker, held: PushSubscription, count: int) -> None:
+    leases = held.partition_progress[0].leases
     for lease in leases.lend(Wanted(0, count), range(count), count, 0):
         leases.ack(lease.offset)
-    broker.broker._push.changed(held.parts[0])
+    broker.broker._push.mark_dirty(held.partition_progress[0])
     await broker.broker.pushing.flush()
 
 

@@ -240,7 +240,7 @@ async def lag(request: Request) -> Response:
     )
     if found is None or found.mode != "pushed":
         return answered(200, Lag(*await request.broker.standing(request.caller, name, topic)))
-    pushed = await request.broker.pushing.standing(request.caller, name, topic)
+    pushed = await request.broker.pushing.progress(request.caller, name, topic)
     counts = pushed.counts
     shown = Lag(pushed.lag, counts.lost, pushed.outstanding, counts.acked, counts.skipped)
     return answered(200, shown)
