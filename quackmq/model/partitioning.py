@@ -38,7 +38,7 @@ class Partitioner(StrEnum):
     LEGACY = "legacy"
 
 
-def partition_of(partitioner: Partitioner, key: bytes | None, partitions: int) -> int | None:
+def choose_partition(partitioner: Partitioner, key: bytes | None, partitions: int) -> int | None:
     """Return the partition of a key, or None where the publisher may choose any partition.
 
     A record without a key may go anywhere. With `crc32`, so may a record with an empty key, as in
@@ -46,28 +46,28 @@ def partition_of(partitioner: Partitioner, key: bytes | None, partitions: int) -
     if key is None:
         return None
     if partitioner is Partitioner.MURMUR2:
-        return partition_of_hash(murmur2(key), partitions)
+        return partition_for_hash(murmur2(key), partitions)
     if not key and partitioner is Partitioner.CRC32:
         return None
     return zlib.crc32(key) % partitions
 
 
-def partition_of_hash(hashed: int, partitions: int) -> int:
+def partition_for_hash(hashed: int, partitions: int) -> int:
     """Return the partition that a murmur2 hash stands for."""
     return (hashed & _WITHOUT_SIGN) % partitions
 
 
 def murmur2(key: bytes) -> int:
     """Return the 32-bit hash of a key, as the Java client computes it."""
-    return murmur2_end(murmur2_words(murmur2_begin(key), key, 0, len(key)), key)
+    return finish_murmur2(add_murmur2_words(begin_murmur2(key), key, 0, len(key)), key)
 
 
-def murmur2_begin(key: bytes) -> int:
+def begin_murmur2(key: bytes) -> int:
     """Return the hash before the first word of a key."""
     return MURMUR2_SEED ^ len(key) & _MASK
 
 
-def murmur2_words(hashed: int, key: bytes, start: int, end: int) -> int:
+def add_murmur2_words(hashed: int, key: bytes, start: int, end: int) -> int:
     """Mix the whole words of four bytes in `key[start:end]` into a hash; `start` is a multiple of
     four. A long key can be hashed in several steps."""
     view = memoryview(key)[start : start + (end - start) // 4 * 4]
@@ -78,7 +78,7 @@ def murmur2_words(hashed: int, key: bytes, start: int, end: int) -> int:
     return hashed
 
 
-def murmur2_end(hashed: int, key: bytes) -> int:
+def finish_murmur2(hashed: int, key: bytes) -> int:
     """Mix in the one to three bytes behind the last whole word, and finish the hash."""
     tail = key[len(key) // 4 * 4 :]
     if tail:

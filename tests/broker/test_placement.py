@@ -16,7 +16,7 @@ from quackmq.broker import limits as broker_limits
 from quackmq.broker.publish.messages import _producer_id
 from quackmq.broker.publish.placement import Placement, placed
 from quackmq.errors import Conflict
-from quackmq.model.partitioning import Partitioner, murmur2, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition, murmur2
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records import codec
@@ -191,7 +191,7 @@ async def test_a_put_of_the_version_that_kept_no_placement_is_known_again(
     store = MemoryStore(Clock())
     async with open_broker(store, default_partitions=2) as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2)
-        chosen = [partition_of(Partitioner.LEGACY, each.key, 2) for each in DUCKS]
+        chosen = [choose_partition(Partitioner.LEGACY, each.key, 2) for each in DUCKS]
         producer_id = _producer_id(topic, b"order-1")
         for partition in (0, 1):
             share = [one for one, at in zip(DUCKS, chosen, strict=True) if at == partition]
@@ -257,7 +257,7 @@ async def test_a_numbered_put_is_known_again_in_a_topic_that_has_grown(pond: Pon
         assert await everything(broker) == [b"a"]
 
 
-# --- placing ------------------------------------------------------------------------------------
+# --- distributing -------------------------------------------------------------------------------
 
 
 async def test_every_placement_has_an_epoch_of_its_own() -> None:

@@ -18,7 +18,7 @@ from quackmq.cli import limits as cli_limits
 from quackmq.cli import text
 from quackmq.cli.inspect import archive_import
 from quackmq.cli.main import main
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Record
@@ -263,7 +263,7 @@ def test_a_key_goes_where_the_topics_partitioner_says(
         for record in decode(batch)
         if record.key in keys  # markers of transactions have keys of their own
     }
-    assert found == {key: partition_of(partitioner, key, 5) for key in keys}
+    assert found == {key: choose_partition(partitioner, key, 5) for key in keys}
 
 
 def test_a_damaged_export_is_named_before_anything_is_put(

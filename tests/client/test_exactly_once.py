@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from quackmq import Client, errors
 from quackmq.client import limits as client_limits
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from tests.client.conftest import Clients
 from tests.client.program import DEADLINE_S, Program
 
@@ -413,5 +413,5 @@ def _key_for(partition: int, partitions: int) -> str:
     return next(
         str(number)
         for number in range(1000)
-        if partition_of(Partitioner.MURMUR2, str(number).encode(), partitions) == partition
+        if choose_partition(Partitioner.MURMUR2, str(number).encode(), partitions) == partition
     )

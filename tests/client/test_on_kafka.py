@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.peers.kafka import Kafka
 from quackmq import Client, QuackTimeout, errors
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 
 pytestmark = pytest.mark.needs("kafka")
 
@@ -51,7 +51,7 @@ def test_the_tour_is_the_same_on_a_kafka_cluster(kafka: str, tmp_path: Path) -> 
         got += islice(client.listen("news"), 3)
         assert sorted(message.id for message in got) == sorted(put)
         # There keys are placed as the Java client places them.
-        expected = [partition_of(Partitioner.MURMUR2, message.key, 2) for message in got]
+        expected = [choose_partition(Partitioner.MURMUR2, message.key, 2) for message in got]
         assert [message.partition for message in got] == expected
         client.seek("news", "beginning")
         first = client.get("news", after=None)

@@ -1,6 +1,7 @@
 """The partition of a key is the same for every client, as the topic's setting says.
 
-Each client sends the same keys to a topic of its own. They must lie where `partition_of` says."""
+Each client sends the same keys to a topic of its own. `choose_partition` says where they must
+lie."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from confluent_kafka import Producer
 from kafka import KafkaProducer
 
 from quackmq import AsyncClient, Client
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.records.codec import decode
@@ -71,7 +72,7 @@ def placed_by(
 def expected(
     keys: Sequence[bytes] = KEYS, partitioner: Partitioner = Partitioner.MURMUR2
 ) -> dict[bytes, int | None]:
-    return {key: partition_of(partitioner, key, PARTITIONS) for key in keys}
+    return {key: choose_partition(partitioner, key, PARTITIONS) for key in keys}
 
 
 def test_the_broker_places_keys_as_kafkas_clients_do(broker: RunningBroker) -> None:

@@ -33,7 +33,7 @@ from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import Caller
-from quackmq.broker.subscriptions.cursors import Cursors, partition_of, removal
+from quackmq.broker.subscriptions.cursors import Cursors, partition_key, removal
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
@@ -199,7 +199,7 @@ class Groups:
         async with self._cursors.changing(group):  # wait for running commits
             pass
         wanted = self._pull.wanted(group)
-        now = {partition_of(cursor.key): cursor for cursor in self._cursors.of(group)}
+        now = {partition_key(cursor.key): cursor for cursor in self._cursors.of(group)}
         for key, offset in wanted.items():
             now.setdefault(key, Cursor(CursorKey(group, *key), offset))
         if keys is None:
@@ -278,7 +278,7 @@ class Groups:
             self._cursors.note(cursors)
         for cursor in cursors:
             if self._holds.is_holding_group(cursor.key.name):
-                self._retention.cursor_moved(partition_of(cursor.key))
+                self._retention.cursor_moved(partition_key(cursor.key))
 
     # --- for the broker -----------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Groups:
                 outcomes.extend([await self._set_one(name, each) for each in some])
         if self._holds.is_holding_group(name):
             for cursor in cursors:
-                self._retention.cursor_moved(partition_of(cursor.key))
+                self._retention.cursor_moved(partition_key(cursor.key))
         return outcomes
 
     async def _set_one(self, name: str, cursor: Cursor) -> QuackError | None:
@@ -498,7 +498,7 @@ class Groups:
     def _follow_settings(self, name: str) -> None:
         self._holds.set_group(name, self._settings(name).holds_retention)
         for cursor in self._cursors.of(name):
-            self._retention.cursor_moved(partition_of(cursor.key))
+            self._retention.cursor_moved(partition_key(cursor.key))
 
     # --- helpers ----------------------------------------------------------------------------
 

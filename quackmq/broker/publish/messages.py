@@ -59,7 +59,7 @@ from quackmq.model.offset_notes import (
     offset_of_number,
     publisher_group,
 )
-from quackmq.model.partitioning import partition_of
+from quackmq.model.partitioning import choose_partition
 from quackmq.model.producer_state import FIRST_KEY_ID, Producer
 from quackmq.model.subscription import Place, message_id
 from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
@@ -192,7 +192,7 @@ class Messages:
         elif partition is None:
             if not is_short(key):
                 return None
-            partition = partition_of(topic.policy.partitioner, key, topic.partitions)
+            partition = choose_partition(topic.policy.partitioner, key, topic.partitions)
             if partition is None:
                 partition = self._next_turn(topic)
         timestamp_ms = self._clock.record_time_ms()

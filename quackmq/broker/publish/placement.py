@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 from quackmq.broker import limits
 from quackmq.model.partitioning import (
     Partitioner,
-    murmur2_begin,
-    murmur2_end,
-    murmur2_words,
-    partition_of,
-    partition_of_hash,
+    add_murmur2_words,
+    begin_murmur2,
+    choose_partition,
+    finish_murmur2,
+    partition_for_hash,
 )
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import Topic
@@ -71,9 +71,9 @@ async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) 
     cost = 0
     for key in keys:
         if partitioner is Partitioner.MURMUR2 and key is not None and not is_short(key):
-            chosen.append(partition_of_hash(await _hashed(key), partitions))
+            chosen.append(partition_for_hash(await _hashed(key), partitions))
             continue
-        partition = partition_of(partitioner, key, partitions)
+        partition = choose_partition(partitioner, key, partitions)
         chosen.append(turn if partition is None else partition)
         cost += _KEY_BYTES + len(key or b"")
         if cost > limits.HASHED_KEY_BYTES:
@@ -106,7 +106,7 @@ async def held_placement(
 
 def turn_of(placement: Placement, idempotency_key: bytes) -> int:
     """Return the partition for those records of a put that may go to any partition."""
-    return partition_of(placement.partitioner, idempotency_key, placement.partitions) or 0
+    return choose_partition(placement.partitioner, idempotency_key, placement.partitions) or 0
 
 
 def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
@@ -127,9 +127,9 @@ def _records(state: Producer) -> int:
 
 
 async def _hashed(key: bytes) -> int:
-    hashed = murmur2_begin(key)
+    hashed = begin_murmur2(key)
     for start in range(0, len(key), limits.HASHED_KEY_BYTES):
         end = min(start + limits.HASHED_KEY_BYTES, len(key))
-        hashed = murmur2_words(hashed, key, start, end)
+        hashed = add_murmur2_words(hashed, key, start, end)
         await asyncio.sleep(0)
-    return murmur2_end(hashed, key)
+    return finish_murmur2(hashed, key)

@@ -128,5 +128,6 @@ def removal(cursor: Cursor) -> Cursor:
     return Cursor(cursor.key, None)
 
 
-def partition_of(key: CursorKey) -> PartitionKey:
+def partition_key(key: CursorKey) -> PartitionKey:
+    """Return the partition of a cursor."""
     return PartitionKey(key.topic_id, key.partition)

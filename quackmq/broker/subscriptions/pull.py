@@ -33,7 +33,7 @@ from quackmq.broker.log.service import LogService
 from quackmq.broker.log.time_lookup import first_at
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
-from quackmq.broker.subscriptions.cursors import Cursors, partition_of
+from quackmq.broker.subscriptions.cursors import Cursors, partition_key
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull_subscription import Moved, PullSubscription, taken_by_group
 from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts, begun, check_topic
@@ -493,7 +493,7 @@ class PullService:
                 held.go_on_from(self._own_cursors(held.name, held.topic.id))
         for cursor in cursors:
             if (cursor.key.name, cursor.key.topic_id) in moving:
-                self._retention.cursor_moved(partition_of(cursor.key))
+                self._retention.cursor_moved(partition_key(cursor.key))
 
     def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
         """Return the offsets of a name in a topic, by partition."""

@@ -47,7 +47,7 @@ from quackmq.broker import limits
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
-from quackmq.model.partitioning import partition_of
+from quackmq.model.partitioning import choose_partition
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
 from quackmq.records import codec
@@ -140,7 +140,7 @@ class Receipts:
                 await asyncio.sleep(0)  # let other tasks run
             key = step.name.encode()
             value = _encode(step, now_ms, await self._append_times(step))
-            partition = partition_of(topic.policy.partitioner, key, topic.partitions) or 0
+            partition = choose_partition(topic.policy.partitioner, key, topic.partitions) or 0
             records.setdefault(partition, []).append(Record(0, now_ms, key, value))
         return [
             Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(some)))

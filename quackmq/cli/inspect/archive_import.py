@@ -34,7 +34,7 @@ from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
 from quackmq.model.offset_notes import NUMBER_PARTITION, publisher_group
-from quackmq.model.partitioning import partition_of
+from quackmq.model.partitioning import choose_partition
 
 _NAME: Final = "import-"
 #: Characters of the digest that are used as the name: enough to avoid collisions.
@@ -89,7 +89,9 @@ class Import:
         self._group = group
         self._by_key = by_key
         deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
-        self._partitioner = Cluster(KafkaConfig(address)).placing(topic.name, deadline).partitioner
+        self._partitioner = (
+            Cluster(KafkaConfig(address)).key_partitioner(topic.name, deadline).partitioner
+        )
 
     async def put(self, source: Source, tell: Tell) -> int:
         """Put all records that the topic does not have; return how many it already had. A
@@ -162,7 +164,7 @@ class Import:
     def _choose(self, row: Row, number: int) -> int:
         if not self._by_key and row.partition is not None:
             return row.partition
-        chosen = partition_of(self._partitioner, row.key, self._topic.partitions)
+        chosen = choose_partition(self._partitioner, row.key, self._topic.partitions)
         return number % self._topic.partitions if chosen is None else chosen
 
 

@@ -24,7 +24,7 @@ from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.consuming.consumer import Reader
 from quackmq.client.kafka.client import IN_FILE, After, Client
-from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Placing
+from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, KeyPartitioner
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.types import Headers, Message, StartLike, origin_of
@@ -55,7 +55,7 @@ class AsyncClient:
         self._turns: dict[str, asyncio.Lock] = {}
         self._endings: set[asyncio.Future[Any]] = set()
         #: Pending requests for a topic's partitioner.
-        self._asking: dict[str, asyncio.Future[Placing]] = {}
+        self._asking: dict[str, asyncio.Future[KeyPartitioner]] = {}
 
     @property
     def address(self) -> str:
@@ -280,25 +280,27 @@ class AsyncClient:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        placing = await self._placing(topic, parcel[1], deadline)
-        partition = placing.partition(parcel[1])
+        key_partitioner = await self._find_key_partitioner(topic, parcel[1], deadline)
+        partition = key_partitioner.partition(parcel[1])
         result = await self._begun(topic, parcel, partition, reported, deadline)
         await asyncio.wait(
             (done,), timeout=min(deadline.left(), shared_limits.CLIENT_LONGEST_MS / 1000)
         )
         return result
 
-    async def _placing(self, topic: str, key: bytes | None, deadline: Deadline) -> Placing:
+    async def _find_key_partitioner(
+        self, topic: str, key: bytes | None, deadline: Deadline
+    ) -> KeyPartitioner:
         """Return the partitioner of the topic. Puts that have to ask the broker wait for the
         same answer, so that they keep their order."""
         cluster = self._client.session.cluster
-        known = BY_LIBRDKAFKA if key is None else cluster.known_placing(topic)
+        known = BY_LIBRDKAFKA if key is None else cluster.cached_key_partitioner(topic)
         if known is not None and topic not in self._asking:
             return known
         if topic not in self._asking:
-            asking = self._asking[topic] = self._submit(cluster.placing, topic, deadline)
+            asking = self._asking[topic] = self._submit(cluster.key_partitioner, topic, deadline)
 
-            def answered(asked: asyncio.Future[Placing]) -> None:
+            def answered(asked: asyncio.Future[KeyPartitioner]) -> None:
                 del self._asking[topic]
                 if not asked.cancelled():
                     asked.exception()  # waiting puts raise it

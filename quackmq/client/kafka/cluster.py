@@ -43,7 +43,7 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import CONFIG_PREFIX, WhenFull
 from quackmq.model.subscription import Offset, Place, Start, Time
 
@@ -70,7 +70,7 @@ class Committed(NamedTuple):
     note: str
 
 
-class Placing(NamedTuple):
+class KeyPartitioner(NamedTuple):
     """How a client chooses partitions by key in a topic. librdkafka is configured for murmur2
     and chooses itself in that case."""
 
@@ -81,12 +81,12 @@ class Placing(NamedTuple):
         """Return the partition of a key, or -1 to let librdkafka choose."""
         if key is None or self.partitioner is Partitioner.MURMUR2:
             return PARTITION_UA
-        chosen = partition_of(self.partitioner, key, self.partitions)
+        chosen = choose_partition(self.partitioner, key, self.partitions)
         # An empty key may go to any partition; librdkafka would send all of them to the same one.
         return random.randrange(self.partitions) if chosen is None else chosen
 
 
-BY_LIBRDKAFKA: Final = Placing(Partitioner.MURMUR2)
+BY_LIBRDKAFKA: Final = KeyPartitioner(Partitioner.MURMUR2)
 
 
 class Cluster:
@@ -95,7 +95,7 @@ class Cluster:
         self._admin = Admin(connection.shared)
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
-        self._placings: dict[str, tuple[Placing, float]] = {}
+        self._key_partitioners: dict[str, tuple[KeyPartitioner, float]] = {}
         #: The highest known offset of each partition.
         self._last_places: dict[tuple[str, int], int] = {}
         #: Groups whose coordinator has answered.
@@ -135,11 +135,11 @@ class Cluster:
             self._topics[name] = (info, time.monotonic())
         return info
 
-    def placing(self, name: str, deadline: Deadline) -> Placing:
+    def key_partitioner(self, name: str, deadline: Deadline) -> KeyPartitioner:
         """Return the partitioner of a topic, possibly from a recent answer. Topics of a Kafka
         cluster have no such config: there the Java client's partitioner is used, as for a topic
         that does not exist yet or whose configs are not readable."""
-        known = self.known_placing(name)
+        known = self.cached_key_partitioner(name)
         if known is not None:
             return known
         try:
@@ -155,9 +155,9 @@ class Cluster:
         found = BY_LIBRDKAFKA
         if config is not None and config.value != Partitioner.MURMUR2:
             partitions = self.topic(name, deadline, again=True).partitions
-            found = Placing(Partitioner(config.value), partitions)
+            found = KeyPartitioner(Partitioner(config.value), partitions)
         with self._lock:
-            self._placings[name] = (found, time.monotonic())
+            self._key_partitioners[name] = (found, time.monotonic())
         return found
 
     def reasons_to_refuse(self, name: str, deadline: Deadline) -> list[str]:
@@ -177,12 +177,12 @@ class Cluster:
         asked = self._admin.client.describe_configs([resource], request_timeout=_seconds(deadline))
         return self._result(asked[resource], f"the configs of topic {name}", deadline)
 
-    def known_placing(self, name: str) -> Placing | None:
-        """Return the cached answer of `placing`; None if it would have to ask the cluster."""
+    def cached_key_partitioner(self, name: str) -> KeyPartitioner | None:
+        """Return the cached result of `key_partitioner`, or None if it would ask the cluster."""
         if self._connection.has_own_partitioner:
             return BY_LIBRDKAFKA
         with self._lock:
-            known = self._placings.get(name)
+            known = self._key_partitioners.get(name)
         if known is None or _age_ms(known[1]) >= limits.CLIENT_TOPIC_MS:
             return None
         return known[0]
@@ -228,7 +228,7 @@ class Cluster:
         """Remove a topic from the caches."""
         with self._lock:
             self._topics.pop(name, None)
-            self._placings.pop(name, None)
+            self._key_partitioners.pop(name, None)
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str], deadline: Deadline

@@ -138,13 +138,13 @@ class Numbered:
         deadline: Deadline,
     ) -> list[str | None]:
         sending = PendingDeliveries(len(parcels))
-        placing = self._cluster.placing(topic, deadline)
+        key_partitioner = self._cluster.key_partitioner(topic, deadline)
         try:
             producer.begin_transaction()
             for index, (value, key, headers) in enumerate(parcels):
                 more: dict[str, Any] = {} if headers is None else {"headers": headers}
                 more["on_delivery"] = sending.report(index)
-                where = placing.partition(key)
+                where = key_partitioner.partition(key)
                 self._produce(producer, deadline, topic, value, key, where, **more)
             producer.flush(deadline.left())
             if sending.error is not None:

@@ -197,9 +197,11 @@ class Session:
         publisher = self.publisher(deadline)
         sending = PendingDeliveries(len(parcels))
         has_keys = any(key is not None for _, key, _ in parcels)
-        placing = self.cluster.placing(topic, deadline) if has_keys else BY_LIBRDKAFKA
+        key_partitioner = (
+            self.cluster.key_partitioner(topic, deadline) if has_keys else BY_LIBRDKAFKA
+        )
         for index, parcel in enumerate(parcels):
-            partition = placing.partition(parcel[1])
+            partition = key_partitioner.partition(parcel[1])
             self._send(publisher, topic, parcel, sending, index, partition, deadline)
         publisher.hurry(topic, deadline)
         publisher.wait(sending, deadline)

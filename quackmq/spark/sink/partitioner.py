@@ -17,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quackmq.model.partitioning import MURMUR2_MULTIPLIER, MURMUR2_SEED, Partitioner, murmur2_words
+from quackmq.model.partitioning import (
+    MURMUR2_MULTIPLIER,
+    MURMUR2_SEED,
+    Partitioner,
+    add_murmur2_words,
+)
 from quackmq.spark import limits
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -67,7 +72,7 @@ def murmur2(keys: pa.Array) -> Numbers:
             for row in rows.tolist():
                 begin, end = int(begins[row]), int(begins[row] + lengths[row])
                 key = data[begin:end]
-                hashes[row] = murmur2_words(int(hashes[row]), key, 4 * word, len(key))
+                hashes[row] = add_murmur2_words(int(hashes[row]), key, 4 * word, len(key))
             break
         if len(rows) == len(hashes):
             hashes = _mixed(hashes, words[begins + 4 * word])

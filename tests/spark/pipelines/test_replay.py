@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.spark.pipelines import replay as pipeline
@@ -156,7 +156,7 @@ def test_keys_choose_where_the_topics_have_different_partitioners(
     assert replayed(broker, spark, topic).facts["written"] == 21
     found = {value: partition for partition, _, value in broker.consumed(f"{topic}-again", 3)}
     assert found.pop(b"without a key") == 1
-    assert found == {key: partition_of(Partitioner.MURMUR2, key, 3) for key in keys}
+    assert found == {key: choose_partition(Partitioner.MURMUR2, key, 3) for key in keys}
 
 
 async def _published(broker: Broker, topic: Any, batch: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quackmq import limits
-from quackmq.model.partitioning import Partitioner, partition_of
+from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.types import Request
 from quackmq.protocols.http.v1.publishing import publish
@@ -172,7 +172,7 @@ def test_a_key_goes_where_the_topics_partitioner_says(
     api.post("/v1/topics", {"name": topic, "partitions": 5, "policy": policy})
     path = f"/v1/topics/{topic}/messages"
     keys = ["k", "pond", "鴨", "duck" * 100, *map(str, range(20))]
-    expected = [partition_of(partitioner, key.encode(), 5) for key in keys]
+    expected = [choose_partition(partitioner, key.encode(), 5) for key in keys]
     one_by_one = [api.post(path, {"value": "quack", "key": key}).json for key in keys]
     assert [each["messages"][0]["partition"] for each in one_by_one] == expected
     together = api.post(path, {"messages": [{"value": "quack", "key": key} for key in keys]}).json
