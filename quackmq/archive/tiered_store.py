@@ -36,7 +36,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     CursorKey,
     Offsets,
@@ -106,7 +106,7 @@ class TieredStore(Store):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         return self.inner.append(appends, cursors, states)
 
     def is_repeat(self, append: Append) -> bool:

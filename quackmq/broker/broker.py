@@ -62,7 +62,7 @@ from quackmq.model.producer_state import Producer
 from quackmq.model.subscription import Message, Start, Subscription, SubscriptionLag
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     Offsets,
     OffsetTime,
@@ -345,7 +345,7 @@ class Broker:
         *,
         owned: bool = False,
         wait_for_room: bool = True,
-    ) -> Awaitable[Appended]:
+    ) -> Awaitable[AppendResult]:
         """Append a batch that has passed `Batch.parse`, under the topic's policy.
 
         The order of calls is the order in the partition. The bytes are copied before this returns,
@@ -368,7 +368,7 @@ class Broker:
         topic: Topic,
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         """Append batches of one topic and set cursors as one unit: all of it or nothing. The
         batches are in no transaction, and their bytes must not change until this is done.
         Otherwise as `publish`."""

@@ -30,7 +30,7 @@ from quackmq import limits
 from quackmq.broker.broker import Broker
 from quackmq.broker.settings import Caller
 from quackmq.errors import OffsetOutOfRange, RecordTooLarge
-from quackmq.model.topic import Appended, PartitionKey
+from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Headers, Record
 
 #: The header that holds the publisher's id of an entry.
@@ -158,14 +158,14 @@ def _entry_of(record: Record) -> QueueEntry:
     return QueueEntry(record.offset + 1, record.timestamp_ms, publisher_id, record.value or b"")
 
 
-def _numbered(appended: asyncio.Future[Appended]) -> asyncio.Future[int]:
+def _numbered(appended: asyncio.Future[AppendResult]) -> asyncio.Future[int]:
     """Return a future of the entry's number, from the future of its append."""
     number: asyncio.Future[int] = appended.get_loop().create_future()
     appended.add_done_callback(partial(_number, number))
     return number
 
 
-def _number(number: asyncio.Future[int], appended: asyncio.Future[Appended]) -> None:
+def _number(number: asyncio.Future[int], appended: asyncio.Future[AppendResult]) -> None:
     if number.cancelled():
         if not appended.cancelled():
             appended.exception()  # mark it as retrieved: no caller is left

@@ -1,6 +1,6 @@
 """Keys that are due at some time. Pure.
 
-Taking the keys that are due costs as much as there are due ones, however many wait.
+The cost of `pop_due` grows with the number of keys that are due, not with that of waiting keys.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Agenda(Generic[K]):
-    """Each key has one time at most. Keys of the same time are taken in the order of `put`."""
+    """Keys with the times at which they are due, one time per key. Keys of the same time are
+    returned in the order of `put`."""
 
-    __slots__ = ("_heap", "_numbers", "_times")
+    __slots__ = ("_heap", "_sequence_numbers", "_times")
 
     def __init__(self) -> None:
         self._times: dict[K, float] = {}
         #: Also contains replaced and dropped times, until they come. The number keeps keys of the
         #: same time in order.
         self._heap: list[tuple[float, int, K]] = []
-        self._numbers = count()
+        self._sequence_numbers = count()
 
     def put(self, key: K, time_ms: float) -> None:
+        """Set the time at which a key is due."""
         if self._times.get(key) == time_ms:
             return
         self._times[key] = time_ms
-        heapq.heappush(self._heap, (time_ms, next(self._numbers), key))
+        heapq.heappush(self._heap, (time_ms, next(self._sequence_numbers), key))
         if len(self._heap) > 2 * len(self._times) + limits.AGENDA_SPARE:
             self._heap = sorted(each for each in self._heap if self._times.get(each[2]) == each[0])
 
     def drop(self, key: K) -> None:
+        """Remove a key."""
         self._times.pop(key, None)
 
-    def take(self, now_ms: float) -> list[K]:
+    def pop_due(self, now_ms: float) -> list[K]:
         """Remove and return the keys whose time has come."""
-        taken: list[K] = []
+        due: list[K] = []
         while self._heap and self._heap[0][0] <= now_ms:
             time_ms, _, key = heapq.heappop(self._heap)
             if self._times.get(key) == time_ms:
                 del self._times[key]
-                taken.append(key)
-        return taken
+                due.append(key)
+        return due

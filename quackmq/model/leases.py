@@ -1,13 +1,13 @@
-"""Leases of individually acknowledged entries: what to send next, what to send again. Pure.
+"""Leases of individually acknowledged entries: which to send next, which to send again. Pure.
 
 Push, retransmission and work queues acknowledge each entry by itself, in any order. This module is
 the state of one subscription in one partition. An offset is in one of three conditions and only
 moves forward:
 
-    fresh  --lend-->  outstanding  --ack----------------------->  done
+    fresh  --lease->  outstanding  --ack----------------------->  done
       |                |  |    ^
-      |                |  +----+  its lease expires, or nack: lent again, one delivery more
-      |                +--it is too old to be lent again (live), or it is gone ------>  done
+      |                |  +----+  its lease expires, or nack: leased again, one delivery more
+      |                +--it is too old to be leased again (live), or deleted ------->  done
       +--skipped (live), lost, or not an entry (a marker, an aborted record) ------->  done
 
 Every offset before the low-water mark is done. Retention must keep everything from this mark on;
@@ -25,16 +25,16 @@ reading skips entries older than the topic's δ. It serves the newest window of 
 since, then entries that are due again, then the newest gap: new entries come before old ones. A
 window is read in order.
 
-Promised: an acked entry is not lent again. Any other entry is lent until it is acked, skipped or
-gone. `acked + skipped + lost + absent + outstanding` is the number of offsets that are not fresh
+Promised: an acked entry is not leased again. Any other entry is leased until it is acked, skipped
+or lost. `acked + skipped + lost + absent + outstanding` is the number of offsets that are not fresh
 any more. Outstanding entries and gaps are bounded; hence the done ranges between them and the
 encoded state are bounded too. An ack never fails for lack of room. When the number of gaps is at
 its bound, a live reading continues at the end of an older window until it reaches the next one.
 
 Not promised: that leases survive a crash. The encoded state contains the entries that were
-outstanding when it was encoded. These are lent again, with their delivery count. Entries lent after
-that are fresh again. Acking such an entry changes nothing until it is lent again, so a subscriber
-must recognise an entry that it receives twice by its offset.
+outstanding when it was encoded. These are leased again, with their delivery count. Entries leased
+after that are fresh again. Acking such an entry changes nothing until it is leased again, so a
+subscriber must recognise an entry that it receives twice by its offset.
 
 Each step is a bisection and a move of a few kilobytes within a list. Not thread-safe.
 
@@ -72,22 +72,22 @@ LONGEST_STATE_BYTES: Final = _HEAD.size + _VARINT_BYTES * (
     _COUNTERS + 2 * limits.LEASE_GAPS + 2 * limits.LEASES
 )
 #: How many stale entries the heap may hold beyond one for each lease.
-_SPARE_DUES: Final = 64
+_SPARE_DUE_TIMES: Final = 64
 
 #: Constructs named tuples of known-good fields in a third of the time.
 _new_tuple: Final = tuple.__new__
 
 
-class Wanted(NamedTuple):
-    """Offsets to read and lend now; `is_again` if this is one entry that was lent before."""
+class LeaseRange(NamedTuple):
+    """Offsets to read and lease now; with `is_redelivery`, one entry that was leased before."""
 
     first_offset: int
     next_offset: int
-    is_again: bool = False
+    is_redelivery: bool = False
 
 
 class Lease(NamedTuple):
-    """An outstanding entry: how often it was lent, including the last time, and when it becomes due
+    """An outstanding entry: how often it was leased, including the last time, and when it is due
     again. Offset and delivery count together identify one delivery."""
 
     offset: int
@@ -109,152 +109,155 @@ class Counts(NamedTuple):
 class Leases:
     """The leases of a subscription in one partition. Not thread-safe: call from the loop."""
 
-    __slots__ = ("terms", "counts", "_fresh", "_held", "_offsets", "_dues")
+    __slots__ = ("terms", "counts", "_fresh_ranges", "_lease_by_offset", "_offsets", "_due_times")
 
     def __init__(self, terms: Terms, start_offset: int) -> None:
         if not 0 <= start_offset < _NO_END:
             raise InvalidRequest(f"invalid offset {start_offset}: offsets start at 0")
         self.terms = terms
         self.counts = Counts()
-        self._fresh = _Fresh([start_offset], [_NO_END])
-        self._held: dict[int, Lease] = {}
-        #: The keys of `_held` in order.
+        self._fresh_ranges = _FreshRanges([start_offset], [_NO_END])
+        self._lease_by_offset: dict[int, Lease] = {}
+        #: The keys of `_lease_by_offset` in order.
         self._offsets: list[int] = []
         #: (due_ms, offset) of every lease, and of some that ended.
-        self._dues: list[tuple[int, int]] = []
+        self._due_times: list[tuple[int, int]] = []
 
     # --- state ---
 
     @property
     def low_water_mark(self) -> int:
         """The offset before which every entry is done."""
-        oldest = self._fresh.starts[0]
+        oldest = self._fresh_ranges.starts[0]
         return min(oldest, self._offsets[0]) if self._offsets else oldest
 
     @property
     def frontier(self) -> int:
         """The offset from which on every entry is fresh."""
-        return self._fresh.starts[-1]
+        return self._fresh_ranges.starts[-1]
 
     @property
     def outstanding(self) -> int:
-        return len(self._held)
+        return len(self._lease_by_offset)
 
     @property
     def has_room(self) -> bool:
-        return len(self._held) < self.terms.outstanding
+        return len(self._lease_by_offset) < self.terms.outstanding
 
     @property
     def next_due_ms(self) -> int | None:
         """The time at which the next outstanding entry is due again, or None. For a timer."""
-        self._forget_old_dues()
-        return self._dues[0][0] if self._dues else None
+        self._drop_stale_due_times()
+        return self._due_times[0][0] if self._due_times else None
 
     def leases(self) -> list[Lease]:
-        return [self._held[offset] for offset in self._offsets]
+        return [self._lease_by_offset[offset] for offset in self._offsets]
 
     def gaps(self) -> list[OffsetRange]:
         """Return the fresh ranges before the frontier."""
-        ranges = zip(self._fresh.starts[:-1], self._fresh.ends[:-1], strict=True)
+        ranges = zip(self._fresh_ranges.starts[:-1], self._fresh_ranges.ends[:-1], strict=True)
         return [OffsetRange(*each) for each in ranges]
 
     def done_ranges(self) -> list[OffsetRange]:
         """Return the done ranges above the low-water mark, merged."""
-        left = [OffsetRange(offset, offset + 1) for offset in self._offsets]
+        unfinished = [OffsetRange(offset, offset + 1) for offset in self._offsets]
         ranges, begin = [], self.low_water_mark
-        for first, end in sorted([*left, *self.gaps(), OffsetRange(self.frontier, _NO_END)]):
+        for first, end in sorted([*unfinished, *self.gaps(), OffsetRange(self.frontier, _NO_END)]):
             if first > begin:
                 ranges.append(OffsetRange(begin, first))
             begin = end
         return ranges
 
-    def left(self, first_offset: int, end_offset: int) -> int:
+    def count_unfinished(self, first_offset: int, end_offset: int) -> int:
         """Count the offsets in [first, end) that are not done: fresh or outstanding."""
-        return self._fresh.count(first_offset, end_offset) + len(self._held)
+        return self._fresh_ranges.count(first_offset, end_offset) + len(self._lease_by_offset)
 
     def is_done(self, offset: int) -> bool:
-        return offset not in self._held and not self._fresh.has(offset)
+        return offset not in self._lease_by_offset and not self._fresh_ranges.contains(offset)
 
-    def is_lent(self, offset: int, deliveries: int) -> bool:
+    def is_leased(self, offset: int, deliveries: int) -> bool:
         """Return whether this delivery is the outstanding one."""
-        lease = self._held.get(offset)
+        lease = self._lease_by_offset.get(offset)
         return lease is not None and lease.deliveries == deliveries
 
-    # --- what to lend next ---
+    # --- leasing ---
 
-    def wanted(self, now_ms: int, end_offset: int, live_from: int = 0) -> Wanted | None:
-        """Return the offsets to read and lend next from a log that ends at `end_offset`; None if
+    def next_range(self, now_ms: int, end_offset: int, live_from: int = 0) -> LeaseRange | None:
+        """Return the offsets to read and lease next from a log that ends at `end_offset`; None if
         there are none, or no room. The range may hold more entries than there is room for, because
         offsets without an entry need no room. Entries before `live_from` are older than δ: a live
         reading skips them here."""
         if self.terms.reading == "every":
-            return self._due(now_ms) or self._oldest(end_offset)
+            return self._find_due(now_ms) or self._find_oldest(end_offset)
         self.skip(now_ms, min(live_from, end_offset))
-        newest = self._newest(end_offset)
+        newest = self._find_newest(end_offset)
         if newest is not None and newest.first_offset >= self.frontier:
             return newest
-        return self._due(now_ms) or newest
+        return self._find_due(now_ms) or newest
 
-    def has_nothing(self, now_ms: int, end_offset: int) -> bool:
+    def has_nothing_to_lease(self, now_ms: int, end_offset: int) -> bool:
         """Return whether no entry before `end_offset` is fresh or due again."""
-        return self._fresh.starts[0] >= end_offset and self._due(now_ms) is None
+        return self._fresh_ranges.starts[0] >= end_offset and self._find_due(now_ms) is None
 
-    def lend(
-        self, wanted: Wanted, entries: Sequence[int], read_to: int, now_ms: int
+    def lease(
+        self, lease_range: LeaseRange, entries: Sequence[int], read_to: int, now_ms: int
     ) -> list[Lease]:
-        """Lend the entries that were read; return their leases.
+        """Lease the entries that were read from a range; return their leases.
 
-        `entries` are the offsets of all entries from the first wanted offset up to, not including,
+        `entries` are the offsets of all entries from the range's first offset up to, not including,
         `read_to`, in order. Offsets between them are counted as absent. Entries without room stay
-        fresh. Lend nothing if the condition of the wanted offsets has changed since `wanted`."""
-        read_to = min(read_to, wanted.next_offset)
-        if read_to <= wanted.first_offset:
+        fresh. Lease nothing if the condition of the range has changed since `next_range`."""
+        read_to = min(read_to, lease_range.next_offset)
+        if read_to <= lease_range.first_offset:
             return []
-        if wanted.is_again:
-            return self._lend_again(wanted.first_offset, entries, now_ms)
-        lent = [offset for offset in entries if wanted.first_offset <= offset < read_to]
-        if len(lent) > self._room:
-            read_to = lent[self._room]
-            del lent[self._room :]
-        if not self._fresh.may_take(wanted.first_offset, read_to):
+        if lease_range.is_redelivery:
+            return self._lease_again(lease_range.first_offset, entries, now_ms)
+        offsets = [offset for offset in entries if lease_range.first_offset <= offset < read_to]
+        if len(offsets) > self._room:
+            read_to = offsets[self._room]
+            del offsets[self._room :]
+        if not self._fresh_ranges.can_remove(lease_range.first_offset, read_to):
             return []
-        taken = self._fresh.take(wanted.first_offset, read_to)
-        if taken > len(lent):
-            self.counts = self.counts._replace(absent=self.counts.absent + taken - len(lent))
-        place = bisect_left(self._offsets, wanted.first_offset)
-        self._offsets[place:place] = lent
-        return [self._hold(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in lent]
+        removed = self._fresh_ranges.remove(lease_range.first_offset, read_to)
+        if removed > len(offsets):
+            self.counts = self.counts._replace(absent=self.counts.absent + removed - len(offsets))
+        index = bisect_left(self._offsets, lease_range.first_offset)
+        self._offsets[index:index] = offsets
+        return [
+            self._set_lease(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in offsets
+        ]
 
-    def lend_next(self, now_ms: int, end_offset: int) -> bool:
-        """Do `wanted` and `lend` in one step for the common case: one entry is at the frontier, it
-        is live if that matters, and nothing comes before it. Return False, and change nothing, if
-        the case may be another."""
-        starts, held, dues, terms = self._fresh.starts, self._held, self._dues, self.terms
+    def lease_next(self, now_ms: int, end_offset: int) -> bool:
+        """Do `next_range` and `lease` in one step for the common case: one entry is at the
+        frontier, it is live if that matters, and nothing comes before it. Return False, and change
+        nothing, if the case may be another."""
+        starts, terms = self._fresh_ranges.starts, self.terms
+        lease_by_offset, due_times = self._lease_by_offset, self._due_times
         offset = starts[0]
-        if len(starts) > 1 or len(held) >= terms.outstanding:
+        if len(starts) > 1 or len(lease_by_offset) >= terms.outstanding:
             return False
         if end_offset - offset > terms.window and terms.reading == "live":
             return False
-        if dues and dues[0][0] <= now_ms:
+        if due_times and due_times[0][0] <= now_ms:
             return False
         starts[0] = offset + 1
         self._offsets.append(offset)
         due_ms = now_ms + terms.lease_ms
-        held[offset] = _new_tuple(Lease, (offset, 1, due_ms))
-        heapq.heappush(dues, (due_ms, offset))
-        if len(dues) > 2 * len(held) + _SPARE_DUES:
-            self._renew_dues()
+        lease_by_offset[offset] = _new_tuple(Lease, (offset, 1, due_ms))
+        heapq.heappush(due_times, (due_ms, offset))
+        if len(due_times) > 2 * len(lease_by_offset) + _SPARE_DUE_TIMES:
+            self._rebuild_due_times()
         return True
 
-    # --- answers of a subscriber ---
+    # --- responses of a subscriber ---
 
     def ack(self, offset: int) -> bool:
         """Mark an outstanding entry as done; any of its deliveries may be acked, even an expired
         one. Return False, and change nothing, if it is not outstanding (for example acked before).
         """
-        if offset not in self._held:
+        if offset not in self._lease_by_offset:
             return False
-        self._drop(offset)
+        self._end_lease(offset)
         acked, skipped, lost, absent = self.counts
         self.counts = _new_tuple(Counts, (acked + 1, skipped, lost, absent))
         return True
@@ -277,14 +280,14 @@ class Leases:
         """Count the fresh offsets in this unreadable range as lost; return how many.
 
         Outstanding entries may still be acked; they are lost when they become due again. Do nothing
-        if this would make too many gaps, which can only happen if the condition of the wanted
-        offsets has changed since `wanted`."""
-        if self._fresh.splits_too_much(first_offset, next_offset):
+        if this would make too many gaps, which can only happen if the condition of the range has
+        changed since `next_range`."""
+        if self._fresh_ranges.would_split_too_much(first_offset, next_offset):
             return 0
-        taken = self._fresh.take(first_offset, next_offset)
-        if taken:
-            self.counts = self.counts._replace(lost=self.counts.lost + taken)
-        return taken
+        removed = self._fresh_ranges.remove(first_offset, next_offset)
+        if removed:
+            self.counts = self.counts._replace(lost=self.counts.lost + removed)
+        return removed
 
     def lose_before(self, offset: int) -> int:
         """Apply that the log now begins at `offset`; return how many entries are lost."""
@@ -293,9 +296,9 @@ class Leases:
     def skip(self, now_ms: int, live_from: int) -> int:
         """Skip entries before `live_from` for a live reading: those that are fresh or due again.
         Return how many. A subscriber that still works on an old entry may ack it."""
-        skipped = self._fresh.take(0, live_from)
-        while (due := self._due(now_ms)) is not None and due.first_offset < live_from:
-            self._drop(due.first_offset)
+        skipped = self._fresh_ranges.remove(0, live_from)
+        while (due := self._find_due(now_ms)) is not None and due.first_offset < live_from:
+            self._end_lease(due.first_offset)
             skipped += 1
         if skipped:
             self.counts = self.counts._replace(skipped=self.counts.skipped + skipped)
@@ -305,7 +308,7 @@ class Leases:
 
     def encode(self) -> bytes:
         low = self.low_water_mark
-        numbers = [low, self.frontier - low, *self.counts, len(self._fresh.starts) - 1]
+        numbers = [low, self.frontier - low, *self.counts, len(self._fresh_ranges.starts) - 1]
         before = low
         for first, end in self.gaps():
             numbers += (first - before, end - first)
@@ -313,9 +316,9 @@ class Leases:
         numbers.append(len(self._offsets))
         before = low
         for offset in self._offsets:
-            numbers += (offset - before, self._held[offset].deliveries)
+            numbers += (offset - before, self._lease_by_offset[offset].deliveries)
             before = offset
-        body = _encoded(numbers)
+        body = _encode_varints(numbers)
         return _HEAD.pack(_VERSION, crc32c(body)) + body
 
     @classmethod
@@ -334,13 +337,13 @@ class Leases:
             raise _damaged(f"version {version} does not exist")
         if crc32c(value[_HEAD.size :]) != checksum:
             raise _damaged("the checksum is wrong")
-        leases = cls._of_numbers(_varints(value, _HEAD.size), terms, due_ms)
+        leases = cls._from_numbers(_decode_varints(value, _HEAD.size), terms, due_ms)
         if leases.encode() != value:
             raise _damaged("it is not in canonical form")
         return leases
 
     @classmethod
-    def _of_numbers(cls, numbers: Iterator[int], terms: Terms, due_ms: int) -> Self:
+    def _from_numbers(cls, numbers: Iterator[int], terms: Terms, due_ms: int) -> Self:
         """Build the state from its numbers; only encoding it again checks it as a whole."""
         low = next(numbers)
         frontier = low + next(numbers)
@@ -348,88 +351,98 @@ class Leases:
             raise _damaged(f"its frontier is {frontier}")
         leases = cls(terms, frontier)
         leases.counts = Counts(*(next(numbers) for _ in Counts._fields))
-        leases._fresh = _Fresh.of_gaps(_pairs(numbers, limits.LEASE_GAPS), low, frontier)
+        gaps = _read_pairs(numbers, limits.LEASE_GAPS)
+        leases._fresh_ranges = _FreshRanges.from_gaps(gaps, low, frontier)
         offset = low
-        for distance, deliveries in _pairs(numbers, limits.LEASES):
+        for distance, deliveries in _read_pairs(numbers, limits.LEASES):
             offset += distance
-            is_lent = deliveries and offset < frontier and not leases._fresh.has(offset)
-            if not is_lent or offset in leases._held:
-                raise _damaged(f"{offset} cannot be outstanding, lent {deliveries} times")
+            is_fresh = offset >= frontier or leases._fresh_ranges.contains(offset)
+            if is_fresh or not deliveries or offset in leases._lease_by_offset:
+                raise _damaged(f"{offset} cannot be outstanding, leased {deliveries} times")
             leases._offsets.append(offset)
-            leases._hold(Lease(offset, deliveries, due_ms))
+            leases._set_lease(Lease(offset, deliveries, due_ms))
         return leases
 
     # --- helpers ---
 
     @property
     def _room(self) -> int:
-        return max(0, self.terms.outstanding - len(self._held))
+        return max(0, self.terms.outstanding - len(self._lease_by_offset))
 
-    def _due(self, now_ms: int) -> Wanted | None:
-        self._forget_old_dues()
-        if not self._dues or self._dues[0][0] > now_ms:
+    def _find_due(self, now_ms: int) -> LeaseRange | None:
+        """Return the outstanding entry that is due again first, or None."""
+        self._drop_stale_due_times()
+        if not self._due_times or self._due_times[0][0] > now_ms:
             return None
-        offset = self._dues[0][1]
-        return Wanted(offset, offset + 1, is_again=True)
+        offset = self._due_times[0][1]
+        return LeaseRange(offset, offset + 1, is_redelivery=True)
 
-    def _oldest(self, end_offset: int) -> Wanted | None:
-        first, end = self._fresh.starts[0], min(self._fresh.ends[0], end_offset)
-        return Wanted(first, end) if first < end and self._room else None
+    def _find_oldest(self, end_offset: int) -> LeaseRange | None:
+        """Return the first fresh range, or None."""
+        first, end = self._fresh_ranges.starts[0], min(self._fresh_ranges.ends[0], end_offset)
+        return LeaseRange(first, end) if first < end and self._room else None
 
-    def _newest(self, end_offset: int) -> Wanted | None:
-        index = bisect_left(self._fresh.starts, end_offset) - 1
+    def _find_newest(self, end_offset: int) -> LeaseRange | None:
+        """Return the newest window of the last fresh range before `end_offset`, or None."""
+        index = bisect_left(self._fresh_ranges.starts, end_offset) - 1
         if index < 0 or not self._room:
             return None
-        first, end = self._fresh.starts[index], min(self._fresh.ends[index], end_offset)
-        # Taking a window from the middle of a range splits it into two.
-        if len(self._fresh.starts) <= limits.LEASE_GAPS:
+        first, end = (
+            self._fresh_ranges.starts[index],
+            min(self._fresh_ranges.ends[index], end_offset),
+        )
+        # Removing a window from the middle of a range splits it into two.
+        if len(self._fresh_ranges.starts) <= limits.LEASE_GAPS:
             first = max(first, end - self.terms.window)
-        return Wanted(first, end)
+        return LeaseRange(first, end)
 
-    def _lend_again(self, offset: int, entries: Sequence[int], now_ms: int) -> list[Lease]:
-        before = self._held.get(offset)
-        if before is None or before.due_ms > now_ms:
+    def _lease_again(self, offset: int, entries: Sequence[int], now_ms: int) -> list[Lease]:
+        """Lease an entry that is due again; count it as lost if it is not among `entries`."""
+        lease = self._lease_by_offset.get(offset)
+        if lease is None or lease.due_ms > now_ms:
             return []
         if offset not in entries:
-            self._drop(offset)
+            self._end_lease(offset)
             self.counts = self.counts._replace(lost=self.counts.lost + 1)
             return []
-        return [self._hold(Lease(offset, before.deliveries + 1, now_ms + self.terms.lease_ms))]
+        return [self._set_lease(Lease(offset, lease.deliveries + 1, now_ms + self.terms.lease_ms))]
 
     def _set_due(self, offset: int, deliveries: int, due_ms: int) -> bool:
-        lease = self._held.get(offset)
+        lease = self._lease_by_offset.get(offset)
         if lease is None or lease.deliveries != deliveries:
             return False
-        self._hold(lease._replace(due_ms=due_ms))
+        self._set_lease(lease._replace(due_ms=due_ms))
         return True
 
-    def _hold(self, lease: Lease) -> Lease:
-        self._held[lease.offset] = lease
-        heapq.heappush(self._dues, (lease.due_ms, lease.offset))
-        if len(self._dues) > 2 * len(self._held) + _SPARE_DUES:
-            self._renew_dues()
+    def _set_lease(self, lease: Lease) -> Lease:
+        """Store a lease in the place of an earlier one of its offset, if any; return it."""
+        self._lease_by_offset[lease.offset] = lease
+        heapq.heappush(self._due_times, (lease.due_ms, lease.offset))
+        if len(self._due_times) > 2 * len(self._lease_by_offset) + _SPARE_DUE_TIMES:
+            self._rebuild_due_times()
         return lease
 
-    def _renew_dues(self) -> None:
-        self._dues = [(each.due_ms, each.offset) for each in self._held.values()]
-        heapq.heapify(self._dues)
+    def _rebuild_due_times(self) -> None:
+        self._due_times = [(each.due_ms, each.offset) for each in self._lease_by_offset.values()]
+        heapq.heapify(self._due_times)
 
-    def _drop(self, offset: int) -> None:
-        del self._held[offset]
+    def _end_lease(self, offset: int) -> None:
+        del self._lease_by_offset[offset]
         offsets = self._offsets
         del offsets[0 if offsets[0] == offset else bisect_left(offsets, offset)]
 
-    def _forget_old_dues(self) -> None:
-        while self._dues:
-            due_ms, offset = self._dues[0]
-            lease = self._held.get(offset)
+    def _drop_stale_due_times(self) -> None:
+        """Remove due times of ended and changed leases from the top of the heap."""
+        while self._due_times:
+            due_ms, offset = self._due_times[0]
+            lease = self._lease_by_offset.get(offset)
             if lease is not None and lease.due_ms == due_ms:
                 return
-            heapq.heappop(self._dues)
+            heapq.heappop(self._due_times)
 
 
-class _Fresh:
-    """The fresh offsets: separate ranges in order, the last one open-ended. They only shrink."""
+class _FreshRanges:
+    """The fresh offsets as separate ranges in order, the last open-ended. They only shrink."""
 
     __slots__ = ("starts", "ends")
 
@@ -438,21 +451,21 @@ class _Fresh:
         self.ends = ends
 
     @classmethod
-    def of_gaps(cls, pairs: Iterator[tuple[int, int]], low: int, frontier: int) -> Self:
-        """Build it from each gap's distance to the previous gap, and its length."""
+    def from_gaps(cls, pairs: Iterator[tuple[int, int]], low: int, frontier: int) -> Self:
+        """Build the ranges from each gap's distance to the previous gap, and its length."""
         fresh = cls([], [])
         end = low
         for distance, length in pairs:
             start = end + distance
-            touches = bool(fresh.ends) and not distance
-            if touches or not length or start + length >= frontier:
+            touches_previous = bool(fresh.ends) and not distance
+            if touches_previous or not length or start + length >= frontier:
                 raise _damaged(f"a gap of {length} offsets at {start} is impossible")
             end = start + length
             fresh.starts.append(start)
             fresh.ends.append(end)
         return cls([*fresh.starts, frontier], [*fresh.ends, _NO_END])
 
-    def has(self, offset: int) -> bool:
+    def contains(self, offset: int) -> bool:
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and offset < self.ends[index]
 
@@ -461,21 +474,21 @@ class _Fresh:
         clipped = zip(self.starts, self.ends, strict=True)
         return sum(max(0, min(stop, end) - max(start, first)) for start, stop in clipped)
 
-    def may_take(self, first: int, end: int) -> bool:
-        """Return whether [first, end) lies in one range and taking it leaves few enough ranges."""
+    def can_remove(self, first: int, end: int) -> bool:
+        """Return whether [first, end) lies in one range and can be removed within the bound."""
         index = bisect_right(self.starts, first) - 1
         if first >= end or index < 0 or end > self.ends[index]:
             return False
-        return not self.splits_too_much(first, end)
+        return not self.would_split_too_much(first, end)
 
-    def splits_too_much(self, first: int, end: int) -> bool:
-        """Return whether taking [first, end) would split a range and exceed the bound."""
+    def would_split_too_much(self, first: int, end: int) -> bool:
+        """Return whether removing [first, end) would split a range and exceed the bound."""
         if len(self.starts) <= limits.LEASE_GAPS:
             return False
         index = bisect_right(self.starts, first) - 1
         return index >= 0 and self.starts[index] < first and end < self.ends[index]
 
-    def take(self, first: int, end: int) -> int:
+    def remove(self, first: int, end: int) -> int:
         """Remove the offsets from `first` up to `end`; return how many were fresh."""
         if end >= _NO_END:
             raise InternalError(f"offset {end} is beyond the end of any log")
@@ -484,14 +497,14 @@ class _Fresh:
         if low >= high:
             return 0
         starts, ends = self.starts[low:high], self.ends[low:high]
-        left = [(starts[0], min(first, ends[0])), (max(end, starts[-1]), ends[-1])]
-        kept = [(start, stop) for start, stop in left if start < stop]
-        self.starts[low:high] = [start for start, _ in kept]
-        self.ends[low:high] = [stop for _, stop in kept]
-        return sum(ends) - sum(starts) - sum(stop - start for start, stop in kept)
+        before, after = (starts[0], min(first, ends[0])), (max(end, starts[-1]), ends[-1])
+        remaining = [(start, stop) for start, stop in (before, after) if start < stop]
+        self.starts[low:high] = [start for start, _ in remaining]
+        self.ends[low:high] = [stop for _, stop in remaining]
+        return sum(ends) - sum(starts) - sum(stop - start for start, stop in remaining)
 
 
-def _encoded(numbers: Sequence[int]) -> bytes:
+def _encode_varints(numbers: Sequence[int]) -> bytes:
     if not 0 <= min(numbers) <= max(numbers) <= _NO_END:
         raise InternalError(f"{numbers} cannot be stored: counts and offsets are 0 or more")
     encoded = bytearray()
@@ -503,8 +516,8 @@ def _encoded(numbers: Sequence[int]) -> bytes:
     return bytes(encoded)
 
 
-def _varints(value: bytes, position: int) -> Iterator[int]:
-    """Yield the numbers one by one; raise DamagedStore when asked for one more than there are."""
+def _decode_varints(value: bytes, position: int) -> Iterator[int]:
+    """Yield the numbers one by one. Raises DamagedStore if the caller asks for too many."""
     number = shift = 0
     for byte in memoryview(value)[position:]:
         number |= (byte & 0x7F) << shift
@@ -517,7 +530,7 @@ def _varints(value: bytes, position: int) -> Iterator[int]:
     raise _damaged("it ends too early")
 
 
-def _pairs(numbers: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
+def _read_pairs(numbers: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
     """Yield pairs; the first number is their count."""
     count = next(numbers)
     if count > most:

@@ -9,7 +9,7 @@ else has to be written when a transaction begins, or when it reaches another par
     batches     a    b    -    a    A!   b    -    B      a, b: transactional, of producers 1 and 2;
                                                           -: plain; A!: abort of 1; B: commit of 2
     stable      10   10   10   10   11   11   11   18     when the log ends after that batch
-    aborted     after 14: Aborted(producer 1, first offset 10, last offset 14)
+    aborted     after 14: AbortedTransaction(producer 1, first offset 10, last offset 14)
 
 Readers of committed records see the log below the stable offset, without the records of aborted
 transactions: those of the producer from the first offset to the marker.
@@ -35,7 +35,7 @@ from crc32c import crc32c
 
 from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
 from quackmq.model import limits
-from quackmq.model.topic import Aborted, PartitionKey
+from quackmq.model.topic import AbortedTransaction, PartitionKey
 from quackmq.records.batch import (
     CONTROL_FLAG,
     CRC_POSITION,
@@ -52,7 +52,7 @@ from quackmq.records.batch import (
 __all__ = [
     "ABORTED_BYTES",
     "TRANSACTION_FLAGS",
-    "Aborted",
+    "AbortedTransaction",
     "Marker",
     "OpenTransactions",
     "PartitionTransactions",
@@ -62,8 +62,8 @@ __all__ = [
     "encode_aborted",
     "find_aborted",
     "marker_batch",
+    "read_boundary",
     "read_marker",
-    "step_of",
     "trim_aborted",
 ]
 
@@ -112,9 +112,9 @@ class PartitionTransactions:
 
     __slots__ = ("open",)
 
-    def __init__(self, open_: Mapping[int, int] | None = None) -> None:
+    def __init__(self, open_transactions: Mapping[int, int] | None = None) -> None:
         #: Producer id to first offset, the earliest first: offsets grow.
-        self.open = dict(sorted((open_ or {}).items(), key=itemgetter(1)))
+        self.open = dict(sorted((open_transactions or {}).items(), key=itemgetter(1)))
 
     def stable(self, next_offset: int) -> int:
         """Return the stable offset of a log that ends at `next_offset`: every transaction before it
@@ -123,39 +123,39 @@ class PartitionTransactions:
             return first_offset
         return next_offset
 
-    def note(self, step: TransactionBoundary) -> bytes:
+    def apply(self, boundary: TransactionBoundary) -> bytes:
         """Apply a batch that begins or ends a transaction. Return the entry for the index of
-        aborted transactions, or no bytes if the transaction was not aborted."""
-        if step.marker is None:
-            self.open.setdefault(step.producer_id, step.offset)
+        aborted transactions; no bytes if no transaction was aborted."""
+        if boundary.marker is None:
+            self.open.setdefault(boundary.producer_id, boundary.offset)
             return b""
-        first_offset = self.open.pop(step.producer_id, None)
-        if first_offset is None or step.marker is Marker.COMMIT:
+        first_offset = self.open.pop(boundary.producer_id, None)
+        if first_offset is None or boundary.marker is Marker.COMMIT:
             return b""
-        aborted = Aborted(step.producer_id, first_offset, step.offset)
-        return encode_aborted(aborted, self.stable(step.offset + 1))
+        aborted = AbortedTransaction(boundary.producer_id, first_offset, boundary.offset)
+        return encode_aborted(aborted, self.stable(boundary.offset + 1))
 
 
 # --- the index of aborted transactions -------------------------------------------------------
 
 
-def encode_aborted(aborted: Aborted, stable_offset: int) -> bytes:
+def encode_aborted(aborted: AbortedTransaction, stable_offset: int) -> bytes:
     """Encode an index entry. `stable_offset` is the stable offset right after the marker: every
     transaction that ends later began there or later, so a search knows where to stop."""
     head = _ABORTED.pack(*aborted, stable_offset)
     return head + _ABORTED_CRC.pack(crc32c(head))
 
 
-def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[Aborted], bool]:
+def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[AbortedTransaction], bool]:
     """Return the aborted transactions that overlap [first, last], and whether no later entry can
     overlap it. `entries` must be whole, undamaged entries."""
     count = len(entries) // ABORTED_BYTES
-    begin = bisect_left(range(count), first, key=lambda number: _entry(entries, number)[2])
-    found: list[Aborted] = []
+    begin = bisect_left(range(count), first, key=lambda number: _read_entry(entries, number)[2])
+    found: list[AbortedTransaction] = []
     for number in range(begin, count):
-        producer_id, first_offset, last_offset, stable_offset = _entry(entries, number)
+        producer_id, first_offset, last_offset, stable_offset = _read_entry(entries, number)
         if first_offset <= last:
-            found.append(Aborted(producer_id, first_offset, last_offset))
+            found.append(AbortedTransaction(producer_id, first_offset, last_offset))
         if stable_offset > last:
             return found, True
     return found, False
@@ -164,12 +164,12 @@ def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[Aborted],
 def trim_aborted(entries: bytearray, before: int) -> None:
     """Remove the entries that lie wholly before an offset."""
     count = len(entries) // ABORTED_BYTES
-    gone = bisect_left(range(count), before, key=lambda number: _entry(entries, number)[2])
-    del entries[: gone * ABORTED_BYTES]
+    trimmed = bisect_left(range(count), before, key=lambda number: _read_entry(entries, number)[2])
+    del entries[: trimmed * ABORTED_BYTES]
 
 
 def damaged_aborted(entries: Buffer) -> Iterator[int]:
-    """Yield the positions of entries with a wrong checksum."""
+    """Yield the indices of entries with a wrong checksum."""
     view = memoryview(entries)
     for number in range(len(view) // ABORTED_BYTES):
         start = number * ABORTED_BYTES
@@ -178,7 +178,8 @@ def damaged_aborted(entries: Buffer) -> Iterator[int]:
             yield number
 
 
-def _entry(entries: Buffer, number: int) -> tuple[int, int, int, int]:
+def _read_entry(entries: Buffer, number: int) -> tuple[int, int, int, int]:
+    """Return producer id, first, last and stable offset of an entry in the index."""
     fields: tuple[int, int, int, int] = _ABORTED.unpack_from(entries, number * ABORTED_BYTES)
     return fields
 
@@ -194,12 +195,13 @@ class OpenTransactions:
         self._by_producer: dict[int, dict[PartitionKey, int]] = {}
         self._by_partition: dict[PartitionKey, dict[int, int]] = {}
 
-    def note(self, key: PartitionKey, step: TransactionBoundary) -> None:
-        if step.marker is None:
-            self.add(key, step.producer_id, step.offset)
-        elif step.producer_id in self._by_partition.get(key, ()):
-            _remove(self._by_partition, key, step.producer_id)
-            _remove(self._by_producer, step.producer_id, key)
+    def apply(self, key: PartitionKey, boundary: TransactionBoundary) -> None:
+        """Apply a batch that begins or ends a transaction."""
+        if boundary.marker is None:
+            self.add(key, boundary.producer_id, boundary.offset)
+        elif boundary.producer_id in self._by_partition.get(key, ()):
+            _remove_item(self._by_partition, key, boundary.producer_id)
+            _remove_item(self._by_producer, boundary.producer_id, key)
 
     def add(self, key: PartitionKey, producer_id: int, first_offset: int) -> None:
         self._by_partition.setdefault(key, {})[producer_id] = first_offset
@@ -208,31 +210,38 @@ class OpenTransactions:
     def forget(self, key: PartitionKey) -> None:
         """Remove a deleted partition."""
         for producer_id in self._by_partition.pop(key, {}):
-            _remove(self._by_producer, producer_id, key)
+            _remove_item(self._by_producer, producer_id, key)
 
     def find(self, producer_id: int | None) -> dict[PartitionKey, dict[int, int]]:
+        """Return the open transactions of one producer, or of all: by partition, the first offset
+        of each producer."""
         if producer_id is None:
-            return {key: dict(open_) for key, open_ in self._by_partition.items()}
+            return {
+                key: dict(open_transactions)
+                for key, open_transactions in self._by_partition.items()
+            }
         partitions = self._by_producer.get(producer_id, {})
         return {key: {producer_id: first_offset} for key, first_offset in partitions.items()}
 
     def count(self, key: PartitionKey) -> int:
+        """Count the open transactions of a partition."""
         return len(self._by_partition.get(key, ()))
 
 
-def check_room(key: PartitionKey, open_: int) -> None:
-    """Check that a partition with `open_` open transactions may have one more. LimitReached."""
-    if open_ >= limits.OPEN_TRANSACTIONS:
+def check_room(key: PartitionKey, open_count: int) -> None:
+    """Check that a partition with `open_count` open transactions may have one more. Raises
+    LimitReached."""
+    if open_count >= limits.OPEN_TRANSACTIONS:
         raise LimitReached(
-            f"partition {key.partition} of topic {key.topic_id} has {open_} open transactions: "
-            "try again when some have ended"
+            f"partition {key.partition} of topic {key.topic_id} has {open_count} open "
+            "transactions: try again when some have ended"
         )
 
 
 # --- batches ---------------------------------------------------------------------------------
 
 
-def step_of(batch: Batch, base_offset: int, append_time_ms: int) -> TransactionBoundary:
+def read_boundary(batch: Batch, base_offset: int, append_time_ms: int) -> TransactionBoundary:
     """Return the boundary that a batch makes: one that begins a transaction, or a marker. Raises
     CorruptBatch, and UnsupportedBatch for a control batch that is not a marker."""
     marker = read_marker(batch) if batch.attributes & CONTROL_FLAG else None
@@ -274,9 +283,9 @@ def read_marker(batch: Batch) -> Marker:
     return Marker(kind)
 
 
-def _remove(index: dict[_Outer, dict[_Inner, int]], outer: _Outer, inner: _Inner) -> None:
-    """Remove an item; remove its inner index too when empty, or ids would pile up."""
-    found = index[outer]
-    del found[inner]
-    if not found:
+def _remove_item(index: dict[_Outer, dict[_Inner, int]], outer: _Outer, inner: _Inner) -> None:
+    """Remove an item, and its inner index if that is then empty: else ids would pile up."""
+    inner_index = index[outer]
+    del inner_index[inner]
+    if not inner_index:
         del index[outer]

@@ -12,10 +12,10 @@ conventions just stores them:
   either note (`subscription.subscribed_note`), so that it can be listed. On another cluster the
   note stays beside the offset, where the client finds it again.
 - **A lease.** A note that ends in `:for=MILLISECONDS` limits how long the subscription lasts after
-  this commit if no other commit follows; see `leased`.
+  this commit if no other commit follows; see `add_lease`.
 - **A publisher's sequence numbers.** A publisher with a durable name has a group of its own. It
   commits its sequence number as this group's offset in partition 0 of the topic, in one transaction
-  with the records. As everywhere, the offset is the next one wanted: the number plus one.
+  with the records. As everywhere, the offset is the next one to come: the number plus one.
 - **A message id** consists of facts that every cluster provides: see `quackmq.model.subscription`.
 """
 
@@ -31,7 +31,7 @@ SUBSCRIBED: Final = "quackmq:subscribed"
 SUBSCRIBED_WITH_RECEIPTS: Final = f"{SUBSCRIBED}:receipts"
 UNSUBSCRIBED: Final = "quackmq:unsubscribed"
 
-#: At most 15 digits, which fit into 64 bits. A zero byte may follow (see `note_of`).
+#: At most 15 digits, which fit into 64 bits. A zero byte may follow (see `find_note`).
 _LEASE: Final = re.compile(r"quackmq:[a-z ]+:for=([0-9]{1,15})(?![0-9])")
 
 #: The topic to which subscriptions write receipts: what each consumed, and when.
@@ -44,7 +44,7 @@ NUMBER_PARTITION: Final = 0
 GREATEST_NUMBER: Final = 2**63 - 2
 
 
-def note_of(metadata: str) -> str | None:
+def find_note(metadata: str) -> str | None:
     """Return SUBSCRIBED or UNSUBSCRIBED if an offset's metadata begins so, else None. The metadata
     may have a tail: confluent-kafka sends the zero byte that ends a C string, and may read beyond.
     """
@@ -52,16 +52,16 @@ def note_of(metadata: str) -> str | None:
 
 
 def wants_receipts(metadata: str) -> bool:
-    """Return whether an offset's metadata is SUBSCRIBED_WITH_RECEIPTS."""
+    """Return whether an offset's metadata begins with SUBSCRIBED_WITH_RECEIPTS."""
     return metadata.startswith(SUBSCRIBED_WITH_RECEIPTS)
 
 
-def leased(note: str, lease_ms: int) -> str:
+def add_lease(note: str, lease_ms: int) -> str:
     """Return the note with a lease: the subscription ends `lease_ms` after its last commit."""
     return f"{note}:for={lease_ms}"
 
 
-def lease_ms_of(metadata: str) -> int | None:
+def parse_lease_ms(metadata: str) -> int | None:
     """Return the lease in an offset's metadata, or None."""
     found = _LEASE.match(metadata)
     return None if found is None else int(found[1])
@@ -72,12 +72,13 @@ def publisher_group(publisher: str) -> str:
     return f"{PUBLISHER_PREFIX}{publisher}"
 
 
-def offset_of_number(number: int) -> int:
+def offset_for_number(number: int) -> int:
+    """Return the offset that a publisher commits for a sequence number. Raises InvalidRequest."""
     if not 0 <= number <= GREATEST_NUMBER:
         raise InvalidRequest(f"invalid sequence {number}: use 0 to {GREATEST_NUMBER}")
     return number + 1
 
 
-def number_of_offset(offset: int) -> int | None:
-    """Return the last sequence number, or None before the first."""
+def number_before_offset(offset: int) -> int | None:
+    """Return the sequence number that a committed offset stands for; None before the first."""
     return offset - 1 if offset > 0 else None

@@ -39,7 +39,7 @@ class Partitioner(StrEnum):
 
 
 def choose_partition(partitioner: Partitioner, key: bytes | None, partitions: int) -> int | None:
-    """Return the partition of a key, or None where the publisher may choose any partition.
+    """Return the partition of a key, or None if the publisher may choose any partition.
 
     A record without a key may go anywhere. With `crc32`, so may a record with an empty key, as in
     librdkafka."""
@@ -53,7 +53,7 @@ def choose_partition(partitioner: Partitioner, key: bytes | None, partitions: in
 
 
 def partition_for_hash(hashed: int, partitions: int) -> int:
-    """Return the partition that a murmur2 hash stands for."""
+    """Return the partition for a murmur2 hash."""
     return (hashed & _WITHOUT_SIGN) % partitions
 
 
@@ -88,4 +88,6 @@ def finish_murmur2(hashed: int, key: bytes) -> int:
 
 
 def _little_endian(view: memoryview) -> list[int]:
-    return [int.from_bytes(view[at : at + 4], "little") for at in range(0, len(view), 4)]
+    """Return the words of four bytes, on a machine with the other byte order."""
+    starts = range(0, len(view), 4)
+    return [int.from_bytes(view[start : start + 4], "little") for start in starts]

@@ -40,8 +40,9 @@ CONFIG_ALIASES: Final = {
 }
 #: The value of a Kafka config that means "for ever" or "without bound".
 _UNBOUNDED: Final = "-1"
-#: The smallest value of each number; keeping 0 ms or 0 bytes means: deleted at the next cleaning.
-_LEAST: Final = {
+#: The smallest value of each number. Entries that are kept for 0 ms, or within 0 bytes, are deleted
+#: at the next cleaning.
+_LEAST_BY_SETTING: Final = {
     "live_for_ms": 1,
     "live_entries": 1,
     "keep_for_ms": 0,
@@ -53,9 +54,9 @@ _LEAST: Final = {
     "batch_bytes": 1,
 }
 #: The largest signed 64-bit number: values go through Kafka's protocol and into files.
-_MOST: Final = 2**63 - 1
+_GREATEST_NUMBER: Final = 2**63 - 1
 #: No topic accepts larger batches than the broker.
-_MOST_OF: Final = {"batch_bytes": shared_limits.BATCH_BYTES}
+_GREATEST_BY_SETTING: Final = {"batch_bytes": shared_limits.BATCH_BYTES}
 _BOOLEANS: Final = {"true": True, "false": False}
 
 #: The description of each setting, for users.
@@ -122,7 +123,7 @@ class Policy:
         and two names of one setting with different values."""
         changes: dict[str, Any] = {}
         for name, text in configs.items():
-            field = _field_of(name)
+            field = _find_field(name)
             value = field.default if text is None else _parse(name, field.default, text)
             _check(field, value, name)
             if changes.setdefault(field.name, value) != value:
@@ -134,14 +135,14 @@ class Policy:
     def to_configs(self) -> dict[str, str]:
         """Return every config with its value, under our names and under Kafka's."""
         configs = {
-            CONFIG_PREFIX + field.name: _text(getattr(self, field.name))
+            CONFIG_PREFIX + field.name: _format_value(getattr(self, field.name))
             for field in dataclasses.fields(self)
         }
         for alias, name in CONFIG_ALIASES.items():
-            configs[alias] = _text(getattr(self, name))
+            configs[alias] = _format_value(getattr(self, name))
         return configs
 
-    # --- what the broker has to watch ----------------------------------------------------------
+    # --- duties of the broker ------------------------------------------------------------------
 
     @property
     def refuses_or_waits(self) -> bool:
@@ -150,10 +151,11 @@ class Policy:
 
     @property
     def drops_oldest(self) -> bool:
+        """Whether the oldest entries are deleted when the topic is full."""
         return self.live_entries is not None and self.when_full is WhenFull.DROP_OLDEST
 
     @property
-    def lets_go(self) -> bool:
+    def deletes_entries(self) -> bool:
         """Whether any entry of the topic is ever deleted automatically."""
         return (
             self.keep_for_ms is not None
@@ -165,7 +167,7 @@ class Policy:
     @property
     def counts_entries(self) -> bool:
         """Whether published entries must be counted; if not, publishing costs nothing extra."""
-        return self.refuses_or_waits or self.lets_go
+        return self.refuses_or_waits or self.deletes_entries
 
 
 class Facts(NamedTuple):
@@ -226,7 +228,7 @@ def _drop_before(policy: Policy, facts: Facts) -> int:
 
 def number_bounds(name: str) -> tuple[int, int]:
     """Return the smallest and the largest value of a number in a policy."""
-    return _LEAST[name], _MOST_OF.get(name, _MOST)
+    return _LEAST_BY_SETTING[name], _GREATEST_BY_SETTING.get(name, _GREATEST_NUMBER)
 
 
 # --- values and their text form ------------------------------------------------------------------
@@ -236,9 +238,9 @@ def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
     """Check a value of a field. Raises InvalidPolicy, which names the setting as the caller did."""
     default = field.default
     if isinstance(default, StrEnum):
-        words = type(default)
-        if not isinstance(value, words):
-            raise InvalidPolicy(f"{name} cannot be {value!r}: use one of {', '.join(words)}")
+        choices = type(default)
+        if not isinstance(value, choices):
+            raise InvalidPolicy(f"{name} cannot be {value!r}: use one of {', '.join(choices)}")
     elif isinstance(default, bool):
         if not isinstance(value, bool):
             raise InvalidPolicy(f"{name} cannot be {value!r}: use true or false")
@@ -251,24 +253,27 @@ def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
             )
 
 
-def _field_of(config: str) -> dataclasses.Field[Any]:
+def _find_field(config: str) -> dataclasses.Field[Any]:
+    """Return the field of a config, by our name or Kafka's. Raises InvalidPolicy."""
     fields = {field.name: field for field in dataclasses.fields(Policy)}
     name = CONFIG_ALIASES.get(config)
     if name is None and config.startswith(CONFIG_PREFIX):
         name = config.removeprefix(CONFIG_PREFIX)
     if name is None or name not in fields:
-        known = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
-        raise InvalidPolicy(f"unknown config {config[:100]!r}: use one of {', '.join(known)}")
+        config_names = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
+        raise InvalidPolicy(
+            f"unknown config {config[:100]!r}: use one of {', '.join(config_names)}"
+        )
     return fields[name]
 
 
 def _parse(name: str, default: object, text: str) -> object:
     """Parse a config's text; `_check` checks its bounds."""
     if isinstance(default, StrEnum):
-        words = type(default)
-        if text not in list(words):
-            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: use one of {', '.join(words)}")
-        return words(text)
+        choices = type(default)
+        if text not in list(choices):
+            raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: use one of {', '.join(choices)}")
+        return choices(text)
     if isinstance(default, bool):
         if text.lower() not in _BOOLEANS:
             raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: use true or false")
@@ -283,7 +288,8 @@ def _parse(name: str, default: object, text: str) -> object:
     return int(text)
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
+    """Return the text of a value as a config."""
     if value is None:
         return _UNBOUNDED
     return str(value).lower() if isinstance(value, bool) else str(value)

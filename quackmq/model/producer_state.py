@@ -6,10 +6,10 @@ frozen value; `advance` returns the next one. The owner of a partition's log als
 It calls `advance` when it assigns offsets, so that check and append are one step.
 
 Promised, for batches of one producer id and epoch: each number is appended once and in order. If
-one of the last `limits.REMEMBERED_BATCHES` batches is sent again unchanged, the answer is the
+one of the last `limits.REMEMBERED_BATCHES` batches is sent again unchanged, its producer gets the
 position of the first. A repeat is recognised by its numbers, not by its bytes. Not promised:
-anything for batches without a producer id, or after a producer was forgotten (see `expired`). A
-forgotten producer must begin again at number 0.
+anything for batches without a producer id, or after a producer was forgotten (see
+`expired_producers`). A forgotten producer must begin again at number 0.
 
 A producer id may also be derived from an idempotency key, under which one batch is published once.
 Such ids begin at `FIRST_KEY_ID`, above all ids that the broker assigns. Many keys must not make a
@@ -54,8 +54,8 @@ _TRANSACTION_FLAGS: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 _new_tuple: Final = tuple.__new__
 
 
-class Remembered(NamedTuple):
-    """An appended batch, with the facts that answering its repeat needs."""
+class RememberedBatch(NamedTuple):
+    """An appended batch, with the facts that the response to its repeat needs."""
 
     first_sequence: int
     last_sequence: int
@@ -70,7 +70,7 @@ class Producer(NamedTuple):
 
     producer_id: int
     epoch: int
-    batches: tuple[Remembered, ...]
+    batches: tuple[RememberedBatch, ...]
     last_append_ms: int
     transaction_offset: int = NO_TRANSACTION
 
@@ -87,7 +87,7 @@ def has_producer(batch: Batch) -> bool:
 
 def advance(
     state: Producer | None, batch: Batch, base_offset: int, append_time_ms: int
-) -> Producer | Remembered:
+) -> Producer | RememberedBatch:
     """Return the state after `batch` is appended at `base_offset`, or the batch that it repeats.
 
     Raises ProducerFenced for an old epoch, OutOfOrderSequence for a gap, RepeatForgotten for a
@@ -96,7 +96,7 @@ def advance(
     the batch cannot be part of it, InvalidRequest for a batch without epoch or number.
     """
     if batch.attributes & CONTROL_FLAG:
-        return _ended(state, batch, append_time_ms)
+        return _apply_marker(state, batch, append_time_ms)
     if batch.producer_epoch < 0 or batch.base_sequence < 0:
         raise InvalidRequest(
             f"a batch of producer {batch.producer_id} has epoch {batch.producer_epoch} and "
@@ -108,9 +108,9 @@ def advance(
                 f"producer {batch.producer_id} is unknown here and continues at sequence "
                 f"{batch.base_sequence}: begin at 0 with a new epoch"
             )
-        earlier: tuple[Remembered, ...] = ()
+        earlier: tuple[RememberedBatch, ...] = ()
     elif batch.producer_epoch == state.epoch:
-        repeated = _repeated(state, batch)
+        repeated = _find_repeated(state, batch)
         if repeated is not None:
             return repeated
         earlier = state.batches
@@ -125,8 +125,10 @@ def advance(
         transaction_offset = base_offset
     next_offset = base_offset + batch.last_offset_delta + 1
     fields = (batch.base_sequence, _last_sequence(batch), base_offset, next_offset, append_time_ms)
-    remembered = _new_tuple(Remembered, fields)
-    return _with(earlier, batch.producer_id, batch.producer_epoch, remembered, transaction_offset)
+    remembered = _new_tuple(RememberedBatch, fields)
+    return _add_batch(
+        earlier, batch.producer_id, batch.producer_epoch, remembered, transaction_offset
+    )
 
 
 def sequence_after(sequence: int, records: int) -> int:
@@ -139,18 +141,20 @@ def is_repeat(state: Producer | None, batch: Batch) -> bool:
     if state is None or batch.producer_epoch != state.epoch:
         return False
     try:
-        return _repeated(state, batch) is not None
+        return _find_repeated(state, batch) is not None
     except Conflict:
         return False
 
 
-def replay(state: Producer | None, producer_id: int, epoch: int, batch: Remembered) -> Producer:
+def replay(
+    state: Producer | None, producer_id: int, epoch: int, batch: RememberedBatch
+) -> Producer:
     """Return the state after a batch that was accepted before, read again from a journal. Its
     transaction is not changed: `replay_transaction` replays where transactions begin and end."""
     if state is None:
-        return _with((), producer_id, epoch, batch, NO_TRANSACTION)
+        return _add_batch((), producer_id, epoch, batch, NO_TRANSACTION)
     earlier = state.batches if state.epoch == epoch else ()
-    return _with(earlier, producer_id, epoch, batch, state.transaction_offset)
+    return _add_batch(earlier, producer_id, epoch, batch, state.transaction_offset)
 
 
 def replay_transaction(
@@ -164,7 +168,7 @@ def replay_transaction(
     return state._replace(transaction_offset=transaction_offset, last_append_ms=last_append_ms)
 
 
-def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
+def expired_producers(states: Mapping[int, Producer], before_ms: int) -> list[int]:
     """Return the producer ids to forget: those that appended nothing after `before_ms`, and, above
     the bound, those silent longest. Ids derived from keys go first; a producer with an open
     transaction never goes. If there are very many, the rest is returned by later calls.
@@ -176,9 +180,9 @@ def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
     excess = len(states) - limits.PRODUCERS_PER_PARTITION
     forgotten: dict[int, None] = {}
     if excess > 0:
-        looked_at = islice(states, limits.SILENT_PRODUCERS)
-        made_of_keys = (producer_id for producer_id in looked_at if producer_id >= FIRST_KEY_ID)
-        forgotten = dict.fromkeys(islice(made_of_keys, excess))
+        examined = islice(states, limits.SILENT_PRODUCERS)
+        ids_of_keys = (producer_id for producer_id in examined if producer_id >= FIRST_KEY_ID)
+        forgotten = dict.fromkeys(islice(ids_of_keys, excess))
     for producer_id, state in states.items():
         if len(forgotten) >= excess and (
             state.last_append_ms > before_ms or len(forgotten) >= limits.FORGOTTEN_PRODUCERS
@@ -189,19 +193,19 @@ def expired(states: Mapping[int, Producer], before_ms: int) -> list[int]:
     return list(forgotten)
 
 
-def _with(
-    earlier: tuple[Remembered, ...],
+def _add_batch(
+    earlier: tuple[RememberedBatch, ...],
     producer_id: int,
     epoch: int,
-    batch: Remembered,
+    batch: RememberedBatch,
     transaction_offset: int,
 ) -> Producer:
-    kept = (*earlier, batch)[-limits.REMEMBERED_BATCHES :]
-    fields = (producer_id, epoch, kept, batch.append_time_ms, transaction_offset)
+    batches = (*earlier, batch)[-limits.REMEMBERED_BATCHES :]
+    fields = (producer_id, epoch, batches, batch.append_time_ms, transaction_offset)
     return _new_tuple(Producer, fields)
 
 
-def _ended(state: Producer | None, batch: Batch, append_time_ms: int) -> Producer:
+def _apply_marker(state: Producer | None, batch: Batch, append_time_ms: int) -> Producer:
     """Return the state after a marker. It is never a repeat: its sender knows what is open."""
     if batch.producer_id < 0 or batch.producer_epoch < 0:
         raise InvalidRequest(
@@ -209,7 +213,7 @@ def _ended(state: Producer | None, batch: Batch, append_time_ms: int) -> Produce
             "must be 0 or more"
         )
     if state is not None and batch.producer_epoch < state.epoch:
-        raise _fenced(state, batch)
+        raise _fenced_error(state, batch)
     return replay_transaction(
         state, batch.producer_id, batch.producer_epoch, NO_TRANSACTION, append_time_ms
     )
@@ -228,7 +232,7 @@ def _check_part_of_transaction(state: Producer, batch: Batch) -> None:
         )
 
 
-def _fenced(state: Producer, batch: Batch) -> ProducerFenced:
+def _fenced_error(state: Producer, batch: Batch) -> ProducerFenced:
     return ProducerFenced(
         f"producer {batch.producer_id} is at epoch {state.epoch}: "
         f"a newer producer has replaced epoch {batch.producer_epoch}"
@@ -237,7 +241,7 @@ def _fenced(state: Producer, batch: Batch) -> ProducerFenced:
 
 def _check_new_epoch(state: Producer, batch: Batch) -> None:
     if batch.producer_epoch < state.epoch:
-        raise _fenced(state, batch)
+        raise _fenced_error(state, batch)
     if batch.base_sequence != 0:
         raise OutOfOrderSequence(
             f"producer {batch.producer_id} begins epoch {batch.producer_epoch} at sequence "
@@ -245,7 +249,7 @@ def _check_new_epoch(state: Producer, batch: Batch) -> None:
         )
 
 
-def _repeated(state: Producer, batch: Batch) -> Remembered | None:
+def _find_repeated(state: Producer, batch: Batch) -> RememberedBatch | None:
     """Return the batch that this one repeats, or None if it is the next one. Raises otherwise."""
     first, last = batch.base_sequence, _last_sequence(batch)
     expected = sequence_after(state.batches[-1].last_sequence, 1) if state.batches else 0

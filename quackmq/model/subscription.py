@@ -9,8 +9,8 @@ back as that of the last message it received. The rules (R2):
   message. Until then the same message is sent again.
 - After a restart the broker does not know which head was outstanding. Then the subscriber may
   acknowledge the head of any partition: it cannot have the id of a message that it was never sent.
-- The cursor always wins: an id that is not that of an outstanding head changes nothing.
-- Partitions take turns. A partition that is added later is read from its beginning.
+- An id that is not that of an outstanding head changes nothing: only the cursor counts.
+- Partitions are served in rotation. A partition that is added later is read from its beginning.
 
 A message id is an opaque token:
 
@@ -99,7 +99,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name's interest in a topic. `cursors` are the next wanted offsets by partition. With
+    """A name's interest in a topic. `cursors` are the next offsets to read, by partition. With
     `receipts`, each advance of a cursor is recorded in a topic
     (`quackmq.broker.subscriptions.receipts`)."""
 
@@ -111,7 +111,7 @@ class Subscription:
     created_ms: int
     cursors: tuple[int, ...]
     receipts: bool = False
-    #: Of a pushed subscription, whose cursors are its low-water marks.
+    #: Only of a pushed subscription. Its cursors are its low-water marks.
     terms: Terms | None = None
 
 
@@ -149,7 +149,7 @@ class Message:
 
 
 class Losses:
-    """Collects the records that a reader skips because they are unreadable, in offset order."""
+    """The records that a reader skips because they are unreadable, added in offset order."""
 
     __slots__ = ("count", "_ranges")
 
@@ -174,7 +174,7 @@ class Losses:
 # --- progress -----------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """The position of a record in its topic."""
 
     partition: int
@@ -182,67 +182,72 @@ class Place(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a subscription has come. `remembers` is False after a restart: until a message is
-    sent, `outstanding` does not say which one was sent before. `turn` is the partition to look at
-    next."""
+    """How far a subscription has come. `outstanding` is the message that was sent and not yet
+    acknowledged, or None. After a restart `knows_outstanding` is False until a message is sent: one
+    may be outstanding that the broker does not know. `next_partition` is examined next."""
 
     cursors: tuple[int, ...]
-    outstanding: Place | None = None
-    remembers: bool = True
-    turn: int = 0
+    outstanding: RecordPosition | None = None
+    knows_outstanding: bool = True
+    next_partition: int = 0
 
 
-def may_be_named(progress: Progress, place: Place) -> bool:
-    """Return whether acknowledging `place` moves a cursor. After a restart, it must be at or behind
-    the cursor: the head need not lie exactly at the cursor, since records may have been deleted."""
-    if not 0 <= place.partition < len(progress.cursors):
+def can_acknowledge(progress: Progress, position: RecordPosition) -> bool:
+    """Return whether acknowledging the record at `position` moves a cursor. After a restart, any
+    record at or after the cursor may: records may have been deleted at the cursor itself."""
+    if not 0 <= position.partition < len(progress.cursors):
         return False
-    if progress.outstanding is not None or progress.remembers:
-        return place == progress.outstanding
-    return place.offset >= progress.cursors[place.partition]
+    if progress.outstanding is not None or progress.knows_outstanding:
+        return position == progress.outstanding
+    return position.offset >= progress.cursors[position.partition]
 
 
-def sent(progress: Progress, place: Place) -> Progress:
-    return progress._replace(outstanding=place, remembers=True)
+def mark_sent(progress: Progress, position: RecordPosition) -> Progress:
+    """Return the progress after a message is sent: it is the outstanding one."""
+    return progress._replace(outstanding=position, knows_outstanding=True)
 
 
-def named(progress: Progress, place: Place) -> Progress:
-    """Apply the acknowledgement of the outstanding message: the next partition has its turn."""
-    behind = committed(progress, place)
-    return behind._replace(outstanding=None, remembers=True, turn=_next_turn(progress, place))
+def acknowledge(progress: Progress, position: RecordPosition) -> Progress:
+    """Return the progress after the outstanding message is acknowledged; the next partition is
+    examined next."""
+    next_partition = _partition_after(progress, position)
+    return advance_past(progress, position)._replace(
+        outstanding=None, knows_outstanding=True, next_partition=next_partition
+    )
 
 
-def committed(progress: Progress, place: Place) -> Progress:
-    """Move the cursor past `place`, never back. If the outstanding message is thereby consumed, the
-    next partition has its turn."""
-    if place.offset < progress.cursors[place.partition]:
+def advance_past(progress: Progress, position: RecordPosition) -> Progress:
+    """Move the cursor past `position`, never back. If this consumes the outstanding message, the
+    next partition is examined next."""
+    if position.offset < progress.cursors[position.partition]:
         return progress
-    cursors = _with(progress.cursors, place.partition, place.offset + 1)
+    cursors = _replace_cursor(progress.cursors, position.partition, position.offset + 1)
     progress = progress._replace(cursors=cursors)
     outstanding = progress.outstanding
-    if outstanding is None or outstanding.partition != place.partition:
+    if outstanding is None or outstanding.partition != position.partition:
         return progress
-    if outstanding.offset > place.offset:
+    if outstanding.offset > position.offset:
         return progress
-    return progress._replace(outstanding=None, turn=_next_turn(progress, place))
+    return progress._replace(outstanding=None, next_partition=_partition_after(progress, position))
 
 
-def moved(progress: Progress, cursors: tuple[int, ...]) -> Progress:
+def move_cursors(progress: Progress, cursors: tuple[int, ...]) -> Progress:
     """Set the cursors, forwards or backwards, and forget the outstanding message."""
-    return Progress(cursors, turn=progress.turn % len(cursors))
+    return Progress(cursors, next_partition=progress.next_partition % len(cursors))
 
 
-def grown(progress: Progress, partitions: int) -> Progress:
+def add_partitions(progress: Progress, partitions: int) -> Progress:
     """Add new partitions of the topic, to be read from their beginning."""
     missing = partitions - len(progress.cursors)
     return progress._replace(cursors=progress.cursors + (0,) * missing) if missing > 0 else progress
 
 
-def in_turn(progress: Progress) -> list[int]:
+def partitions_in_order(progress: Progress) -> list[int]:
     """Return the partitions in the order in which to look for a head. The outstanding message's
     partition comes first, so that the message is sent again."""
     partitions = len(progress.cursors)
-    begin = progress.turn if progress.outstanding is None else progress.outstanding.partition
+    outstanding = progress.outstanding
+    begin = progress.next_partition if outstanding is None else outstanding.partition
     return [*range(begin, partitions), *range(begin)]
 
 
@@ -267,43 +272,48 @@ def check_name(name: str) -> None:
 
 
 def check_lease(lease_ms: int) -> None:
+    """Check the length of a lease. Raises InvalidRequest."""
     if not 1 <= lease_ms <= shared_limits.LONGEST_LEASE_MS:
         raise InvalidRequest(
             f"a lease must last 1 to {shared_limits.LONGEST_LEASE_MS} milliseconds, not {lease_ms}"
         )
 
 
-def message_id(topic_id: uuid.UUID, place: Place) -> str:
-    packed = _MESSAGE_ID.pack(_MESSAGE_ID_VERSION, topic_id.bytes, place.partition, place.offset)
+def message_id(topic_id: uuid.UUID, position: RecordPosition) -> str:
+    """Return the message id of a record."""
+    packed = _MESSAGE_ID.pack(
+        _MESSAGE_ID_VERSION, topic_id.bytes, position.partition, position.offset
+    )
     return base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii")
 
 
-def place_of(token: str, topic_id: uuid.UUID) -> Place:
-    """Return the record of this topic that an id names. Raises InvalidMessageId."""
-    named_id, place = parse_message_id(token)
-    if named_id != topic_id:
+def parse_position(token: str, topic_id: uuid.UUID) -> RecordPosition:
+    """Return the position of the record that an id of this topic names. Raises InvalidMessageId."""
+    token_topic_id, position = parse_message_id(token)
+    if token_topic_id != topic_id:
         raise InvalidMessageId(
             f"the message id {token} is from another topic, or from a deleted topic of this name"
         )
-    return place
+    return position
 
 
-def parse_message_id(token: str) -> tuple[uuid.UUID, Place]:
-    """Return the topic and the record that an id names. Raises InvalidMessageId."""
+def parse_message_id(token: str) -> tuple[uuid.UUID, RecordPosition]:
+    """Return the topic id and the record position that a message id names. Raises
+    InvalidMessageId."""
     try:
         if len(token) != _MESSAGE_ID_CHARS:
             raise ValueError("wrong length")
         packed = base64.b64decode(token + "=", altchars=b"-_", validate=True)
         version, topic_bytes, partition, offset = _MESSAGE_ID.unpack(packed)
     except (ValueError, binascii.Error, struct.error):
-        raise _no_message_id(token) from None
-    topic_id, place = uuid.UUID(bytes=topic_bytes), Place(partition, offset)
-    if version != _MESSAGE_ID_VERSION or offset < 0 or message_id(topic_id, place) != token:
-        raise _no_message_id(token)
-    return topic_id, place
+        raise _invalid_message_id(token) from None
+    topic_id, position = uuid.UUID(bytes=topic_bytes), RecordPosition(partition, offset)
+    if version != _MESSAGE_ID_VERSION or offset < 0 or message_id(topic_id, position) != token:
+        raise _invalid_message_id(token)
+    return topic_id, position
 
 
-def _no_message_id(token: str) -> InvalidMessageId:
+def _invalid_message_id(token: str) -> InvalidMessageId:
     return InvalidMessageId(
         f"{token[:100]!r} is not a message id: send back an id exactly as it came with a message"
     )
@@ -328,10 +338,12 @@ class StoredSubscription(NamedTuple):
 
 
 def state_key(topic_id: uuid.UUID, name: str) -> str:
+    """Return the key under which the store keeps a subscription."""
     return f"{STATE_PREFIX}{topic_id}/{name}"
 
 
 def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
+    """Return topic id and name of a subscription from its key. Raises DamagedStore."""
     topic_id, _, name = key.removeprefix(STATE_PREFIX).partition("/")
     try:
         return uuid.UUID(topic_id), name
@@ -339,15 +351,20 @@ def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
         raise DamagedStore(f"invalid key of a stored subscription: {key!r}") from None
 
 
-def encode_kept(kept: StoredSubscription) -> bytes:
-    start = encode_start(kept.start)
-    fields = {"mode": kept.mode, "start": start, "created_ms": kept.created_ms, "lost": kept.lost}
-    if kept.receipts:
+def encode_subscription(stored: StoredSubscription) -> bytes:
+    start = encode_start(stored.start)
+    fields = {
+        "mode": stored.mode,
+        "start": start,
+        "created_ms": stored.created_ms,
+        "lost": stored.lost,
+    }
+    if stored.receipts:
         fields["receipts"] = True
     return json.dumps(fields).encode()
 
 
-def decode_kept(value: bytes) -> StoredSubscription:
+def decode_subscription(value: bytes) -> StoredSubscription:
     """Decode a stored subscription. Raises DamagedStore."""
     try:
         fields = json.loads(value)
@@ -374,7 +391,7 @@ def subscribed_note(start: Start, *, receipts: bool) -> str:
     return f"{note};start={start};"
 
 
-def start_in(metadata: str) -> Start:
+def parse_start(metadata: str) -> Start:
     """Return the start position in an offset note; "end" if it has none, as from older clients."""
     found = _START.search(metadata)
     if found is None or found["word"] == "end":
@@ -406,9 +423,9 @@ def decode_start(value: object) -> Start:
     raise DamagedStore(f"a stored subscription has the invalid start {str(value)[:200]}")
 
 
-def _next_turn(progress: Progress, place: Place) -> int:
-    return (place.partition + 1) % len(progress.cursors)
+def _partition_after(progress: Progress, position: RecordPosition) -> int:
+    return (position.partition + 1) % len(progress.cursors)
 
 
-def _with(cursors: tuple[int, ...], partition: int, offset: int) -> tuple[int, ...]:
+def _replace_cursor(cursors: tuple[int, ...], partition: int, offset: int) -> tuple[int, ...]:
     return (*cursors[:partition], offset, *cursors[partition + 1 :])

@@ -21,6 +21,8 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_CHARS}}}")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
+    """A topic: its id, name, number of partitions and policy."""
+
     id: uuid.UUID
     name: str
     partitions: int
@@ -29,6 +31,8 @@ class Topic:
 
 
 class PartitionKey(NamedTuple):
+    """The name of a partition in everything durable."""
+
     topic_id: uuid.UUID
     partition: int
 
@@ -44,7 +48,7 @@ class Append(NamedTuple):
     owned: bool = False
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """The position of an appended batch. A repeat gets the position of the first append, with
     `repeated` set."""
 
@@ -68,7 +72,7 @@ class Read(NamedTuple):
     committed: bool = False
 
 
-class Aborted(NamedTuple):
+class AbortedTransaction(NamedTuple):
     """An aborted transaction of one producer in one partition. Its records lie from `first_offset`
     on, its marker at `last_offset`; records of other producers may lie in between."""
 
@@ -96,13 +100,13 @@ class Slice(NamedTuple):
     next_offset: int
     error: Exception | None = None
     stable_offset: int = -1
-    aborted: tuple[Aborted, ...] = ()
+    aborted: tuple[AbortedTransaction, ...] = ()
 
 
 class Offsets(NamedTuple):
     """A partition's readable range [first, next), its stored bytes, the leader's epoch, and the
     last stable offset: where the first open transaction begins, else `next`. A store always sets
-    `stable`; it is -1 in values from elsewhere that say nothing about it."""
+    `stable`; in values from elsewhere it may be -1, which means unknown."""
 
     first: int
     next: int
@@ -112,6 +116,8 @@ class Offsets(NamedTuple):
 
 
 class OffsetTime(NamedTuple):
+    """An offset, and the time of the record there."""
+
     offset: int
     timestamp_ms: int
 
@@ -121,6 +127,8 @@ TimeKind = Literal["timestamp", "append"]
 
 
 class CursorKey(NamedTuple):
+    """The name of a cursor: of a subscription or group, in a partition."""
+
     name: str
     topic_id: uuid.UUID
     partition: int
@@ -131,7 +139,7 @@ NO_LEADER_EPOCH: Final = -1
 
 
 class Cursor(NamedTuple):
-    """The next offset that `name` wants from a partition. `offset` None removes the cursor.
+    """The next offset that `name` reads in a partition. `offset` None removes the cursor.
 
     `leader_epoch` is the epoch of the last record before `offset`, as the client reported it. The
     store keeps it for the client; the broker does not act on it."""

@@ -14,8 +14,8 @@ Epochs go up to `LAST_EPOCH`, which no client receives, so that every client can
 the last epoch that clients receive comes a new producer id with epoch 0.
 
 Kafka ends a transaction in two steps, deciding and then writing markers. Here this is one step
-(see `broker.transactions`), so there are no states in between. Two answers differ from Kafka's,
-each where Kafka's answer does harm. An InitProducerId that names an old epoch is refused without
+(see `broker.transactions`), so there are no states in between. Two responses differ from Kafka's,
+each where Kafka's response does harm. An InitProducerId that names an old epoch is refused without
 first aborting the open transaction. After a restart, only transactions that reached the log are
 still open, so an abort of a transaction that had written nothing succeeds (`ENDS_AFTER_RESTART`).
 """
@@ -49,7 +49,7 @@ class TransactionState(StrEnum):
 
 
 class ProducerRef(NamedTuple):
-    """The identity that a client claims."""
+    """The transactional id, producer id and epoch that a client claims to have."""
 
     transactional_id: str
     producer_id: int
@@ -75,16 +75,16 @@ class TransactionalIdState(NamedTuple):
 
 
 class Verdict(Enum):
-    """How a request is answered."""
+    """The coordinator's decision about a request."""
 
     DO = auto()
-    #: It was done before: answer as the first time.
-    AGAIN = auto()
+    #: It was done before: send the first response again.
+    REPEAT = auto()
     FENCED = auto()
     INVALID = auto()
 
 
-class Ends(NamedTuple):
+class EndVerdicts(NamedTuple):
     """The verdicts of one state on an end: an abort or a commit, which names the current epoch or,
     as a repeat may, the previous one."""
 
@@ -94,35 +94,35 @@ class Ends(NamedTuple):
     commit: Verdict
 
 
-_DO, _AGAIN, _FENCED, _INVALID = Verdict.DO, Verdict.AGAIN, Verdict.FENCED, Verdict.INVALID
+_DO, _REPEAT, _FENCED, _INVALID = Verdict.DO, Verdict.REPEAT, Verdict.FENCED, Verdict.INVALID
 
-EXPLICIT_ENDS: Final[Mapping[TransactionState, Ends]] = {
-    TransactionState.EMPTY: Ends(_FENCED, _INVALID, _FENCED, _INVALID),
-    TransactionState.ONGOING: Ends(_FENCED, _DO, _FENCED, _DO),
-    TransactionState.COMPLETE_COMMIT: Ends(_FENCED, _INVALID, _FENCED, _AGAIN),
-    TransactionState.COMPLETE_ABORT: Ends(_FENCED, _AGAIN, _FENCED, _INVALID),
+EXPLICIT_ENDS: Final[Mapping[TransactionState, EndVerdicts]] = {
+    TransactionState.EMPTY: EndVerdicts(_FENCED, _INVALID, _FENCED, _INVALID),
+    TransactionState.ONGOING: EndVerdicts(_FENCED, _DO, _FENCED, _DO),
+    TransactionState.COMPLETE_COMMIT: EndVerdicts(_FENCED, _INVALID, _FENCED, _REPEAT),
+    TransactionState.COMPLETE_ABORT: EndVerdicts(_FENCED, _REPEAT, _FENCED, _INVALID),
 }
 
 #: The same for an id that was not used since a restart: before it, it may have begun a transaction
 #: that wrote nothing and left no trace. Aborting that transaction changes nothing.
-ENDS_AFTER_RESTART: Final[Mapping[TransactionState, Ends]] = {
+ENDS_AFTER_RESTART: Final[Mapping[TransactionState, EndVerdicts]] = {
     **EXPLICIT_ENDS,
-    TransactionState.EMPTY: Ends(_FENCED, _DO, _FENCED, _INVALID),
-    TransactionState.COMPLETE_COMMIT: Ends(_FENCED, _DO, _FENCED, _AGAIN),
+    TransactionState.EMPTY: EndVerdicts(_FENCED, _DO, _FENCED, _INVALID),
+    TransactionState.COMPLETE_COMMIT: EndVerdicts(_FENCED, _DO, _FENCED, _REPEAT),
 }
 
 #: An abort takes a new epoch even if nothing is open: a client does this to fence batches that were
-#: never answered. A commit after the broker's own abort (a timeout) is too late: its producer is
-#: fenced.
-BUMPING_ENDS: Final[Mapping[TransactionState, Ends]] = {
-    TransactionState.EMPTY: Ends(_FENCED, _DO, _FENCED, _INVALID),
-    TransactionState.ONGOING: Ends(_FENCED, _DO, _FENCED, _DO),
-    TransactionState.COMPLETE_COMMIT: Ends(_INVALID, _DO, _AGAIN, _INVALID),
-    TransactionState.COMPLETE_ABORT: Ends(_AGAIN, _DO, _FENCED, _INVALID),
+#: never acknowledged. A commit after the broker's own abort (a timeout) is too late: its producer
+#: is fenced.
+BUMPING_ENDS: Final[Mapping[TransactionState, EndVerdicts]] = {
+    TransactionState.EMPTY: EndVerdicts(_FENCED, _DO, _FENCED, _INVALID),
+    TransactionState.ONGOING: EndVerdicts(_FENCED, _DO, _FENCED, _DO),
+    TransactionState.COMPLETE_COMMIT: EndVerdicts(_INVALID, _DO, _REPEAT, _INVALID),
+    TransactionState.COMPLETE_ABORT: EndVerdicts(_REPEAT, _DO, _FENCED, _INVALID),
 }
 
 
-class Inits(NamedTuple):
+class InitVerdicts(NamedTuple):
     """The verdicts of one state on a producer that begins. It names no producer, the current one,
     the previous one (as a repeat may), or another."""
 
@@ -133,98 +133,100 @@ class Inits(NamedTuple):
 
 
 #: An open transaction is aborted first. A repeat is too late once its epoch has been used.
-INITS: Final[Mapping[TransactionState, Inits]] = {
-    TransactionState.EMPTY: Inits(_DO, _DO, _AGAIN, _FENCED),
-    TransactionState.ONGOING: Inits(_DO, _DO, _FENCED, _FENCED),
-    TransactionState.COMPLETE_COMMIT: Inits(_DO, _DO, _AGAIN, _FENCED),
-    TransactionState.COMPLETE_ABORT: Inits(_DO, _DO, _AGAIN, _FENCED),
+INITS: Final[Mapping[TransactionState, InitVerdicts]] = {
+    TransactionState.EMPTY: InitVerdicts(_DO, _DO, _REPEAT, _FENCED),
+    TransactionState.ONGOING: InitVerdicts(_DO, _DO, _FENCED, _FENCED),
+    TransactionState.COMPLETE_COMMIT: InitVerdicts(_DO, _DO, _REPEAT, _FENCED),
+    TransactionState.COMPLETE_ABORT: InitVerdicts(_DO, _DO, _REPEAT, _FENCED),
 }
 
 
 def is_exhausted(epoch: int) -> bool:
+    """Return whether no client may receive an epoch after this one."""
     return epoch >= LAST_EPOCH - 1
 
 
 # --- beginning -----------------------------------------------------------------------------
 
 
-def begins(
-    standing: TransactionalIdState,
-    state: TransactionState,
+def must_begin(
+    id_state: TransactionalIdState,
+    transaction_state: TransactionState,
     producer_id: int,
     epoch: int,
     transactional_id: str,
 ) -> bool:
-    """Return whether a producer takes the next epoch; False if it repeats a request and gets the
-    current epoch again. A producer may name its id and epoch, else NO_PRODUCER and NO_EPOCH. Raises
-    ProducerFenced."""
-    row = INITS[state]
+    """Return whether a producer that begins takes the next epoch. Return False if it repeats a
+    request: then it gets the current epoch again. A producer that names no id and epoch passes
+    NO_PRODUCER and NO_EPOCH. Raises ProducerFenced."""
+    verdicts = INITS[transaction_state]
     if producer_id == NO_PRODUCER:
-        verdict = row.unnamed
-    elif producer_id == standing.producer_id and epoch == standing.epoch:
-        verdict = row.current
-    elif _is_former(standing, producer_id, epoch):
-        verdict = row.repeat
+        verdict = verdicts.unnamed
+    elif producer_id == id_state.producer_id and epoch == id_state.epoch:
+        verdict = verdicts.current
+    elif _is_previous(id_state, producer_id, epoch):
+        verdict = verdicts.repeat
     else:
-        verdict = row.other
+        verdict = verdicts.other
     if verdict is Verdict.FENCED:
-        raise _fenced(standing, ProducerRef(transactional_id, producer_id, epoch))
+        raise _fenced_error(id_state, ProducerRef(transactional_id, producer_id, epoch))
     return verdict is Verdict.DO
 
 
-def first_standing(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionalIdState:
+def new_id_state(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionalIdState:
     """Return the state of a new transactional id."""
     return TransactionalIdState(producer_id, 0, TransactionState.EMPTY, timeout_ms, now_ms)
 
 
-def begun(
-    standing: TransactionalIdState,
+def begin_producer(
+    id_state: TransactionalIdState,
     timeout_ms: int,
     now_ms: int,
     *,
-    named: bool,
+    is_repeatable: bool,
     new_producer_id: int | None,
 ) -> TransactionalIdState:
-    """Return the state after a producer begins. `named`: it named its current epoch and may repeat
-    the request. An exhausted id needs `new_producer_id`."""
-    _check_new_id(standing.is_exhausted, new_producer_id)
+    """Return the state after a producer begins. With `is_repeatable`, the producer named its
+    current epoch and may repeat the request. An exhausted id needs `new_producer_id`."""
+    _check_new_producer_id(id_state.is_exhausted, new_producer_id)
     return TransactionalIdState(
-        producer_id=standing.producer_id if new_producer_id is None else new_producer_id,
-        epoch=standing.epoch + 1 if new_producer_id is None else 0,
+        producer_id=id_state.producer_id if new_producer_id is None else new_producer_id,
+        epoch=id_state.epoch + 1 if new_producer_id is None else 0,
         state=TransactionState.EMPTY,
         timeout_ms=timeout_ms,
         updated_ms=now_ms,
-        previous_producer_id=standing.producer_id,
-        previous_epoch=standing.epoch if named else NO_EPOCH,
+        previous_producer_id=id_state.producer_id,
+        previous_epoch=id_state.epoch if is_repeatable else NO_EPOCH,
     )
 
 
-def _is_former(standing: TransactionalIdState, producer_id: int, epoch: int) -> bool:
-    if epoch == NO_EPOCH or epoch != standing.previous_epoch:
+def _is_previous(id_state: TransactionalIdState, producer_id: int, epoch: int) -> bool:
+    """Return whether a producer names the epoch before the current one, as a repeat does."""
+    if epoch == NO_EPOCH or epoch != id_state.previous_epoch:
         return False
-    is_of_before = producer_id == standing.previous_producer_id and is_exhausted(epoch)
-    return producer_id == standing.producer_id or is_of_before
+    is_exhausted_previous_id = producer_id == id_state.previous_producer_id and is_exhausted(epoch)
+    return producer_id == id_state.producer_id or is_exhausted_previous_id
 
 
 # --- taking part ---------------------------------------------------------------------------
 
 
-def check_current(standing: TransactionalIdState | None, ref: ProducerRef) -> TransactionalIdState:
+def check_current(id_state: TransactionalIdState | None, ref: ProducerRef) -> TransactionalIdState:
     """Check that a producer is the current one of this id and may take part in a transaction.
     Raises InvalidProducerIdMapping, ProducerFenced."""
-    if standing is None or standing.producer_id != ref.producer_id:
-        raise _not_mapped(ref)
-    if standing.epoch != ref.epoch:
-        raise _fenced(standing, ref)
-    return standing
+    if id_state is None or id_state.producer_id != ref.producer_id:
+        raise _not_mapped_error(ref)
+    if id_state.epoch != ref.epoch:
+        raise _fenced_error(id_state, ref)
+    return id_state
 
 
 # --- ending --------------------------------------------------------------------------------
 
 
-def ends(
-    standing: TransactionalIdState | None,
-    state: TransactionState,
+def must_end(
+    id_state: TransactionalIdState | None,
+    transaction_state: TransactionState,
     ref: ProducerRef,
     *,
     commit: bool,
@@ -232,105 +234,107 @@ def ends(
     is_recovered: bool = False,
 ) -> bool:
     """Return whether to end the transaction now; False if the request repeats an earlier end.
-    `bump` is the newer way. `is_recovered`: the id was not used since a restart. Raises
+    With `bump` the end takes the next epoch (the newer way). With `is_recovered` the id was not
+    used since a restart. Raises
     InvalidProducerIdMapping, ProducerFenced, InvalidTransactionState."""
-    if standing is None:
-        raise _not_mapped(ref)
-    is_current = standing.epoch == ref.epoch
-    is_repeat = standing.epoch == ref.epoch + 1
-    if standing.producer_id != ref.producer_id:
-        is_repeat = bump and _is_from_before_the_new_id(standing, ref)
+    if id_state is None:
+        raise _not_mapped_error(ref)
+    is_current = id_state.epoch == ref.epoch
+    is_repeat = id_state.epoch == ref.epoch + 1
+    if id_state.producer_id != ref.producer_id:
+        is_repeat = bump and _is_repeat_under_previous_id(id_state, ref)
         if not is_repeat:
-            raise _not_mapped(ref)
+            raise _not_mapped_error(ref)
         is_current = False
     if not is_current and not is_repeat:
-        raise _fenced(standing, ref)
+        raise _fenced_error(id_state, ref)
     explicit = ENDS_AFTER_RESTART if is_recovered else EXPLICIT_ENDS
-    row = (BUMPING_ENDS if bump else explicit)[state]
+    verdicts = (BUMPING_ENDS if bump else explicit)[transaction_state]
     if commit:
-        verdict = row.commit if is_current else row.commit_repeat
+        verdict = verdicts.commit if is_current else verdicts.commit_repeat
     else:
-        verdict = row.abort if is_current else row.abort_repeat
-    if verdict is Verdict.FENCED and bump and state is TransactionState.COMPLETE_ABORT:
+        verdict = verdicts.abort if is_current else verdicts.abort_repeat
+    if verdict is Verdict.FENCED and bump and transaction_state is TransactionState.COMPLETE_ABORT:
         # If the producer itself aborted, it was not fenced.
-        if ref.epoch == standing.previous_epoch:
+        if ref.epoch == id_state.previous_epoch:
             verdict = Verdict.INVALID
     if verdict is Verdict.FENCED:
-        raise _fenced(standing, ref)
+        raise _fenced_error(id_state, ref)
     if verdict is Verdict.INVALID:
-        wanted = "committed" if commit else "aborted"
+        outcome = "committed" if commit else "aborted"
         raise InvalidTransactionState(
-            f"the last transaction of {ref.transactional_id} is {state}: no open transaction can "
-            f"be {wanted}"
+            f"the last transaction of {ref.transactional_id} is {transaction_state}: no open "
+            f"transaction can be {outcome}"
         )
     return verdict is Verdict.DO
 
 
-class Ended(NamedTuple):
-    """The epoch of the markers, and the state to store with them."""
+class TransactionEnd(NamedTuple):
+    """How a transaction ends: the epoch of its markers, and the id's state to store with them."""
 
     marker_epoch: int
-    standing: TransactionalIdState
+    id_state: TransactionalIdState
 
 
-def ended(
-    standing: TransactionalIdState,
+def end_transaction(
+    id_state: TransactionalIdState,
     now_ms: int,
     *,
     commit: bool,
     bump: bool,
     new_producer_id: int | None,
-) -> Ended:
+) -> TransactionEnd:
     """Return the state after a client ends its transaction. Bumping an exhausted epoch needs
     `new_producer_id`."""
-    _check_new_id(bump and standing.is_exhausted, new_producer_id)
+    _check_new_producer_id(bump and id_state.is_exhausted, new_producer_id)
     state = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
-    kept = standing._replace(state=state, updated_ms=now_ms)
+    new_state = id_state._replace(state=state, updated_ms=now_ms)
     if not bump:
-        return Ended(standing.epoch, kept)
-    kept = kept._replace(
-        producer_id=standing.producer_id if new_producer_id is None else new_producer_id,
-        epoch=standing.epoch + 1 if new_producer_id is None else 0,
-        previous_producer_id=standing.producer_id,
-        previous_epoch=standing.epoch,
+        return TransactionEnd(id_state.epoch, new_state)
+    new_state = new_state._replace(
+        producer_id=id_state.producer_id if new_producer_id is None else new_producer_id,
+        epoch=id_state.epoch + 1 if new_producer_id is None else 0,
+        previous_producer_id=id_state.producer_id,
+        previous_epoch=id_state.epoch,
     )
-    return Ended(standing.epoch + 1, kept)
+    return TransactionEnd(id_state.epoch + 1, new_state)
 
 
-def fenced(standing: TransactionalIdState, now_ms: int) -> Ended:
+def fence_producer(id_state: TransactionalIdState, now_ms: int) -> TransactionEnd:
     """Return the state after the broker aborts a transaction by itself: its producer is fenced."""
-    kept = standing._replace(
-        epoch=standing.epoch + 1,
+    new_state = id_state._replace(
+        epoch=id_state.epoch + 1,
         state=TransactionState.COMPLETE_ABORT,
         updated_ms=now_ms,
-        previous_producer_id=standing.producer_id,
+        previous_producer_id=id_state.producer_id,
         previous_epoch=NO_EPOCH,
     )
-    return Ended(kept.epoch, kept)
+    return TransactionEnd(new_state.epoch, new_state)
 
 
-def _is_from_before_the_new_id(standing: TransactionalIdState, ref: ProducerRef) -> bool:
+def _is_repeat_under_previous_id(id_state: TransactionalIdState, ref: ProducerRef) -> bool:
     """Return whether the last end exhausted the producer id and the client may not know it yet."""
-    is_of_before = ref.producer_id == standing.previous_producer_id
-    return is_of_before and ref.epoch == LAST_EPOCH - 1 and standing.epoch == 0
+    names_previous_id = ref.producer_id == id_state.previous_producer_id
+    return names_previous_id and ref.epoch == LAST_EPOCH - 1 and id_state.epoch == 0
 
 
-def _not_mapped(ref: ProducerRef) -> InvalidProducerIdMapping:
+def _not_mapped_error(ref: ProducerRef) -> InvalidProducerIdMapping:
     return InvalidProducerIdMapping(
         f"the transactional id {ref.transactional_id} does not belong to producer "
         f"{ref.producer_id}: initialise the producer again"
     )
 
 
-def _fenced(standing: TransactionalIdState, ref: ProducerRef) -> ProducerFenced:
+def _fenced_error(id_state: TransactionalIdState, ref: ProducerRef) -> ProducerFenced:
     return ProducerFenced(
-        f"the transactional id {ref.transactional_id} is at epoch {standing.epoch} of producer "
-        f"{standing.producer_id}: epoch {ref.epoch} of producer {ref.producer_id} was replaced by "
+        f"the transactional id {ref.transactional_id} is at epoch {id_state.epoch} of producer "
+        f"{id_state.producer_id}: epoch {ref.epoch} of producer {ref.producer_id} was replaced by "
         f"another producer, or its transaction timed out"
     )
 
 
-def _check_new_id(is_needed: bool, new_producer_id: int | None) -> None:
-    """Check this, since without a new id where it is needed, epochs would be assigned twice."""
+def _check_new_producer_id(is_needed: bool, new_producer_id: int | None) -> None:
+    """Raise InternalError if a needed new producer id is missing, or one is passed in vain: epochs
+    would be assigned twice."""
     if is_needed is not (new_producer_id is not None):
         raise InternalError("a new producer id is needed exactly when the epochs are used up")

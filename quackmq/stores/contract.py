@@ -34,7 +34,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     CursorKey,
     Offsets,
@@ -92,7 +92,7 @@ class Store(ABC):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         """Append each batch to its partition, set the cursors and the states: all of it or nothing.
 
         The order of calls is the order in each partition. The bytes are copied before this returns
@@ -107,7 +107,7 @@ class Store(ABC):
         durable at once; await `room()` before a call with many.
         """
 
-    def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
+    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
         """Append one batch without a producer, if the store has a faster way for this. Return None,
         and do nothing, if it has not."""
         return None

@@ -37,21 +37,21 @@ from quackmq.model.log_transactions import (
     TransactionBoundary,
     check_room,
     find_aborted,
-    step_of,
+    read_boundary,
     trim_aborted,
 )
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import (
     Producer,
-    Remembered,
+    RememberedBatch,
     advance,
-    expired,
+    expired_producers,
     has_producer,
     is_repeat,
 )
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     CursorKey,
     Offsets,
@@ -129,7 +129,7 @@ class MemoryStore(Store):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         self._check_open()
         changes: list[Change] = [*self._catalog.cursor_changes(cursors)]
         changes += self._catalog.state_changes(states)
@@ -141,7 +141,7 @@ class MemoryStore(Store):
         for plan in plans.values():
             plan.carry_out(forget_before_ms, self._open)
         self._catalog.apply_all(changes)
-        done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
         done.set_result(answers)
         return done
 
@@ -495,7 +495,7 @@ class _Plan:
         self._producers: dict[int, Producer] = {}
         self._steps: list[TransactionBoundary] = []
 
-    def add(self, batch: Batch, now_ms: int) -> Appended:
+    def add(self, batch: Batch, now_ms: int) -> AppendResult:
         base_offset = self._next_offset
         first_offset = self._partition.first_offset
         if has_producer(batch):
@@ -503,8 +503,8 @@ class _Plan:
             if state is None:
                 state = self._partition.producers.get(batch.producer_id)
             outcome = advance(state, batch, base_offset, now_ms)
-            if isinstance(outcome, Remembered):
-                return Appended(
+            if isinstance(outcome, RememberedBatch):
+                return AppendResult(
                     outcome.base_offset,
                     outcome.next_offset,
                     outcome.append_time_ms,
@@ -520,7 +520,7 @@ class _Plan:
         self._next_offset = base_offset + batch.last_offset_delta + 1
         view = memoryview(data).toreadonly()
         self._held.append(_Held(view, base_offset, self._next_offset, batch.max_timestamp, now_ms))
-        return Appended(base_offset, self._next_offset, now_ms, first_offset)
+        return AppendResult(base_offset, self._next_offset, now_ms, first_offset)
 
     def _note_step(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
         if not batch.is_control and state.transaction_offset != base_offset:
@@ -528,18 +528,18 @@ class _Plan:
         if not batch.is_control:
             opened = sum(step.marker is None for step in self._steps)
             check_room(self._key, len(self._partition.transactions.open) + opened)
-        self._steps.append(step_of(batch, base_offset, now_ms))
+        self._steps.append(read_boundary(batch, base_offset, now_ms))
 
     def carry_out(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
         for step in self._steps:
-            partition.aborted += partition.transactions.note(step)
-            open_transactions.note(self._key, step)
+            partition.aborted += partition.transactions.apply(step)
+            open_transactions.apply(self._key, step)
         for producer_id, state in self._producers.items():
             partition.producers.pop(producer_id, None)  # to be inserted last, as `expired` needs
             partition.producers[producer_id] = state
-        for producer_id in expired(partition.producers, forget_before_ms):
+        for producer_id in expired_producers(partition.producers, forget_before_ms):
             del partition.producers[producer_id]
         for held in self._held:
             partition.add(held)

@@ -22,9 +22,9 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.topic import (
-    Aborted,
+    AbortedTransaction,
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     OffsetTime,
     PartitionKey,
@@ -107,7 +107,7 @@ async def committed(
     return found
 
 
-def _is_aborted(batch: Batch, aborted: Sequence[Aborted]) -> bool:
+def _is_aborted(batch: Batch, aborted: Sequence[AbortedTransaction]) -> bool:
     return batch.is_transactional and any(
         each.producer_id == batch.producer_id
         and each.first_offset <= batch.base_offset < each.last_offset
@@ -127,7 +127,7 @@ class ArchivingStore(TieredStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         appended = self.inner.append(appends, cursors, states)
         return asyncio.ensure_future(self._archive_behind(appends, appended))
 
@@ -138,8 +138,8 @@ class ArchivingStore(TieredStore):
         self._archiving = asyncio.Lock()
 
     async def _archive_behind(
-        self, appends: Sequence[Append], appended: Awaitable[list[Appended]]
-    ) -> list[Appended]:
+        self, appends: Sequence[Append], appended: Awaitable[list[AppendResult]]
+    ) -> list[AppendResult]:
         answers = await appended
         async with self._archiving:
             for append, answer in zip(appends, answers, strict=True):

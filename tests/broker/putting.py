@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quackmq.broker import Broker, Page, Put
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.subscription import Place, place_of
+from quackmq.model.subscription import RecordPosition, parse_position
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from tests.broker.support import (
     CALLER,
@@ -21,8 +21,8 @@ def record(value: bytes, key: bytes | None = None) -> Record:
     return Record(0, NO_TIMESTAMP, key, value)
 
 
-def places(broker: Broker, put: Put) -> list[Place]:
-    return [place_of(token, broker.topic(TOPIC).id) for token in put.ids]
+def places(broker: Broker, put: Put) -> list[RecordPosition]:
+    return [parse_position(token, broker.topic(TOPIC).id) for token in put.ids]
 
 
 async def put(broker: Broker, *values: bytes, partition: int | None = None) -> Put:

@@ -12,7 +12,7 @@ from quackmq.broker import Broker, BrokerSettings, Caller, Message
 from quackmq.model.policy import Policy
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     Offsets,
     PartitionKey,
@@ -146,11 +146,11 @@ class SlowStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         self.appends += 1
         return self._answer_later(super().append(appends, cursors, states))
 
-    async def _answer_later(self, appended: Awaitable[list[Appended]]) -> list[Appended]:
+    async def _answer_later(self, appended: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         await self.released.wait()
         return await appended
 
@@ -180,7 +180,7 @@ class FailingStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         if self.append_error is not None:
             raise self.append_error
         return super().append(appends, cursors, states)

@@ -9,7 +9,7 @@ import pytest
 from quackmq.broker.log.committed import is_committed
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.subscription import Offset, Time
-from quackmq.model.topic import Aborted
+from quackmq.model.topic import AbortedTransaction
 from quackmq.records.batch import Batch
 from tests.broker.flock import Pond
 from tests.broker.support import (
@@ -33,7 +33,11 @@ def of(producer_id: int, base_offset: int, *, transactional: bool = True) -> Bat
 
 
 def test_a_batch_is_left_out_from_where_its_producers_transaction_began_to_its_end() -> None:
-    aborted = [Aborted(1, 10, 20), Aborted(2, 12, 15), Aborted(1, 30, 31)]
+    aborted = [
+        AbortedTransaction(1, 10, 20),
+        AbortedTransaction(2, 12, 15),
+        AbortedTransaction(1, 30, 31),
+    ]
     assert is_committed(of(1, 9), aborted)
     assert not is_committed(of(1, 10), aborted)
     assert not is_committed(of(1, 19), aborted)

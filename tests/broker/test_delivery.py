@@ -16,7 +16,7 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.model.subscription import Place, message_id
+from quackmq.model.subscription import RecordPosition, message_id
 from quackmq.model.topic import Cursor
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
@@ -76,7 +76,7 @@ async def test_an_id_that_was_not_sent_moves_nothing() -> None:
         first = await get(broker)
         topic_id = broker.topic(TOPIC).id
         for offset in (1, 2, 3, 10**12):
-            forged = message_id(topic_id, Place(0, offset))
+            forged = message_id(topic_id, RecordPosition(0, offset))
             assert await broker.get(CALLER, NAME, TOPIC, forged) == first
 
 
@@ -89,8 +89,8 @@ async def test_ids_of_other_topics_and_nonsense_are_refused() -> None:
         for token in [
             "",
             "nonsense",
-            message_id(other.id, Place(0, 0)),
-            message_id(broker.topic(TOPIC).id, Place(1, 0)),
+            message_id(other.id, RecordPosition(0, 0)),
+            message_id(broker.topic(TOPIC).id, RecordPosition(1, 0)),
         ]:
             with pytest.raises(InvalidMessageId):
                 await broker.get(CALLER, NAME, TOPIC, token)
@@ -158,7 +158,7 @@ async def test_after_a_restart_only_a_head_can_be_named() -> None:
         await publish_each(broker, b"a", b"b")
     async with open_broker(store) as broker:
         for offset in (1, 2):
-            forged = message_id(broker.topic(TOPIC).id, Place(0, offset))
+            forged = message_id(broker.topic(TOPIC).id, RecordPosition(0, offset))
             message = await broker.get(CALLER, NAME, TOPIC, forged)
             assert message is not None and message.record.value == b"a"
 
@@ -169,7 +169,7 @@ async def test_an_id_of_what_does_not_exist_yet_moves_nothing_after_a_restart() 
     async with open_broker(store) as broker:
         await subscribed(broker)
     async with open_broker(store) as broker:
-        forged = message_id(broker.topic(TOPIC).id, Place(0, 0))
+        forged = message_id(broker.topic(TOPIC).id, RecordPosition(0, 0))
         assert await broker.get(CALLER, NAME, TOPIC, forged) is None
         await publish(broker, b"a")
         assert (await get(broker)).record.value == b"a"
@@ -335,7 +335,7 @@ async def test_a_commit_is_for_all_up_to_it_and_lasts() -> None:
         await subscribed(broker)
         await publish_each(broker, b"a", b"b", b"c", b"d")
         first = await get(broker)
-        third = message_id(broker.topic(TOPIC).id, Place(0, 2))
+        third = message_id(broker.topic(TOPIC).id, RecordPosition(0, 2))
         await broker.commit(CALLER, NAME, TOPIC, third)
         assert await broker.lag(CALLER, NAME, TOPIC) == 1
         await broker.commit(CALLER, NAME, TOPIC, first.id)
@@ -344,7 +344,7 @@ async def test_a_commit_is_for_all_up_to_it_and_lasts() -> None:
     async with open_broker(store) as broker:
         assert (await get(broker)).record.value == b"d"
         with pytest.raises(InvalidMessageId, match="yet"):
-            future = message_id(broker.topic(TOPIC).id, Place(0, 4))
+            future = message_id(broker.topic(TOPIC).id, RecordPosition(0, 4))
             await broker.commit(CALLER, NAME, TOPIC, future)
 
 

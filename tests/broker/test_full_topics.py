@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.topic import Appended, OffsetTime, PartitionKey, TimeKind
+from quackmq.model.topic import AppendResult, OffsetTime, PartitionKey, TimeKind
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import (
     CALLER,
@@ -44,7 +44,9 @@ def three(when_full: WhenFull, **others: int | bool) -> Policy:
     return Policy(live_entries=3, when_full=when_full, **others)  # type: ignore[arg-type]
 
 
-def start_publish(broker: Broker, *values: bytes, partition: int = 0) -> asyncio.Future[Appended]:
+def start_publish(
+    broker: Broker, *values: bytes, partition: int = 0
+) -> asyncio.Future[AppendResult]:
     call = broker.publish(CALLER, broker.topic(TOPIC), partition, batch_of(*values))
     return asyncio.ensure_future(call)
 
@@ -485,7 +487,7 @@ async def test_whatever_happens_entries_are_few_in_order_and_never_doubled(seed:
     ]
     async with open_broker(clock=clock) as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=policies[0])
-        publishers: list[asyncio.Future[Appended]] = []
+        publishers: list[asyncio.Future[AppendResult]] = []
         for number in range(150):
             action = chance.random()
             if action < 0.5:
@@ -512,7 +514,7 @@ async def test_whatever_happens_entries_are_few_in_order_and_never_doubled(seed:
         answered = [each.base_offset for each in outcomes if not isinstance(each, BaseException)]
         assert answered == sorted(set(answered))
         for outcome in outcomes:
-            assert isinstance(outcome, Appended | TopicFull | asyncio.CancelledError)
+            assert isinstance(outcome, AppendResult | TopicFull | asyncio.CancelledError)
         assert await publish(broker, b"last") >= len(answered)
 
 

@@ -9,7 +9,7 @@ import pytest
 from quackmq.broker import Broker
 from quackmq.errors import TopicFull
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.topic import Appended
+from quackmq.model.topic import AppendResult
 from tests.broker.support import CALLER, TOPIC, SlowStore, open_broker, publish, values_in
 from tests.kit.support import Clock, batch_of
 from tests.kit.waiting import until
@@ -17,8 +17,8 @@ from tests.kit.waiting import until
 WAITING = Policy(live_entries=2, live_for_ms=60_000, when_full=WhenFull.WAIT)
 
 
-def begin(broker: Broker, value: bytes, *, waits: bool) -> asyncio.Future[Appended]:
-    async def published() -> Appended:
+def begin(broker: Broker, value: bytes, *, waits: bool) -> asyncio.Future[AppendResult]:
+    async def published() -> AppendResult:
         return await broker.publish(
             CALLER, broker.topic(TOPIC), 0, batch_of(value), wait_for_room=waits
         )
@@ -55,7 +55,7 @@ async def test_before_it_is_known_whether_there_is_room_who_does_not_wait_waits_
         await broker.alter_topic(CALLER, TOPIC, policy=WAITING)
         futures = [begin(broker, value, waits=waits) for value, waits in _MIXED]
         outcomes = await asyncio.gather(*futures[:1], *futures[2:], return_exceptions=True)
-        assert isinstance(outcomes[0], Appended)
+        assert isinstance(outcomes[0], AppendResult)
         assert [type(each) for each in outcomes[1:]] == [TopicFull, TopicFull]
         assert not futures[1].done()
         clock.advance(60_001)

@@ -9,7 +9,7 @@ import pytest
 from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.broker import limits as broker_limits
 from quackmq.broker.retention.blockers import HeldBack
-from quackmq.model.offset_notes import SUBSCRIBED, lease_ms_of, leased
+from quackmq.model.offset_notes import SUBSCRIBED, add_lease, parse_lease_ms
 from quackmq.model.policy import Policy
 from tests.broker.flock import Pond
 from tests.broker.support import (
@@ -159,7 +159,7 @@ async def test_of_many_partitions_that_are_held_back_the_first_few_are_shown() -
 async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so_long(
     pond: Pond, caplog: pytest.LogCaptureFixture
 ) -> None:
-    note = leased(SUBSCRIBED, LEASE_MS)
+    note = add_lease(SUBSCRIBED, LEASE_MS)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2, policy=Policy(keep_bytes=0))
         await commit(broker, 0, note, partitions=2)
@@ -184,7 +184,7 @@ async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so
 @pytest.mark.asyncio
 async def test_a_commit_of_one_partition_is_enough_to_be_heard_of() -> None:
     clock = Clock()
-    note = leased(SUBSCRIBED, LEASE_MS)
+    note = add_lease(SUBSCRIBED, LEASE_MS)
     async with open_broker(clock=clock) as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
         await commit(broker, 0, note, partitions=2)
@@ -202,8 +202,8 @@ async def test_without_a_lease_or_when_others_move_its_cursor_a_subscription_sta
         await publish_each(broker, b"a", b"b")
         await commit(broker, 0, SUBSCRIBED, name="plain")
         # The other one moves the cursor of the first partition, and that of the second stays.
-        await commit(broker, 0, leased(SUBSCRIBED, LEASE_MS), name="shared", partitions=2)
-        await commit(broker, 0, leased("quackmq:spark begins", LEASE_MS), name="begins")
+        await commit(broker, 0, add_lease(SUBSCRIBED, LEASE_MS), name="shared", partitions=2)
+        await commit(broker, 0, add_lease("quackmq:spark begins", LEASE_MS), name="begins")
         await get(broker, await get(broker, name="shared"), name="shared")
         clock.advance(LEASE_MS)
         await broker.clean()
@@ -215,7 +215,7 @@ async def test_leases_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await commit(broker, 0, leased(SUBSCRIBED, LEASE_MS))
+        await commit(broker, 0, add_lease(SUBSCRIBED, LEASE_MS))
         clock.advance(LEASE_MS - 1)
         await broker.clean()
         clock.advance(broker_limits.HOLD_LEASE_INTERVAL_MS - 1)
@@ -242,4 +242,4 @@ async def test_leases_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_lease_is_what_a_note_of_ours_ends_in(note: str, lease_ms: int | None) -> None:
-    assert lease_ms_of(note) == lease_ms
+    assert parse_lease_ms(note) == lease_ms

@@ -16,7 +16,7 @@ from quackmq.broker import limits as broker_limits
 from quackmq.broker.staging.series import Turn
 from quackmq.errors import LimitReached, StoreReadOnly, TopicFull, UnknownMember, UnknownTopic
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.topic import Appended
+from quackmq.model.topic import AppendResult
 from quackmq.stores.memory import MemoryStore
 from tests.broker.archives import beside
 from tests.broker.flock import GROUP, Member, commit
@@ -47,23 +47,25 @@ ONE = Policy(live_entries=1, when_full=WhenFull.WAIT, keep_until_consumed=True)
 # --- publishers that wait for room --------------------------------------------------------------
 
 
-def start_publish(broker: Broker) -> asyncio.Future[Appended]:
+def start_publish(broker: Broker) -> asyncio.Future[AppendResult]:
     return asyncio.ensure_future(broker.publish(CALLER, broker.topic(TOPIC), 0, batch_of(b"waits")))
 
 
-async def is_admitted(broker: Broker, waiting: asyncio.Future[Appended]) -> None:
+async def is_admitted(broker: Broker, waiting: asyncio.Future[AppendResult]) -> None:
     message = await get(broker)
     await broker.commit(CALLER, NAME, TOPIC, message.id)
     await waiting
 
 
-async def gives_up(broker: Broker, waiting: asyncio.Future[Appended]) -> None:
+async def gives_up(broker: Broker, waiting: asyncio.Future[AppendResult]) -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     await let_others_run()
 
 
-async def is_refused_by_another_policy(broker: Broker, waiting: asyncio.Future[Appended]) -> None:
+async def is_refused_by_another_policy(
+    broker: Broker, waiting: asyncio.Future[AppendResult]
+) -> None:
     refuses = Policy(live_entries=1, when_full=WhenFull.REFUSE, keep_until_consumed=True)
     await broker.alter_topic(CALLER, TOPIC, policy=refuses)
     with pytest.raises(TopicFull):
@@ -71,7 +73,7 @@ async def is_refused_by_another_policy(broker: Broker, waiting: asyncio.Future[A
     await broker.alter_topic(CALLER, TOPIC, policy=ONE)
 
 
-async def loses_its_topic(broker: Broker, waiting: asyncio.Future[Appended]) -> None:
+async def loses_its_topic(broker: Broker, waiting: asyncio.Future[AppendResult]) -> None:
     await broker.delete_topic(CALLER, TOPIC)
     with pytest.raises(UnknownTopic):
         await waiting
@@ -89,7 +91,7 @@ async def fill(broker: Broker) -> None:
     "end", [is_admitted, gives_up, is_refused_by_another_policy, loses_its_topic]
 )
 async def test_a_publisher_that_waits_no_longer_makes_room_for_another(
-    end: Callable[[Broker, asyncio.Future[Appended]], Awaitable[None]],
+    end: Callable[[Broker, asyncio.Future[AppendResult]], Awaitable[None]],
     bound: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

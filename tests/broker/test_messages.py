@@ -19,7 +19,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 from quackmq.records.batch import Record
 from tests.broker.flock import Pond
 from tests.broker.putting import ONE, WAITS, ZERO, keyed, numbered, places, put, read, record
@@ -47,7 +47,7 @@ async def test_records_become_one_batch_of_a_topic_that_comes_to_life() -> None:
         clock.advance(5)
         records = [record(b"a"), Record(0, 77, b"k", b"b", (("name", b"value"),))]
         answer = await broker.messages.put(CALLER, TOPIC, records)
-        assert places(broker, answer) == [Place(0, 0), Place(0, 1)]
+        assert places(broker, answer) == [RecordPosition(0, 0), RecordPosition(0, 1)]
         assert not answer.repeated
         await broker.subscribe(CALLER, NAME, TOPIC, "beginning")
         first, second = [message.record for message in await get_all(broker)]

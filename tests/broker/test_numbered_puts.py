@@ -17,7 +17,7 @@ from quackmq.errors import (
     TopicFull,
     UnknownTopic,
 )
-from quackmq.model.offset_notes import GREATEST_NUMBER, offset_of_number, publisher_group
+from quackmq.model.offset_notes import GREATEST_NUMBER, offset_for_number, publisher_group
 from tests.broker.flock import Pond, commit, outcome_of
 from tests.broker.putting import ONE, WAITS, ZERO, numbered, put, read, record
 from tests.broker.support import (
@@ -209,7 +209,7 @@ async def test_numbers_of_transactions_and_of_puts_are_the_same_ones(
         client = Transactor(broker, implicit=implicit)
         await client.init()
         await client.send(b"seven")
-        numbers = {key_of(broker.topic(TOPIC)): offset_of_number(7)}
+        numbers = {key_of(broker.topic(TOPIC)): offset_for_number(7)}
         assert await client.send_offsets(numbers, publisher_group("quill")) == [None]
         assert await broker.messages.last_sequence(CALLER, TOPIC, "quill") == 6, "not committed yet"
         await client.commit()
@@ -227,7 +227,7 @@ async def test_numbers_of_transactions_expire_as_those_of_puts() -> None:
         await broker.create_topic(CALLER, TOPIC)
         client = Transactor(broker)
         await client.init()
-        numbers = {key_of(broker.topic(TOPIC)): offset_of_number(7)}
+        numbers = {key_of(broker.topic(TOPIC)): offset_for_number(7)}
         await client.send_offsets(numbers, publisher_group("quill"))
         await client.commit()
         for left, expected in ((broker_limits.PUBLISHER_EXPIRY_MS - 1, 7), (1, None)):

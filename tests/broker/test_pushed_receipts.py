@@ -24,7 +24,7 @@ from quackmq.errors import (
 )
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, OffsetTime, PartitionKey, StatePut
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import NOBODY, Pond, in_virtual_time
 from tests.broker.pushed_peer import LEASE_MS, PATIENT, Peer, lent, peer_of
@@ -413,7 +413,7 @@ class BusyStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         if self.is_full and (cursors or states):
             raise LimitReached("there are too many changes on their way")
         return super().append(appends, cursors, states)

@@ -50,7 +50,7 @@ async def test_what_holds_no_entries_is_gone_over_in_one_step_however_long_it_is
             await broker.publish(CALLER, broker.topic(TOPIC), 0, poison_batch(*[b"x"] * 1_000))
             await publish(broker, b"a", b"b")
             await until(lambda: peer.channel.lag() == 6_003)
-            steps = _counted(monkeypatch, "lend", "lose")
+            steps = _counted(monkeypatch, "lease", "lose")
             assert values(peer.channel.take_now() or []) == [b"a"]
             assert 2 <= len(steps) <= 10, "nobody else has a turn meanwhile"
             assert peer.channel.counts() == Counts(absent=5_001, lost=1_000)

@@ -13,7 +13,7 @@ from quackmq.broker import Counts, Terms
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import DamagedStore, StoreReadOnly
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.topic import Append, Appended, Cursor, Read, Slice, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, Read, Slice, StatePut
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores import limits as stores_limits
@@ -58,7 +58,7 @@ class CountingStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         if states:
             self.puts.append(len(states))
         return super().append(appends, cursors, states)

@@ -12,7 +12,7 @@ from quackmq.broker import Broker, Commit
 from quackmq.errors import InvalidRequest, StoreReadOnly
 from quackmq.model.offset_notes import RECEIPTS_TOPIC, SUBSCRIBED
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.model.subscription import Offset, Place, message_id
+from quackmq.model.subscription import Offset, RecordPosition, message_id
 from quackmq.stores.memory import MemoryStore
 from tests.broker.flock import NOBODY, Pond
 from tests.broker.support import (
@@ -96,7 +96,7 @@ async def test_an_acknowledgement_of_many_leaves_one_receipt_of_their_range() ->
     async with open_broker() as broker:
         await followed(broker)
         await publish(broker, b"a", b"b", b"c")
-        last = message_id(broker.topic(TOPIC).id, Place(0, 2))
+        last = message_id(broker.topic(TOPIC).id, RecordPosition(0, 2))
         await broker.commit(CALLER, NAME, TOPIC, last)
         await broker.commit(CALLER, NAME, TOPIC, last)
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 0, 3, 0)]

@@ -20,7 +20,7 @@ from quackmq.errors import (
     UnknownStage,
     UnknownTopic,
 )
-from quackmq.model.topic import Append, Appended, Cursor, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from tests.broker.flock import Pond
@@ -401,7 +401,7 @@ class HaltingStore(FailingStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         self.is_halted = self.is_halted or (self.halts_at_states and bool(states))
         if self.is_halted:
             raise StoreReadOnly("the disk is full")

@@ -10,7 +10,7 @@ import pytest
 from quackmq.broker import limits as broker_limits
 from quackmq.broker.push.receipt_ranges import PendingReceipts
 from quackmq.broker.subscriptions.receipts import ReceiptEvent
-from quackmq.model.leases import Leases, Wanted
+from quackmq.model.leases import LeaseRange, Leases
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Terms
 from quackmq.model.topic import Topic
@@ -30,13 +30,13 @@ class Followed:
         self.events: list[ReceiptEvent] = []
         self.acked: set[int] = set()
 
-    def lend(self) -> None:
+    def lease(self) -> None:
         """Something of what is wanted next, in which some offsets hold nothing."""
         end = self.leases.frontier + self.chance.randrange(12)
-        wanted = self.leases.wanted(self.now_ms, end, self._live_from())
+        wanted = self.leases.next_range(self.now_ms, end, self._live_from())
         if wanted is not None:
-            entries = [at for at in range(*wanted[:2]) if wanted.is_again or at % 5]
-            self.leases.lend(Wanted(*wanted), entries, end, self.now_ms)
+            entries = [at for at in range(*wanted[:2]) if wanted.is_redelivery or at % 5]
+            self.leases.lease(LeaseRange(*wanted), entries, end, self.now_ms)
 
     def ack(self) -> None:
         for lease in self.chance.sample(self.leases.leases(), self.leases.outstanding // 2):
@@ -73,7 +73,7 @@ def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading
     terms = Terms("live" if reading == "live" else "every", lease_ms=100, outstanding=20, window=5)
     followed = Followed(terms, chance)
     for _ in range(300):
-        chance.choice([followed.lend, followed.lend, followed.ack, followed.pass_time])()
+        chance.choice([followed.lease, followed.lease, followed.ack, followed.pass_time])()
         if not chance.randrange(12):
             followed.lose()
         if not chance.randrange(6):
@@ -111,7 +111,7 @@ def test_beyond_its_bound_what_lies_between_counts_as_acknowledged_and_nothing_t
     monkeypatch.setattr(broker_limits, "PENDING_RECEIPT_RANGES", 4)
     leases = Leases(Terms(), 0)
     untold = PendingReceipts(leases, has_begun=True)
-    leases.lend(Wanted(0, 40), range(1, 40, 2), 40, 0)
+    leases.lease(LeaseRange(0, 40), range(1, 40, 2), 40, 0)
     held = [lease.offset for lease in leases.leases() if lease.offset not in (9, 21)]
     for offset in held:
         assert leases.ack(offset)

@@ -8,7 +8,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 
 from quackmq.broker import Broker, Commit, MemberRef, ProducerEpoch, ProducerRef, TransactionState
 from quackmq.errors import QuackError
-from quackmq.model.topic import Appended, PartitionKey, Read, Slice
+from quackmq.model.topic import AppendResult, PartitionKey, Read, Slice
 from tests.broker.flock import GROUP, NOBODY
 from tests.broker.support import CALLER, TOPIC, key_of
 from tests.kit.support import batch_of, batches_of
@@ -45,13 +45,13 @@ class Transactor:
         outcomes = await self.broker.transactions.add_partitions(CALLER, self.ref, keys)
         assert outcomes == [None] * len(keys)
 
-    async def send(self, *values: bytes, topic: str = TOPIC, partition: int = 0) -> Appended:
+    async def send(self, *values: bytes, topic: str = TOPIC, partition: int = 0) -> AppendResult:
         """Adds the partition first, if that is its way."""
         if not self.implicit:
             await self.add(key_of(self.broker.topic(topic), partition))
         return await self.write(*values, topic=topic, partition=partition)
 
-    async def write(self, *values: bytes, topic: str = TOPIC, partition: int = 0) -> Appended:
+    async def write(self, *values: bytes, topic: str = TOPIC, partition: int = 0) -> AppendResult:
         found = self.broker.topic(topic)
         key = key_of(found, partition)
         sequence = self._sequences.get(key, 0)

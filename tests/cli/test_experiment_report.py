@@ -181,7 +181,7 @@ def test_q6_room_is_made_by_age_or_by_what_everybody_has() -> None:
     assert (by_age.live_entries, by_age.live_for_ms, by_age.when_full) == (5, 10, WhenFull.WAIT)
     assert not by_age.keep_until_consumed
     assert Experiment(max_entries=5, delta_ms=None).policy.keep_until_consumed
-    assert not Experiment(max_entries=None, delta_ms=None).policy.lets_go
+    assert not Experiment(max_entries=None, delta_ms=None).policy.deletes_entries
 
 
 # --- what subscribers keep -------------------------------------------------------------------

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from quackmq.client.zeromq import received_offsets as proxy_done
 from quackmq.client.zeromq.received_offsets import Done
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 
 TOPIC = uuid.UUID(int=7)
 OTHER = uuid.UUID(int=8)
 
 
 def offsets(done: Done, most: int, topic_id: uuid.UUID = TOPIC, partition: int = 0) -> set[int]:
-    return {each for each in range(most) if done.has(topic_id, Place(partition, each))}
+    return {each for each in range(most) if done.has(topic_id, RecordPosition(partition, each))}
 
 
 def file_of(directory: Path) -> Path:
@@ -36,9 +36,9 @@ def file_of(directory: Path) -> Path:
 def test_offsets_are_done_one_by_one_and_before_marks(singles: list[int], marks: list[int]) -> None:
     done = Done(None, "donald")
     for offset in singles:
-        done.add(TOPIC, Place(0, offset))
+        done.add(TOPIC, RecordPosition(0, offset))
     for mark in marks:
-        done.add_before(TOPIC, Place(0, mark))
+        done.add_before(TOPIC, RecordPosition(0, mark))
     assert offsets(done, 70) == {*singles, *range(max(marks, default=0))}
     assert offsets(done, 70, OTHER) == offsets(done, 70, partition=1) == set()
 
@@ -46,9 +46,9 @@ def test_offsets_are_done_one_by_one_and_before_marks(singles: list[int], marks:
 def test_what_is_done_is_done_after_a_restart(tmp_path: Path) -> None:
     done = Done(tmp_path, "donald")
     for offset in (0, 1, 2, 7):
-        done.add(TOPIC, Place(0, offset))
-    done.add(TOPIC, Place(3, 5))
-    done.add(OTHER, Place(0, 1))
+        done.add(TOPIC, RecordPosition(0, offset))
+    done.add(TOPIC, RecordPosition(3, 5))
+    done.add(OTHER, RecordPosition(0, 1))
     done.close()
     again = Done(tmp_path, "donald")
     assert offsets(again, 10) == {0, 1, 2, 7}
@@ -60,7 +60,7 @@ def test_what_is_done_is_done_after_a_restart(tmp_path: Path) -> None:
 def test_a_file_cut_at_any_byte_has_what_came_before(tmp_path: Path) -> None:
     done = Done(tmp_path, "donald")
     for offset in range(3):
-        done.add(TOPIC, Place(0, offset))
+        done.add(TOPIC, RecordPosition(0, offset))
     done.close()
     file = file_of(tmp_path)
     whole = file.read_bytes()
@@ -70,7 +70,7 @@ def test_a_file_cut_at_any_byte_has_what_came_before(tmp_path: Path) -> None:
         again = Done(tmp_path, "donald")
         kept = max(0, size - head) // record
         assert offsets(again, 10) == set(range(kept)), size
-        again.add(TOPIC, Place(0, 9))
+        again.add(TOPIC, RecordPosition(0, 9))
         again.close()
         third = Done(tmp_path, "donald")
         assert offsets(third, 10) == {*range(kept), 9}
@@ -80,7 +80,7 @@ def test_a_file_cut_at_any_byte_has_what_came_before(tmp_path: Path) -> None:
 def test_a_torn_record_is_known_by_its_checksum(tmp_path: Path) -> None:
     done = Done(tmp_path, "donald")
     for offset in range(2):
-        done.add(TOPIC, Place(0, offset))
+        done.add(TOPIC, RecordPosition(0, offset))
     done.close()
     file = file_of(tmp_path)
     whole = bytearray(file.read_bytes())
@@ -100,7 +100,7 @@ def test_a_long_file_is_written_anew_and_says_the_same(
     done = Done(tmp_path, "donald")
     sizes = set()
     for number in numbers:
-        done.add(TOPIC, Place(0, number))
+        done.add(TOPIC, RecordPosition(0, number))
         sizes.add(file_of(tmp_path).stat().st_size)
     assert len(sizes) < 100, "it became shorter at times"
     done.close()
@@ -117,13 +117,13 @@ def test_what_could_not_be_noted_is_not_done(
         raise OSError(28, "no space left on device")
 
     done = Done(tmp_path, "donald")
-    done.add(TOPIC, Place(0, 0))
+    done.add(TOPIC, RecordPosition(0, 0))
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
         with pytest.raises(UnusableDirectory, match="no space"):
-            done.add(TOPIC, Place(0, 1))
+            done.add(TOPIC, RecordPosition(0, 1))
     assert offsets(done, 10) == {0}
-    done.add(TOPIC, Place(0, 2))
+    done.add(TOPIC, RecordPosition(0, 2))
     done.close()
     again = Done(tmp_path, "donald")
     assert offsets(again, 10) == {0, 2}

@@ -14,7 +14,7 @@ from quackmq import limits
 from quackmq.errors import DamagedStore, InvalidRequest, NewerFormat
 from quackmq.model import leases as module
 from quackmq.model import limits as model_limits
-from quackmq.model.leases import Counts, Lease, Leases, Wanted
+from quackmq.model.leases import Counts, Lease, LeaseRange, Leases
 from quackmq.model.subscription import Reading, Terms
 from tests.kit.tables import each
 
@@ -25,13 +25,13 @@ LIVE = Terms("live", window=3)
 
 def serve(leases: Leases, end: int, now_ms: int = 0, live_from: int = 0) -> list[Lease]:
     """What is wanted next, of a log that holds an entry at every offset."""
-    wanted = leases.wanted(now_ms, end, live_from)
+    wanted = leases.next_range(now_ms, end, live_from)
     return [] if wanted is None else lend_all(leases, wanted, now_ms)
 
 
-def lend_all(leases: Leases, wanted: Wanted, now_ms: int = 0) -> list[Lease]:
+def lend_all(leases: Leases, wanted: LeaseRange, now_ms: int = 0) -> list[Lease]:
     entries = range(wanted.first_offset, wanted.next_offset)
-    return leases.lend(wanted, entries, wanted.next_offset, now_ms)
+    return leases.lease(wanted, entries, wanted.next_offset, now_ms)
 
 
 def offsets(lent: list[Lease]) -> list[int]:
@@ -49,23 +49,23 @@ def lent(terms: Terms = EVERY, start: int = 0, end: int = 5) -> Leases:
 
 def test_the_next_entry_is_not_lent_beyond_the_room() -> None:
     leases = Leases(Terms(outstanding=2), 0)
-    assert [leases.lend_next(0, 9) for _ in range(3)] == [True, True, False]
+    assert [leases.lease_next(0, 9) for _ in range(3)] == [True, True, False]
     assert leases.outstanding == 2
     assert leases.ack(0)
-    assert leases.lend_next(0, 9), "an acknowledgement makes room again"
+    assert leases.lease_next(0, 9), "an acknowledgement makes room again"
 
 
 def test_the_next_entry_of_a_live_reading_is_lent_only_within_its_window() -> None:
     leases = Leases(LIVE, 0)
-    assert not leases.lend_next(0, LIVE.window + 1)
-    assert leases.lend_next(0, LIVE.window)
+    assert not leases.lease_next(0, LIVE.window + 1)
+    assert leases.lease_next(0, LIVE.window)
 
 
 def test_the_next_entry_waits_for_one_that_is_due_again() -> None:
     leases = Leases(EVERY, 0)
-    assert leases.lend_next(0, 9)
-    assert not leases.lend_next(LEASE_MS, 9)
-    assert leases.wanted(LEASE_MS, 9) == Wanted(0, 1, is_again=True)
+    assert leases.lease_next(0, 9)
+    assert not leases.lease_next(LEASE_MS, 9)
+    assert leases.next_range(LEASE_MS, 9) == LeaseRange(0, 1, is_redelivery=True)
 
 
 # --- every entry ----------------------------------------------------------------------------------
@@ -74,15 +74,15 @@ def test_the_next_entry_waits_for_one_that_is_due_again() -> None:
 def test_every_entry_is_lent_once_in_order_and_then_there_is_nothing_to_do() -> None:
     leases = Leases(EVERY, 7)
     assert serve(leases, 10) == [Lease(offset, 1, LEASE_MS) for offset in (7, 8, 9)]
-    assert leases.wanted(0, 10) is None
+    assert leases.next_range(0, 10) is None
     assert (leases.low_water_mark, leases.frontier, leases.outstanding) == (7, 10, 3)
 
 
 def test_what_is_left_is_fresh_or_lent_and_the_rest_is_done() -> None:
     leases = lent()
     assert leases.ack(1)
-    assert leases.left(0, 8) == 4 + 3
-    assert leases.left(6, 8) == 4 + 2, "what is lent counts, wherever the log begins"
+    assert leases.count_unfinished(0, 8) == 4 + 3
+    assert leases.count_unfinished(6, 8) == 4 + 2, "what is lent counts, wherever the log begins"
     assert [leases.is_done(offset) for offset in (0, 1, 4, 5, 99)] == [False, True, *[False] * 3]
 
 
@@ -116,7 +116,7 @@ def test_the_low_water_mark_follows_the_oldest_entry_that_is_not_acked() -> None
 def test_a_lease_that_runs_out_is_lent_again_with_one_delivery_more() -> None:
     leases = lent(end=2)
     assert leases.next_due_ms == LEASE_MS
-    assert leases.wanted(LEASE_MS - 1, 2) is None
+    assert leases.next_range(LEASE_MS - 1, 2) is None
     assert serve(leases, 2, LEASE_MS) == [Lease(0, 2, 2 * LEASE_MS)]
     assert serve(leases, 2, LEASE_MS) == [Lease(1, 2, 2 * LEASE_MS)]
     assert leases.next_due_ms == 2 * LEASE_MS
@@ -124,8 +124,8 @@ def test_a_lease_that_runs_out_is_lent_again_with_one_delivery_more() -> None:
 
 def test_an_ack_counts_also_when_the_time_of_its_lease_has_run_out() -> None:
     leases = lent(end=1)
-    wanted = leases.wanted(LEASE_MS, 1)
-    assert wanted == Wanted(0, 1, is_again=True)
+    wanted = leases.next_range(LEASE_MS, 1)
+    assert wanted == LeaseRange(0, 1, is_redelivery=True)
     assert leases.ack(0)
     assert lend_all(leases, wanted, LEASE_MS) == []
     assert leases.next_due_ms is None
@@ -153,7 +153,7 @@ def test_an_extended_lease_runs_out_later() -> None:
     leases = lent(end=1)
     assert leases.extend(0, 1, now_ms=2_000, lease_ms=9_000)
     assert leases.next_due_ms == 11_000
-    assert leases.wanted(LEASE_MS, 1) is None
+    assert leases.next_range(LEASE_MS, 1) is None
 
 
 def test_who_had_an_entry_before_cannot_extend_or_nack_it_for_who_has_it_now() -> None:
@@ -168,7 +168,7 @@ def test_who_had_an_entry_before_cannot_extend_or_nack_it_for_who_has_it_now() -
 def test_no_more_are_outstanding_than_agreed_and_what_is_due_needs_no_room() -> None:
     leases = Leases(Terms(outstanding=2), 0)
     assert offsets(serve(leases, 9)) == [0, 1]
-    assert leases.wanted(0, 9) is None
+    assert leases.next_range(0, 9) is None
     assert offsets(serve(leases, 9, LEASE_MS)) == [0]
     leases.ack(0)
     leases.extend(1, 1, LEASE_MS, LEASE_MS)
@@ -177,13 +177,13 @@ def test_no_more_are_outstanding_than_agreed_and_what_is_due_needs_no_room() -> 
 
 def test_more_entries_than_there_is_room_for_stay_fresh() -> None:
     leases = Leases(Terms(outstanding=2), 0)
-    assert offsets(leases.lend(Wanted(0, 9), range(9), 9, 0)) == [0, 1]
+    assert offsets(leases.lease(LeaseRange(0, 9), range(9), 9, 0)) == [0, 1]
     assert leases.frontier == 2
 
 
 def test_markers_and_aborted_records_are_done_without_being_lent() -> None:
     leases = Leases(EVERY, 0)
-    assert offsets(leases.lend(Wanted(0, 6), [1, 4], 6, 0)) == [1, 4]
+    assert offsets(leases.lease(LeaseRange(0, 6), [1, 4], 6, 0)) == [1, 4]
     assert leases.counts == Counts(absent=4)
     assert (leases.low_water_mark, leases.frontier) == (1, 6)
 
@@ -191,11 +191,13 @@ def test_markers_and_aborted_records_are_done_without_being_lent() -> None:
 @pytest.mark.parametrize("reading", ["every", "live"])
 def test_what_holds_nothing_needs_no_room(reading: Reading) -> None:
     leases = Leases(Terms(reading, outstanding=1, window=1_000), 0)
-    wanted = leases.wanted(0, 1_000)
-    assert wanted == Wanted(0, 1_000), "however far it is to the next entry"
-    assert offsets(leases.lend(wanted, [900, 950], 1_000, 0)) == [900]
+    wanted = leases.next_range(0, 1_000)
+    assert wanted == LeaseRange(0, 1_000), "however far it is to the next entry"
+    assert offsets(leases.lease(wanted, [900, 950], 1_000, 0)) == [900]
     assert (leases.counts, leases.frontier) == (Counts(absent=949), 950)
-    assert leases.is_lent(900, 1) and not leases.is_lent(900, 2) and not leases.is_lent(950, 1)
+    assert (
+        leases.is_leased(900, 1) and not leases.is_leased(900, 2) and not leases.is_leased(950, 1)
+    )
 
 
 def test_a_loss_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
@@ -211,14 +213,14 @@ def test_a_loss_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
 
 def test_what_was_not_read_stays_fresh() -> None:
     leases = Leases(EVERY, 0)
-    assert leases.lend(Wanted(0, 6), [], 0, 0) == []
-    assert offsets(leases.lend(Wanted(0, 6), [0, 1], 2, 0)) == [0, 1]
-    assert leases.wanted(0, 6) == Wanted(2, 6)
+    assert leases.lease(LeaseRange(0, 6), [], 0, 0) == []
+    assert offsets(leases.lease(LeaseRange(0, 6), [0, 1], 2, 0)) == [0, 1]
+    assert leases.next_range(0, 6) == LeaseRange(2, 6)
 
 
 def test_what_somebody_else_was_lent_meanwhile_is_not_lent_twice() -> None:
     leases = Leases(EVERY, 0)
-    wanted = leases.wanted(0, 3)
+    wanted = leases.next_range(0, 3)
     assert wanted is not None
     assert offsets(lend_all(leases, wanted)) == [0, 1, 2]
     assert lend_all(leases, wanted) == []
@@ -226,7 +228,7 @@ def test_what_somebody_else_was_lent_meanwhile_is_not_lent_twice() -> None:
 
 def test_what_is_lent_again_to_one_is_not_lent_to_another_at_the_same_time() -> None:
     leases = lent(end=1)
-    wanted = leases.wanted(LEASE_MS, 1)
+    wanted = leases.next_range(LEASE_MS, 1)
     assert wanted is not None
     assert len(lend_all(leases, wanted, LEASE_MS)) == 1
     assert lend_all(leases, wanted, LEASE_MS) == []
@@ -234,13 +236,13 @@ def test_what_is_lent_again_to_one_is_not_lent_to_another_at_the_same_time() -> 
 
 def test_of_what_was_read_only_what_was_wanted_is_lent() -> None:
     leases = Leases(EVERY, 0)
-    assert offsets(leases.lend(Wanted(0, 3), range(9), 9, 0)) == [0, 1, 2]
+    assert offsets(leases.lease(LeaseRange(0, 3), range(9), 9, 0)) == [0, 1, 2]
 
 
 def test_nothing_is_lent_of_a_wish_that_reaches_into_what_was_lent() -> None:
     leases = Leases(LIVE, 0)
     serve(leases, 10)
-    assert lend_all(leases, Wanted(5, 8)) == []
+    assert lend_all(leases, LeaseRange(5, 8)) == []
     assert (leases.gaps(), leases.outstanding) == ([(0, 7)], 3)
 
 
@@ -250,9 +252,9 @@ def test_what_the_log_let_go_of_is_counted_as_lost() -> None:
     assert leases.lose_before(5) == 3
     assert leases.counts.lost == 3
     assert leases.ack(0), "it may still be acked"
-    again = leases.wanted(LEASE_MS, 9)
-    assert again == Wanted(1, 2, is_again=True)
-    assert leases.lend(again, [], 2, LEASE_MS) == []
+    again = leases.next_range(LEASE_MS, 9)
+    assert again == LeaseRange(1, 2, is_redelivery=True)
+    assert leases.lease(again, [], 2, LEASE_MS) == []
     assert (leases.counts, leases.low_water_mark) == (Counts(acked=1, lost=4), 5)
     assert leases.lose_before(3) == 0
 
@@ -292,10 +294,10 @@ def test_a_live_reading_skips_and_counts_what_is_too_old() -> None:
 
 def test_an_old_entry_may_be_acked_while_it_is_lent_and_is_skipped_afterwards() -> None:
     leases = lent(LIVE, end=2)
-    assert leases.wanted(0, 5, live_from=5) is None
+    assert leases.next_range(0, 5, live_from=5) is None
     assert leases.counts == Counts(skipped=3) and leases.outstanding == 2
     assert leases.ack(0)
-    assert leases.wanted(LEASE_MS, 5, live_from=5) is None
+    assert leases.next_range(LEASE_MS, 5, live_from=5) is None
     assert leases.counts == Counts(acked=1, skipped=4)
     assert leases.low_water_mark == 5
 
@@ -309,13 +311,13 @@ def test_the_first_entry_that_is_not_too_old_is_lent_again() -> None:
 def test_a_live_reading_wants_nothing_new_without_room() -> None:
     leases = Leases(Terms("live", outstanding=2), 0)
     assert offsets(serve(leases, 2)) == [0, 1]
-    assert leases.wanted(0, 3) is None
+    assert leases.next_range(0, 3) is None
 
 
 def test_a_window_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
     leases = Leases(LIVE, 0)
     with patch.object(model_limits, "LEASE_GAPS", 1):
-        first, second = leases.wanted(0, 10), leases.wanted(0, 20)
+        first, second = leases.next_range(0, 10), leases.next_range(0, 20)
         assert first is not None and second is not None
         assert offsets(lend_all(leases, first)) == [7, 8, 9]
         assert lend_all(leases, second) == []
@@ -330,7 +332,7 @@ def test_an_every_reading_skips_nothing() -> None:
 
 def test_nothing_is_skipped_that_was_not_published() -> None:
     leases = Leases(LIVE, 0)
-    assert leases.wanted(0, 3, live_from=2**40) is None
+    assert leases.next_range(0, 3, live_from=2**40) is None
     assert (leases.counts.skipped, leases.frontier) == (3, 3)
 
 
@@ -394,8 +396,8 @@ def test_the_largest_state_fits_into_a_value_of_the_store() -> None:
     start = 2**62
     leases = Leases(EVERY, start)
     entries = range(start, start + 2 * model_limits.LEASES, 2)
-    wanted = Wanted(start, entries.stop)
-    assert len(leases.lend(wanted, entries, wanted.next_offset, 0)) == model_limits.LEASES
+    wanted = LeaseRange(start, entries.stop)
+    assert len(leases.lease(wanted, entries, wanted.next_offset, 0)) == model_limits.LEASES
     value = leases.encode()
     assert len(value) < 2.1 * model_limits.LEASES, "an entry that is outstanding takes two bytes"
     assert Leases.decode(value, EVERY, 0).encode() == value
@@ -406,7 +408,7 @@ def test_extending_for_ever_takes_no_more_memory() -> None:
     leases = lent(end=1)
     for now_ms in range(1_000):
         assert leases.extend(0, 1, now_ms, LEASE_MS)
-    assert len(leases._dues) <= 2 + module._SPARE_DUES
+    assert len(leases._due_times) <= 2 + module._SPARE_DUE_TIMES
 
 
 def example() -> bytes:

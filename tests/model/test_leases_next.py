@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.broker import Reading, Terms
-from quackmq.model.leases import Leases, Wanted
+from quackmq.model.leases import LeaseRange, Leases
 
 #: What happens: entries come, time passes, the next is lent, the oldest or newest is answered.
 steps = st.lists(
@@ -32,15 +32,15 @@ def test_the_quick_way_is_the_long_way(
             now_ms += number
         elif what == "lend":
             frontier = quick.frontier
-            has_nothing = quick.has_nothing(now_ms, end)
-            wanted = long.wanted(now_ms, end)
+            has_nothing = quick.has_nothing_to_lease(now_ms, end)
+            wanted = long.next_range(now_ms, end)
             if has_nothing:
                 assert wanted is None
-            if frontier < end and quick.lend_next(now_ms, end):
+            if frontier < end and quick.lease_next(now_ms, end):
                 assert wanted is not None and wanted.first_offset == frontier
                 lend_one(long, wanted, now_ms)
             elif wanted is not None:
-                again = quick.wanted(now_ms, end)
+                again = quick.next_range(now_ms, end)
                 assert again == wanted
                 lend_one(long, wanted, now_ms)
                 lend_one(quick, wanted, now_ms)
@@ -58,28 +58,28 @@ def test_the_quick_way_is_the_long_way(
 
 def test_the_quick_way_lends_nothing_new_while_an_entry_is_due_again() -> None:
     leases = Leases(Terms("every", lease_ms=5, outstanding=10), 0)
-    assert leases.lend_next(0, 4) and leases.lend_next(3, 4)
-    assert not leases.lend_next(5, 4), "the first entry's lease has run out"
-    wanted = leases.wanted(5, 4)
-    assert wanted == Wanted(0, 1, True)
+    assert leases.lease_next(0, 4) and leases.lease_next(3, 4)
+    assert not leases.lease_next(5, 4), "the first entry's lease has run out"
+    wanted = leases.next_range(5, 4)
+    assert wanted == LeaseRange(0, 1, True)
     lend_one(leases, wanted, 5)
     leases.nack(1, 1, 6)
-    assert not leases.lend_next(6, 4), "the second entry was not taken, and is due at once"
-    assert leases.wanted(6, 4) == Wanted(1, 2, True)
+    assert not leases.lease_next(6, 4), "the second entry was not taken, and is due at once"
+    assert leases.next_range(6, 4) == LeaseRange(1, 2, True)
     assert [lease.offset for lease in leases.leases()] == [0, 1]
 
 
-def lend_one(leases: Leases, wanted: Wanted, now_ms: int) -> None:
+def lend_one(leases: Leases, wanted: LeaseRange, now_ms: int) -> None:
     first, _, is_again = wanted
-    leases.lend(Wanted(first, first + 1, is_again), [first], first + 1, now_ms)
+    leases.lease(LeaseRange(first, first + 1, is_again), [first], first + 1, now_ms)
 
 
 @given(st.integers(0, 20), st.integers(1, 20))
 def test_there_is_nothing_when_all_is_lent(start: int, count: int) -> None:
     leases = Leases(Terms(lease_ms=5), start)
-    assert leases.has_nothing(0, start)
+    assert leases.has_nothing_to_lease(0, start)
     for _ in range(count):
-        assert not leases.has_nothing(0, start + count)
-        assert leases.lend_next(0, start + count)
-    assert leases.has_nothing(4, start + count)
-    assert not leases.has_nothing(5, start + count), "what was lent is due again"
+        assert not leases.has_nothing_to_lease(0, start + count)
+        assert leases.lease_next(0, start + count)
+    assert leases.has_nothing_to_lease(4, start + count)
+    assert not leases.has_nothing_to_lease(5, start + count), "what was lent is due again"

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from quackmq.model import leases as module
 from quackmq.model import limits as model_limits
-from quackmq.model.leases import Counts, Leases, Wanted
+from quackmq.model.leases import Counts, LeaseRange, Leases
 from quackmq.model.subscription import Terms
 from tests.kit import effort
 
@@ -39,7 +39,7 @@ class LeasesMachine(RuleBasedStateMachine):
         self.done: dict[int, str] = {}
         #: By offset, how often it was lent and when it is due again.
         self.lent: dict[int, tuple[int, int]] = {}
-        self.wanted: Wanted | None = None
+        self.wanted: LeaseRange | None = None
 
     @initialize(reading=st.sampled_from(["every", "live"]), window=st.integers(1, 4))
     def begin(self, reading: module.Reading, window: int) -> None:
@@ -92,7 +92,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        self.wanted = self.leases.wanted(self.now_ms, self.end, self.live_from)
+        self.wanted = self.leases.next_range(self.now_ms, self.end, self.live_from)
         if self.terms.reading == "live":
             self.skip()
         due = [offset for offset, (_, due_ms) in self.lent.items() if due_ms <= self.now_ms]
@@ -100,7 +100,7 @@ class LeasesMachine(RuleBasedStateMachine):
         room = len(self.lent) < OUTSTANDING
         if self.wanted is None:
             assert not due and not (fresh and room)
-        elif self.wanted.is_again:
+        elif self.wanted.is_redelivery:
             assert self.wanted.first_offset in due
             if self.terms.reading == "live":
                 assert self.wanted.first_offset >= self.live_from
@@ -123,21 +123,21 @@ class LeasesMachine(RuleBasedStateMachine):
         first, read_to = wanted.first_offset, min(wanted.next_offset, wanted.first_offset + reads)
         entries = [offset for offset in range(first, read_to) if self.is_entry(offset)]
         was_fresh = {offset for offset in range(first, read_to) if self.is_fresh(offset)}
-        lent = self.leases.lend(wanted, entries, read_to, self.now_ms)
+        lent = self.leases.lease(wanted, entries, read_to, self.now_ms)
         for offset, deliveries, due_ms in lent:
             assert offset not in self.done, "nothing done is lent again"
             before, before_due_ms = self.lent.get(offset, (0, 0))
-            assert wanted.is_again is (before > 0) and before_due_ms <= self.now_ms
+            assert wanted.is_redelivery is (before > 0) and before_due_ms <= self.now_ms
             assert (deliveries, due_ms) == (before + 1, self.now_ms + 10)
             self.lent[offset] = (deliveries, due_ms)
-        if wanted.is_again:
+        if wanted.is_redelivery:
             is_due = self.lent.get(first, (0, self.now_ms + 1))[1] <= self.now_ms
             if is_due and read_to > first and not lent:
                 assert not self.is_entry(first)
                 self.settle(first, "lost")
             return
         for offset in was_fresh - self.lent.keys():
-            if not self.leases._fresh.has(offset):
+            if not self.leases._fresh_ranges.contains(offset):
                 assert not self.is_entry(offset), "nothing is passed over that is an entry"
                 self.done[offset] = "absent"
 
@@ -215,7 +215,7 @@ class LeasesMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         assert self.leases.outstanding == len(self.lent) <= OUTSTANDING
         assert len(self.leases.gaps()) <= GAPS
-        assert len(self.leases._dues) <= 2 * OUTSTANDING + module._SPARE_DUES + 1
+        assert len(self.leases._due_times) <= 2 * OUTSTANDING + module._SPARE_DUE_TIMES + 1
 
     @invariant()
     def the_state_is_found_again_as_it_was_kept(self) -> None:

@@ -15,7 +15,7 @@ from quackmq.errors import CorruptBatch, LimitReached, UnsupportedBatch
 from quackmq.model import limits as model_limits
 from quackmq.model.log_transactions import (
     ABORTED_BYTES,
-    Aborted,
+    AbortedTransaction,
     Marker,
     OpenTransactions,
     PartitionTransactions,
@@ -24,8 +24,8 @@ from quackmq.model.log_transactions import (
     damaged_aborted,
     find_aborted,
     marker_batch,
+    read_boundary,
     read_marker,
-    step_of,
     trim_aborted,
 )
 from quackmq.model.topic import PartitionKey
@@ -53,8 +53,8 @@ class Log:
         self.transactions = PartitionTransactions()
         self.entries = bytearray()
 
-    def note(self, step: TransactionBoundary) -> None:
-        self.entries += self.transactions.note(step)
+    def apply(self, step: TransactionBoundary) -> None:
+        self.entries += self.transactions.apply(step)
 
     @property
     def open(self) -> dict[int, int]:
@@ -63,19 +63,19 @@ class Log:
     def stable(self, next_offset: int) -> int:
         return self.transactions.stable(next_offset)
 
-    def aborted_in(self, first: int, last: int) -> list[Aborted]:
+    def aborted_in(self, first: int, last: int) -> list[AbortedTransaction]:
         found, _ = find_aborted(self.entries, first, last)
         return sorted(found, key=lambda aborted: aborted.first_offset)
 
     @property
-    def aborted(self) -> list[Aborted]:
+    def aborted(self) -> list[AbortedTransaction]:
         return self.aborted_in(0, 2**62)
 
 
 def after(*steps: TransactionBoundary) -> Log:
     log = Log()
     for step in steps:
-        log.note(step)
+        log.apply(step)
     return log
 
 
@@ -94,16 +94,16 @@ def test_a_log_is_stable_up_to_the_first_transaction_that_is_open() -> None:
 
 def test_a_transaction_begins_with_the_first_batch_of_its_producer() -> None:
     log = Log()
-    log.note(begin(1, 10))
-    log.note(begin(1, 13))
+    log.apply(begin(1, 10))
+    log.apply(begin(1, 13))
     assert log.stable(14) == 10
-    log.note(end(1, 14, Marker.ABORT))
-    assert log.aborted_in(10, 10) == [Aborted(1, 10, 14)]
+    log.apply(end(1, 14, Marker.ABORT))
+    assert log.aborted_in(10, 10) == [AbortedTransaction(1, 10, 14)]
 
 
 def test_one_producers_transactions_follow_each_other() -> None:
     steps = (begin(1, 0), end(1, 5, Marker.ABORT), begin(1, 6), end(1, 9, Marker.ABORT))
-    assert after(*steps).aborted == [Aborted(1, 0, 5), Aborted(1, 6, 9)]
+    assert after(*steps).aborted == [AbortedTransaction(1, 0, 5), AbortedTransaction(1, 6, 9)]
     assert after(*steps[:3]).open == {1: 6}
 
 
@@ -118,7 +118,7 @@ def test_a_marker_where_nothing_is_open_ends_nothing() -> None:
 def test_an_aborted_transaction_touches_every_offset_from_its_first_to_its_marker() -> None:
     transactions = after(begin(1, 10), end(1, 14, Marker.ABORT))
     for first, last in ((10, 10), (14, 14), (0, 10), (12, 13), (14, 99), (0, 99)):
-        assert transactions.aborted_in(first, last) == [Aborted(1, 10, 14)]
+        assert transactions.aborted_in(first, last) == [AbortedTransaction(1, 10, 14)]
     for first, last in ((0, 9), (15, 99)):
         assert transactions.aborted_in(first, last) == []
 
@@ -136,8 +136,14 @@ def test_one_that_began_early_and_ended_late_is_found_behind_those_in_between() 
         end(2, 4, Marker.ABORT),
         end(1, 5, Marker.ABORT),
     )
-    assert transactions.aborted_in(0, 1) == [Aborted(1, 0, 5), Aborted(2, 1, 2)]
-    assert transactions.aborted_in(3, 3) == [Aborted(1, 0, 5), Aborted(2, 3, 4)]
+    assert transactions.aborted_in(0, 1) == [
+        AbortedTransaction(1, 0, 5),
+        AbortedTransaction(2, 1, 2),
+    ]
+    assert transactions.aborted_in(3, 3) == [
+        AbortedTransaction(1, 0, 5),
+        AbortedTransaction(2, 3, 4),
+    ]
 
 
 def test_what_was_trimmed_is_forgotten_and_what_is_left_in_part_is_not() -> None:
@@ -147,16 +153,16 @@ def test_what_was_trimmed_is_forgotten_and_what_is_left_in_part_is_not() -> None
     trim_aborted(transactions.entries, 4)
     assert len(transactions.aborted) == 2
     trim_aborted(transactions.entries, 7)
-    assert transactions.aborted == [Aborted(1, 5, 9)]
-    assert transactions.aborted_in(7, 7) == [Aborted(1, 5, 9)]
+    assert transactions.aborted == [AbortedTransaction(1, 5, 9)]
+    assert transactions.aborted_in(7, 7) == [AbortedTransaction(1, 5, 9)]
     assert transactions.open == {2: 10}
 
 
 def test_one_that_began_before_the_first_offset_is_still_open() -> None:
     transactions = after(begin(1, 0), begin(2, 5))
     trim_aborted(transactions.entries, 5)
-    transactions.note(end(1, 6, Marker.ABORT))
-    assert transactions.aborted_in(5, 5) == [Aborted(1, 0, 6)]
+    transactions.apply(end(1, 6, Marker.ABORT))
+    assert transactions.aborted_in(5, 5) == [AbortedTransaction(1, 0, 6)]
 
 
 def test_a_search_knows_when_nothing_more_can_be_found() -> None:
@@ -165,9 +171,9 @@ def test_a_search_knows_when_nothing_more_can_be_found() -> None:
         *(begin(2, 3), end(1, 4, Marker.ABORT)),  # 2 is open again: stable at 3
     )
     found, is_last = find_aborted(log.entries[:ABORTED_BYTES], 0, 2)
-    assert (found, is_last) == ([Aborted(2, 1, 2)], False)
+    assert (found, is_last) == ([AbortedTransaction(2, 1, 2)], False)
     found, is_last = find_aborted(log.entries, 0, 2)
-    assert (found, is_last) == ([Aborted(2, 1, 2), Aborted(1, 0, 4)], True)
+    assert (found, is_last) == ([AbortedTransaction(2, 1, 2), AbortedTransaction(1, 0, 4)], True)
     assert find_aborted(log.entries, 0, 3)[1] is False
     assert find_aborted(b"", 0, 3) == ([], False)
 
@@ -195,9 +201,9 @@ def test_a_partition_has_room_for_so_many_open_ones_and_no_more() -> None:
 
 def test_what_is_open_is_found_by_producer_and_for_all() -> None:
     open_ = OpenTransactions()
-    open_.note(NEWS, begin(1, 10))
-    open_.note(SPORT, begin(1, 20))
-    open_.note(SPORT, begin(2, 21))
+    open_.apply(NEWS, begin(1, 10))
+    open_.apply(SPORT, begin(1, 20))
+    open_.apply(SPORT, begin(2, 21))
     assert open_.find(None) == {NEWS: {1: 10}, SPORT: {1: 20, 2: 21}}
     assert open_.find(1) == {NEWS: {1: 10}, SPORT: {1: 20}}
     assert open_.find(3) == {}
@@ -207,10 +213,10 @@ def test_what_is_open_is_found_by_producer_and_for_all() -> None:
 def test_what_has_ended_or_is_gone_is_open_no_more() -> None:
     open_ = OpenTransactions()
     for key in (NEWS, SPORT):
-        open_.note(key, begin(1, 10))
-        open_.note(key, begin(2, 11))
-    open_.note(NEWS, end(1, 12, Marker.COMMIT))
-    open_.note(NEWS, end(1, 13, Marker.COMMIT))
+        open_.apply(key, begin(1, 10))
+        open_.apply(key, begin(2, 11))
+    open_.apply(NEWS, end(1, 12, Marker.COMMIT))
+    open_.apply(NEWS, end(1, 13, Marker.COMMIT))
     assert open_.find(1) == {SPORT: {1: 10}}
     open_.forget(SPORT)
     open_.forget(SPORT)
@@ -243,9 +249,9 @@ def log_of(taken: Sequence[Taken]) -> Log:
     log = Log()
     for each in taken:
         if each.marker is not None:
-            log.note(end(each.producer_id, each.base_offset, each.marker))
+            log.apply(end(each.producer_id, each.base_offset, each.marker))
         elif each.transactional and each.producer_id not in log.open:
-            log.note(begin(each.producer_id, each.base_offset))
+            log.apply(begin(each.producer_id, each.base_offset))
     return log
 
 
@@ -294,9 +300,9 @@ def test_a_marker_is_what_the_codec_would_write() -> None:
 
 def test_the_step_of_a_marker_says_how_it_ends_and_that_of_a_batch_that_it_begins() -> None:
     marker = Batch.parse(marker_batch(7, 2, Marker.ABORT, START_MS))
-    assert step_of(marker, 30, 99) == TransactionBoundary(7, 2, 30, 99, Marker.ABORT)
+    assert read_boundary(marker, 30, 99) == TransactionBoundary(7, 2, 30, 99, Marker.ABORT)
     batch = batch_of(b"", producer_id=7, producer_epoch=2, base_sequence=0, transactional=True)
-    assert step_of(batch, 30, 99) == TransactionBoundary(7, 2, 30, 99, None)
+    assert read_boundary(batch, 30, 99) == TransactionBoundary(7, 2, 30, 99, None)
 
 
 def test_a_batch_that_is_no_marker_is_not_read_as_one() -> None:

@@ -74,7 +74,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(fields: dict[str, Any]) 
 
 
 def test_nothing_may_be_kept_at_all() -> None:
-    assert Policy(keep_for_ms=0, keep_bytes=0).lets_go
+    assert Policy(keep_for_ms=0, keep_bytes=0).deletes_entries
 
 
 # --- as configs ---------------------------------------------------------------------------------

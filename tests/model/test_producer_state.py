@@ -24,9 +24,9 @@ from quackmq.model.producer_state import (
     NO_TRANSACTION,
     SEQUENCES,
     Producer,
-    Remembered,
+    RememberedBatch,
     advance,
-    expired,
+    expired_producers,
     has_producer,
     is_repeat,
     replay,
@@ -59,7 +59,7 @@ def appended(
 
 def at(last_sequence: int, epoch: int = 0) -> Producer:
     """A producer whose one remembered batch ends at a number."""
-    return Producer(PRODUCER_ID, epoch, (Remembered(0, last_sequence, 0, 1, 0),), 0)
+    return Producer(PRODUCER_ID, epoch, (RememberedBatch(0, last_sequence, 0, 1, 0),), 0)
 
 
 def after(batches: Sequence[Batch]) -> Producer:
@@ -74,7 +74,7 @@ def after(batches: Sequence[Batch]) -> Producer:
 
 def test_a_new_producer_begins_at_zero() -> None:
     state = appended(None, batch(0, count=3), base_offset=40, append_time_ms=99)
-    assert state == Producer(PRODUCER_ID, 0, (Remembered(0, 2, 40, 43, 99),), 99)
+    assert state == Producer(PRODUCER_ID, 0, (RememberedBatch(0, 2, 40, 43, 99),), 99)
 
 
 def test_a_new_producer_may_begin_in_any_epoch() -> None:
@@ -103,7 +103,7 @@ def test_every_remembered_batch_is_answered_like_the_first_time() -> None:
     state = after(batches)
     for n, one in enumerate(batches):
         answer = advance(state, one, 99, 9999)
-        assert answer == Remembered(2 * n, 2 * n + 1, 2 * n, 2 * n + 2, 1000 + 2 * n)
+        assert answer == RememberedBatch(2 * n, 2 * n + 1, 2 * n, 2 * n + 2, 1000 + 2 * n)
 
 
 def test_no_more_batches_are_remembered_than_the_bound_says() -> None:
@@ -167,7 +167,7 @@ def test_an_older_epoch_is_fenced() -> None:
 
 def test_a_newer_epoch_begins_anew_at_zero() -> None:
     state = appended(after([batch(0), batch(1)]), batch(0, epoch=1), 2, 5)
-    assert state == Producer(PRODUCER_ID, 1, (Remembered(0, 0, 2, 3, 5),), 5)
+    assert state == Producer(PRODUCER_ID, 1, (RememberedBatch(0, 0, 2, 3, 5),), 5)
 
 
 def test_a_newer_epoch_cannot_go_on_in_the_middle() -> None:
@@ -257,20 +257,20 @@ def test_a_batch_of_a_transaction_has_a_producer() -> None:
 
 
 def silent_since(times_ms: Sequence[int]) -> dict[int, Producer]:
-    return {n: Producer(n, 0, (Remembered(0, 0, 0, 1, t),), t) for n, t in enumerate(times_ms)}
+    return {n: Producer(n, 0, (RememberedBatch(0, 0, 0, 1, t),), t) for n, t in enumerate(times_ms)}
 
 
 def test_a_producer_that_was_silent_too_long_is_forgotten() -> None:
     states = silent_since([0, 1, 2])
-    assert expired(states, -1) == []
-    assert expired(states, 1) == [0, 1]
-    assert expired({}, 0) == []
+    assert expired_producers(states, -1) == []
+    assert expired_producers(states, 1) == [0, 1]
+    assert expired_producers({}, 0) == []
 
 
 def test_beyond_the_bound_the_longest_silent_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 3)
-    assert expired(silent_since([10, 20, 30]), 0) == []
-    assert expired(silent_since([10, 20, 30, 40, 50]), 0) == [0, 1]
+    assert expired_producers(silent_since([10, 20, 30]), 0) == []
+    assert expired_producers(silent_since([10, 20, 30, 40, 50]), 0) == [0, 1]
 
 
 def test_beyond_the_bound_those_made_of_keys_are_forgotten_first(
@@ -281,11 +281,11 @@ def test_beyond_the_bound_those_made_of_keys_are_forgotten_first(
     states = silent_since([10, 20]) | {
         each: Producer(each, 0, (), 30, NO_TRANSACTION) for each in (key, key + 1)
     }
-    assert expired(states, 0) == [key]
-    assert expired(states | {2: states[0], 3: states[0]}, 0) == [key, key + 1, 0]
-    assert expired(states, 15) == [key, 0]
+    assert expired_producers(states, 0) == [key]
+    assert expired_producers(states | {2: states[0], 3: states[0]}, 0) == [key, key + 1, 0]
+    assert expired_producers(states, 15) == [key, 0]
     monkeypatch.setattr(model_limits, "SILENT_PRODUCERS", 2)
-    assert expired(states, 0) == [0], "looking for keys costs no more than it may"
+    assert expired_producers(states, 0) == [0], "looking for keys costs no more than it may"
 
 
 def test_a_producer_with_an_open_transaction_is_never_forgotten(
@@ -293,9 +293,9 @@ def test_a_producer_with_an_open_transaction_is_never_forgotten(
 ) -> None:
     states = silent_since([0, 1, 2])
     states[0] = states[0]._replace(transaction_offset=5)
-    assert expired(states, 1) == [1]
+    assert expired_producers(states, 1) == [1]
     monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 2)
-    assert expired(states, 0) == [1]
+    assert expired_producers(states, 0) == [1]
 
 
 # --- against a model -------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_whatever_is_sent_the_log_holds_each_number_once_and_in_order(
                 advance(state, one, held, held)
             continue
         outcome = advance(state, one, held, held)
-        if isinstance(outcome, Remembered):
+        if isinstance(outcome, RememberedBatch):
             assert expected < held and outcome.base_offset == expected
         else:
             assert expected == held

@@ -14,30 +14,30 @@ from quackmq.model.subscription import (
     Losses,
     Offset,
     OffsetRange,
-    Place,
     Progress,
+    RecordPosition,
     Start,
     StoredSubscription,
     Time,
+    acknowledge,
+    add_partitions,
+    advance_past,
+    can_acknowledge,
     check_name,
-    committed,
-    decode_kept,
-    encode_kept,
-    grown,
-    in_turn,
-    may_be_named,
+    decode_subscription,
+    encode_subscription,
+    mark_sent,
     message_id,
-    moved,
-    named,
+    move_cursors,
+    parse_position,
     parse_state_key,
-    place_of,
-    sent,
+    partitions_in_order,
     state_key,
 )
 from tests.kit.tables import each
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-PLACES = st.builds(Place, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+PLACES = st.builds(RecordPosition, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 
 
 # --- losses -------------------------------------------------------------------------------------
@@ -65,111 +65,117 @@ def test_ranges_of_losses_are_bounded_and_their_count_is_not() -> None:
 
 
 def test_naming_the_outstanding_message_moves_its_cursor_and_the_turn() -> None:
-    progress = sent(Progress((5, 8)), Place(0, 5))
-    assert may_be_named(progress, Place(0, 5))
-    assert named(progress, Place(0, 5)) == Progress((6, 8), turn=1)
+    progress = mark_sent(Progress((5, 8)), RecordPosition(0, 5))
+    assert can_acknowledge(progress, RecordPosition(0, 5))
+    assert acknowledge(progress, RecordPosition(0, 5)) == Progress((6, 8), next_partition=1)
 
 
-@pytest.mark.parametrize("place", [Place(0, 4), Place(0, 6), Place(1, 8), Place(2, 0)])
-def test_naming_anything_else_moves_nothing(place: Place) -> None:
-    assert not may_be_named(sent(Progress((5, 8)), Place(0, 5)), place)
+@pytest.mark.parametrize(
+    "place",
+    [RecordPosition(0, 4), RecordPosition(0, 6), RecordPosition(1, 8), RecordPosition(2, 0)],
+)
+def test_naming_anything_else_moves_nothing(place: RecordPosition) -> None:
+    assert not can_acknowledge(mark_sent(Progress((5, 8)), RecordPosition(0, 5)), place)
 
 
 def test_nothing_can_be_named_before_something_was_sent() -> None:
-    assert not may_be_named(Progress((5,)), Place(0, 5))
+    assert not can_acknowledge(Progress((5,)), RecordPosition(0, 5))
 
 
 def test_after_a_restart_the_head_of_any_partition_can_be_named() -> None:
-    progress = Progress((5, 8), remembers=False)
-    assert may_be_named(progress, Place(0, 5))
-    assert may_be_named(progress, Place(1, 8))
-    assert may_be_named(progress, Place(1, 20)), "it is the head if all between is gone"
-    assert not may_be_named(progress, Place(1, 7))
-    assert not may_be_named(progress, Place(2, 0))
-    assert not may_be_named(sent(progress, Place(0, 5)), Place(1, 8))
+    progress = Progress((5, 8), knows_outstanding=False)
+    assert can_acknowledge(progress, RecordPosition(0, 5))
+    assert can_acknowledge(progress, RecordPosition(1, 8))
+    assert can_acknowledge(progress, RecordPosition(1, 20)), "it is the head if all between is gone"
+    assert not can_acknowledge(progress, RecordPosition(1, 7))
+    assert not can_acknowledge(progress, RecordPosition(2, 0))
+    assert not can_acknowledge(mark_sent(progress, RecordPosition(0, 5)), RecordPosition(1, 8))
 
 
 def test_a_message_behind_a_gap_takes_the_cursor_over_the_gap() -> None:
-    progress = sent(Progress((5,)), Place(0, 20))
-    assert named(progress, Place(0, 20)).cursors == (21,)
+    progress = mark_sent(Progress((5,)), RecordPosition(0, 20))
+    assert acknowledge(progress, RecordPosition(0, 20)).cursors == (21,)
 
 
 def test_a_commit_moves_forward_only() -> None:
-    assert committed(Progress((5, 8)), Place(1, 20)).cursors == (5, 21)
-    assert committed(Progress((5, 8)), Place(1, 7)) == Progress((5, 8))
+    assert advance_past(Progress((5, 8)), RecordPosition(1, 20)).cursors == (5, 21)
+    assert advance_past(Progress((5, 8)), RecordPosition(1, 7)) == Progress((5, 8))
 
 
 def test_a_commit_far_behind_the_cursor_moves_nothing() -> None:
-    progress = Progress((5, 8), Place(0, 5))
-    assert committed(progress, Place(0, 2)) == progress
+    progress = Progress((5, 8), RecordPosition(0, 5))
+    assert advance_past(progress, RecordPosition(0, 2)) == progress
 
 
 def test_a_commit_past_the_outstanding_message_settles_it() -> None:
-    progress = sent(Progress((5, 8)), Place(0, 5))
-    assert committed(progress, Place(0, 5)).outstanding is None
-    assert committed(progress, Place(1, 9)).outstanding == Place(0, 5)
+    progress = mark_sent(Progress((5, 8)), RecordPosition(0, 5))
+    assert advance_past(progress, RecordPosition(0, 5)).outstanding is None
+    assert advance_past(progress, RecordPosition(1, 9)).outstanding == RecordPosition(0, 5)
 
 
 def test_a_commit_before_the_outstanding_message_does_not_settle_it() -> None:
     """What lies between may be gone: then a head is outstanding that does not lie at the cursor."""
-    progress = sent(Progress((5, 8)), Place(0, 7))
-    assert committed(progress, Place(0, 5)) == progress._replace(cursors=(6, 8))
-    assert committed(progress, Place(0, 6)) == progress._replace(cursors=(7, 8))
-    assert committed(progress, Place(0, 7)) == Progress((8, 8), turn=1)
+    progress = mark_sent(Progress((5, 8)), RecordPosition(0, 7))
+    assert advance_past(progress, RecordPosition(0, 5)) == progress._replace(cursors=(6, 8))
+    assert advance_past(progress, RecordPosition(0, 6)) == progress._replace(cursors=(7, 8))
+    assert advance_past(progress, RecordPosition(0, 7)) == Progress((8, 8), next_partition=1)
 
 
 def test_after_a_move_nothing_that_was_sent_before_counts() -> None:
-    progress = moved(sent(Progress((5, 8)), Place(0, 5)), (0, 0))
+    progress = move_cursors(mark_sent(Progress((5, 8)), RecordPosition(0, 5)), (0, 0))
     assert progress.cursors == (0, 0)
-    assert not may_be_named(progress, Place(0, 0))
-    assert not may_be_named(progress, Place(0, 5))
+    assert not can_acknowledge(progress, RecordPosition(0, 0))
+    assert not can_acknowledge(progress, RecordPosition(0, 5))
 
 
 def test_new_partitions_are_wanted_from_their_beginning() -> None:
-    assert grown(Progress((5,), turn=0), 3) == Progress((5, 0, 0))
-    assert grown(Progress((5, 6)), 1) == Progress((5, 6))
+    assert add_partitions(Progress((5,), next_partition=0), 3) == Progress((5, 0, 0))
+    assert add_partitions(Progress((5, 6)), 1) == Progress((5, 6))
 
 
 def test_partitions_take_turns_but_the_outstanding_one_comes_first() -> None:
-    progress = Progress((0, 0, 0), turn=1)
-    assert in_turn(progress) == [1, 2, 0]
-    assert in_turn(sent(progress, Place(2, 0))) == [2, 0, 1]
-    assert named(sent(progress, Place(2, 0)), Place(2, 0)).turn == 0
+    progress = Progress((0, 0, 0), next_partition=1)
+    assert partitions_in_order(progress) == [1, 2, 0]
+    assert partitions_in_order(mark_sent(progress, RecordPosition(2, 0))) == [2, 0, 1]
+    assert (
+        acknowledge(mark_sent(progress, RecordPosition(2, 0)), RecordPosition(2, 0)).next_partition
+        == 0
+    )
 
 
 # --- ids ----------------------------------------------------------------------------------------
 
 
 @given(PLACES)
-def test_an_id_comes_back_as_the_place_it_was_made_of(place: Place) -> None:
+def test_an_id_comes_back_as_the_place_it_was_made_of(place: RecordPosition) -> None:
     token = message_id(TOPIC_ID, place)
     assert token.isascii() and not any(char in token for char in " /+=%&?")
-    assert place_of(token, TOPIC_ID) == place
+    assert parse_position(token, TOPIC_ID) == place
 
 
 @given(PLACES)
-def test_an_id_of_another_topic_is_refused(place: Place) -> None:
+def test_an_id_of_another_topic_is_refused(place: RecordPosition) -> None:
     with pytest.raises(InvalidMessageId, match="another topic"):
-        place_of(message_id(uuid.uuid4(), place), TOPIC_ID)
+        parse_position(message_id(uuid.uuid4(), place), TOPIC_ID)
 
 
 @given(st.text() | st.text("AQEjRWeJ-_", min_size=39, max_size=39))
 def test_nonsense_is_no_id(token: str) -> None:
     with pytest.raises(InvalidMessageId):
-        place_of(token, TOPIC_ID)
+        parse_position(token, TOPIC_ID)
 
 
 def test_a_second_spelling_of_an_id_is_none() -> None:
-    token = message_id(TOPIC_ID, Place(0, 0))
+    token = message_id(TOPIC_ID, RecordPosition(0, 0))
     twin = token[:-1] + chr(ord(token[-1]) + 1)  # the last bits, which stand for nothing
     assert len({token, twin}) == 2
     with pytest.raises(InvalidMessageId):
-        place_of(twin, TOPIC_ID)
+        parse_position(twin, TOPIC_ID)
 
 
 def test_an_id_with_a_negative_offset_is_none() -> None:
     with pytest.raises(InvalidMessageId):
-        place_of(message_id(TOPIC_ID, Place(0, -1)), TOPIC_ID)
+        parse_position(message_id(TOPIC_ID, RecordPosition(0, -1)), TOPIC_ID)
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ def test_other_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("start", ["beginning", "end", Offset(7), Time(1_700_000_000_000)])
 def test_what_is_kept_comes_back(start: Start) -> None:
     kept = StoredSubscription("last_id", start, 42)
-    assert decode_kept(encode_kept(kept)) == kept
+    assert decode_subscription(encode_subscription(kept)) == kept
 
 
 def test_a_key_names_topic_and_subscriber_also_with_slashes() -> None:
@@ -215,7 +221,7 @@ def test_a_key_names_topic_and_subscriber_also_with_slashes() -> None:
 )
 def test_what_was_never_kept_is_damage(value: bytes) -> None:
     with pytest.raises(DamagedStore):
-        decode_kept(value)
+        decode_subscription(value)
 
 
 def test_a_key_that_was_never_given_is_damage() -> None:

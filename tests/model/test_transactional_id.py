@@ -25,14 +25,14 @@ from quackmq.model.transactional_id import (
     ProducerRef,
     TransactionalIdState,
     TransactionState,
-    begins,
-    begun,
+    begin_producer,
     check_current,
-    ended,
-    ends,
-    fenced,
-    first_standing,
+    end_transaction,
+    fence_producer,
     is_exhausted,
+    must_begin,
+    must_end,
+    new_id_state,
 )
 from tests.kit.tables import each
 
@@ -108,7 +108,9 @@ def test_an_end_is_answered_as_the_table_says(
     named = ref(4 if is_repeat else 5)
 
     def asked() -> bool:
-        return ends(standing(), state, named, commit=commit, bump=bump, is_recovered=is_recovered)
+        return must_end(
+            standing(), state, named, commit=commit, bump=bump, is_recovered=is_recovered
+        )
 
     if isinstance(cell, bool):
         assert asked() is cell
@@ -127,21 +129,21 @@ def test_the_tables_know_every_state(table: dict[TransactionState, object]) -> N
 @each("state", list(TransactionState))
 def test_any_other_epoch_is_fenced(state: TransactionState, bump: bool, epoch: int) -> None:
     with pytest.raises(ProducerFenced):
-        ends(standing(), state, ref(epoch), commit=True, bump=bump)
+        must_end(standing(), state, ref(epoch), commit=True, bump=bump)
 
 
 @each("bump", [False, True])
 @each("state", list(TransactionState))
 def test_another_producer_does_not_end_it(state: TransactionState, bump: bool) -> None:
     with pytest.raises(InvalidProducerIdMapping):
-        ends(standing(), state, ref(producer_id=8), commit=True, bump=bump)
+        must_end(standing(), state, ref(producer_id=8), commit=True, bump=bump)
     with pytest.raises(InvalidProducerIdMapping):
-        ends(None, state, ref(), commit=True, bump=bump)
+        must_end(None, state, ref(), commit=True, bump=bump)
 
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_the_older_way_of_ending_keeps_the_epoch(commit: bool) -> None:
-    marker_epoch, after = ended(
+    marker_epoch, after = end_transaction(
         standing(5, previous_epoch=4), 9, commit=commit, bump=False, new_producer_id=None
     )
     assert marker_epoch == 5
@@ -150,52 +152,56 @@ def test_the_older_way_of_ending_keeps_the_epoch(commit: bool) -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_the_newer_way_of_ending_takes_the_next_epoch(commit: bool) -> None:
-    marker_epoch, after = ended(standing(5), 9, commit=commit, bump=True, new_producer_id=None)
+    marker_epoch, after = end_transaction(
+        standing(5), 9, commit=commit, bump=True, new_producer_id=None
+    )
     assert marker_epoch == 6
     assert after == TransactionalIdState(7, 6, COMMITTED if commit else ABORTED, 60_000, 9, 7, 5)
-    assert not ends(after, after.state, ref(5), commit=commit, bump=True), "a repeat"
+    assert not must_end(after, after.state, ref(5), commit=commit, bump=True), "a repeat"
 
 
 def test_the_last_epoch_is_for_markers_alone() -> None:
-    marker_epoch, after = ended(standing(LAST_GIVEN), 9, commit=True, bump=True, new_producer_id=8)
+    marker_epoch, after = end_transaction(
+        standing(LAST_GIVEN), 9, commit=True, bump=True, new_producer_id=8
+    )
     assert marker_epoch == LAST_EPOCH
     assert (after.producer_id, after.epoch) == (8, 0)
 
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_an_end_that_took_a_new_id_can_be_repeated_by_the_old_one(commit: bool) -> None:
-    _, after = ended(standing(LAST_GIVEN), 9, commit=commit, bump=True, new_producer_id=8)
-    assert not ends(after, after.state, ref(LAST_GIVEN), commit=commit, bump=True)
+    _, after = end_transaction(standing(LAST_GIVEN), 9, commit=commit, bump=True, new_producer_id=8)
+    assert not must_end(after, after.state, ref(LAST_GIVEN), commit=commit, bump=True)
     for wrong in (ref(LAST_GIVEN - 1), ref(LAST_GIVEN, producer_id=6)):
         with pytest.raises(InvalidProducerIdMapping):
-            ends(after, after.state, wrong, commit=commit, bump=True)
+            must_end(after, after.state, wrong, commit=commit, bump=True)
     with pytest.raises(ProducerFenced):  # the new one has begun its next transaction
-        ends(after, ONGOING, ref(LAST_GIVEN), commit=commit, bump=True)
+        must_end(after, ONGOING, ref(LAST_GIVEN), commit=commit, bump=True)
     with pytest.raises(InvalidProducerIdMapping):  # the older way knows no such thing
-        ends(after, after.state, ref(LAST_GIVEN), commit=commit, bump=False)
+        must_end(after, after.state, ref(LAST_GIVEN), commit=commit, bump=False)
 
 
 def test_an_abort_of_the_brokers_own_fences_the_producer() -> None:
-    marker_epoch, after = fenced(standing(5, previous_epoch=4), 9)
+    marker_epoch, after = fence_producer(standing(5, previous_epoch=4), 9)
     assert marker_epoch == 6
     assert after == TransactionalIdState(7, 6, ABORTED, 60_000, 9, 7, NO_EPOCH)
     with pytest.raises(ProducerFenced):
         check_current(after, ref(5))
     with pytest.raises(ProducerFenced):
-        ends(after, after.state, ref(5), commit=True, bump=True)
+        must_end(after, after.state, ref(5), commit=True, bump=True)
     with pytest.raises(ProducerFenced):
-        begins(after, after.state, 7, 5, ID)
+        must_begin(after, after.state, 7, 5, ID)
 
 
 def test_a_commit_behind_a_producers_own_abort_does_not_fence_it() -> None:
-    after = ended(standing(5), 9, commit=False, bump=True, new_producer_id=None).standing
+    after = end_transaction(standing(5), 9, commit=False, bump=True, new_producer_id=None).id_state
     with pytest.raises(InvalidTransactionState):
-        ends(after, after.state, ref(5), commit=True, bump=True)
-    assert ends(after, after.state, ref(5), commit=False, bump=True) is False
+        must_end(after, after.state, ref(5), commit=True, bump=True)
+    assert must_end(after, after.state, ref(5), commit=False, bump=True) is False
 
 
 def test_every_producer_can_be_fenced_once_more() -> None:
-    marker_epoch, after = fenced(standing(LAST_GIVEN), 9)
+    marker_epoch, after = fence_producer(standing(LAST_GIVEN), 9)
     assert marker_epoch == after.epoch == LAST_EPOCH
     assert after.is_exhausted, "whoever begins next takes another id"
 
@@ -226,10 +232,10 @@ def test_a_beginning_is_answered_as_the_table_says(
 ) -> None:
     now = standing(5, previous_epoch=4)
     if isinstance(cell, bool):
-        assert begins(now, state, *named, ID) is cell
+        assert must_begin(now, state, *named, ID) is cell
     else:
         with pytest.raises(cell):
-            begins(now, state, *named, ID)
+            must_begin(now, state, *named, ID)
 
 
 @pytest.mark.parametrize("named", [(7, 3), (7, 6), (7, NO_EPOCH), (6, 4)])
@@ -237,39 +243,45 @@ def test_a_beginning_that_names_an_epoch_of_the_past_or_the_future_is_fenced(
     named: tuple[int, int],
 ) -> None:
     with pytest.raises(ProducerFenced):
-        begins(standing(5, previous_epoch=4), EMPTY, *named, ID)
+        must_begin(standing(5, previous_epoch=4), EMPTY, *named, ID)
 
 
 def test_who_begins_unnamed_leaves_nothing_to_repeat() -> None:
-    after = begun(standing(5, previous_epoch=4), 1_000, 9, named=False, new_producer_id=None)
+    after = begin_producer(
+        standing(5, previous_epoch=4), 1_000, 9, is_repeatable=False, new_producer_id=None
+    )
     assert after == TransactionalIdState(7, 6, EMPTY, 1_000, 9, 7, NO_EPOCH)
     with pytest.raises(ProducerFenced):
-        begins(after, EMPTY, 7, 5, ID)
+        must_begin(after, EMPTY, 7, 5, ID)
 
 
 def test_who_names_its_epoch_may_ask_again() -> None:
-    after = begun(standing(5, previous_epoch=4), 1_000, 9, named=True, new_producer_id=None)
+    after = begin_producer(
+        standing(5, previous_epoch=4), 1_000, 9, is_repeatable=True, new_producer_id=None
+    )
     assert (after.producer_id, after.epoch, after.previous_epoch) == (7, 6, 5)
-    assert not begins(after, EMPTY, 7, 5, ID)
+    assert not must_begin(after, EMPTY, 7, 5, ID)
 
 
 def test_the_first_has_epoch_0() -> None:
-    assert first_standing(7, 1_000, 9) == TransactionalIdState(7, 0, EMPTY, 1_000, 9)
+    assert new_id_state(7, 1_000, 9) == TransactionalIdState(7, 0, EMPTY, 1_000, 9)
 
 
 @pytest.mark.parametrize("epoch", [LAST_GIVEN, LAST_EPOCH])
 def test_behind_the_last_epoch_comes_a_new_id_that_may_be_asked_for_again(epoch: int) -> None:
     assert is_exhausted(epoch)
-    after = begun(standing(epoch), 1_000, 9, named=True, new_producer_id=8)
+    after = begin_producer(standing(epoch), 1_000, 9, is_repeatable=True, new_producer_id=8)
     assert after == TransactionalIdState(8, 0, EMPTY, 1_000, 9, 7, epoch)
-    assert not begins(after, EMPTY, 7, epoch, ID)
+    assert not must_begin(after, EMPTY, 7, epoch, ID)
     with pytest.raises(ProducerFenced):
-        begins(after, EMPTY, 6, epoch, ID)
+        must_begin(after, EMPTY, 6, epoch, ID)
 
 
 def test_the_epoch_before_the_last_is_given_to_clients() -> None:
     assert not is_exhausted(LAST_GIVEN - 1)
-    after = begun(standing(LAST_GIVEN - 1), 1_000, 9, named=False, new_producer_id=None)
+    after = begin_producer(
+        standing(LAST_GIVEN - 1), 1_000, 9, is_repeatable=False, new_producer_id=None
+    )
     assert (after.producer_id, after.epoch) == (7, LAST_GIVEN)
 
 

@@ -8,7 +8,7 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quackmq.model.log_transactions import Aborted, Marker, read_marker
+from quackmq.model.log_transactions import AbortedTransaction, Marker, read_marker
 from quackmq.records.batch import Batch
 
 
@@ -75,18 +75,18 @@ class LogModel:
         return max(self.first_offset, min(self.open.values(), default=self.next_offset))
 
     @property
-    def aborted(self) -> list[Aborted]:
+    def aborted(self) -> list[AbortedTransaction]:
         """By first offset; as long as any of it is left."""
-        found: dict[int, Aborted] = {}
+        found: dict[int, AbortedTransaction] = {}
         for each, end in self.with_ends():
             if end is None or end.marker is not Marker.ABORT:
                 continue
             if end.base_offset >= self.first_offset:
-                aborted = Aborted(each.producer_id, each.base_offset, end.base_offset)
+                aborted = AbortedTransaction(each.producer_id, each.base_offset, end.base_offset)
                 found.setdefault(end.base_offset, aborted)
         return sorted(found.values(), key=lambda aborted: aborted.first_offset)
 
-    def aborted_in(self, first: int, last: int) -> tuple[Aborted, ...]:
+    def aborted_in(self, first: int, last: int) -> tuple[AbortedTransaction, ...]:
         return tuple(
             each for each in self.aborted if each.first_offset <= last and each.last_offset >= first
         )

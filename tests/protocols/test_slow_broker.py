@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Counts, Terms
-from quackmq.model.topic import Append, Appended, Cursor, State, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, State, StatePut
 from quackmq.protocols.line import limits as line_limits
 from quackmq.stores.memory import MemoryStore
 from tests.broker.newer_flock import NewerMember
@@ -189,7 +189,7 @@ class StuckDisk(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         appended = super().append(appends, cursors, states)
         return self._later(appended) if self.is_stuck else appended
 
@@ -205,7 +205,7 @@ class StuckDisk(MemoryStore):
             await self.released.wait()
         await super().set_cursors(cursors)
 
-    async def _later(self, appended: Awaitable[list[Appended]]) -> list[Appended]:
+    async def _later(self, appended: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         self.writes += 1
         await self.released.wait()
         return await appended

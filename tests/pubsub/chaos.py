@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
-from quackmq.model.subscription import Place, message_id, parse_message_id
+from quackmq.model.subscription import RecordPosition, message_id, parse_message_id
 from tests.kit.server import Server
 from tests.pubsub import proxy_cast
 from tests.pubsub.checker import Stored, Told, violations
@@ -294,7 +294,7 @@ class Chaos:
                 own_id = firsts.get((topic, value), value)
             elif self._name == "kafka":
                 _, partition, offset = told["id"].rsplit("/", 2)
-                own_id = message_id(_NO_TOPIC, Place(int(partition), int(offset)))
+                own_id = message_id(_NO_TOPIC, RecordPosition(int(partition), int(offset)))
             else:
                 own_id = message_id(_NO_TOPIC, parse_message_id(told["id"])[1])
             placed[topic].append(Stored(own_id, value))
@@ -451,7 +451,7 @@ def read_back(address: str) -> dict[str, list[Stored]]:
                     assert error.code() == KafkaError._PARTITION_EOF, str(error)
                     places.discard((topic, partition))
                     continue
-                own_id = message_id(_NO_TOPIC, Place(partition, offset))
+                own_id = message_id(_NO_TOPIC, RecordPosition(partition, offset))
                 found[topic].append(Stored(own_id, (message.value() or b"").decode()))
     finally:
         reader.close()

@@ -16,8 +16,8 @@ from itertools import count
 from quackmq.broker.publish import messages
 from quackmq.broker.subscriptions import pull as delivery
 from quackmq.broker.subscriptions.pull_subscription import PullSubscription
-from quackmq.model.offset_notes import number_of_offset
-from quackmq.model.subscription import named
+from quackmq.model import subscription
+from quackmq.model.offset_notes import number_before_offset
 from tests.real import small
 
 
@@ -28,7 +28,7 @@ def without_last_id() -> None:
         outstanding = held.progress.outstanding
         if outstanding is not None:
             await self._move(held, outstanding, 0)
-            held.progress = named(held.progress, outstanding)
+            held.progress = subscription.acknowledge(held.progress, outstanding)
 
     delivery.PullService._acknowledge = acknowledge  # type: ignore[assignment,method-assign]
 
@@ -41,7 +41,7 @@ def without_sequence() -> None:
         self: messages.Messages, caller: object, topic_name: str, publisher: str
     ) -> int | None:
         topic = self._topics.named(topic_name)
-        return number_of_offset(held(self, topic, messages._group_of(publisher)))
+        return number_before_offset(held(self, topic, messages._group_of(publisher)))
 
     messages.Messages.last_sequence = last_sequence  # type: ignore[assignment,method-assign]
     messages.Messages._held = lambda self, topic, group: 0  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from confluent_kafka import Message as Record
 from quackmq.client.consuming.consumer import Reader
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.numbered import Numbered
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 from tests.pubsub import worker
 
 
@@ -25,7 +25,9 @@ def without_last_id() -> None:
     get_after = Reader.get_after
     begun: WeakSet[Reader] = WeakSet()
 
-    def forgetful(self: Reader, named: Iterable[Place] | None, deadline: Deadline) -> Record:
+    def forgetful(
+        self: Reader, named: Iterable[RecordPosition] | None, deadline: Deadline
+    ) -> Record:
         record = get_after(self, named if self in begun else (), deadline)
         begun.add(self)
         return record

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quackmq.client.proxy import ReliableSubscriber
-from quackmq.model.subscription import Place, parse_message_id
+from quackmq.model.subscription import RecordPosition, parse_message_id
 from tests.kit.server import Server
 from tests.pubsub.checker import Stored, Told, violations
 from tests.pubsub.proxy_program import lines
@@ -184,5 +184,5 @@ def subscribe_all(broker: Broker, directory: Path) -> None:
             assert subscriber.subscribe(TOPIC) is True
 
 
-def place(stored: Stored) -> Place:
+def place(stored: Stored) -> RecordPosition:
     return parse_message_id(stored.id)[1]

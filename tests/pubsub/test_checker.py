@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from quackmq.model.subscription import Place, message_id
+from quackmq.model.subscription import RecordPosition, message_id
 from tests.kit.tables import each
 from tests.pubsub.checker import (
     END,
@@ -22,7 +22,7 @@ Messages = list[Stored]
 
 
 def at(partition: int, offset: int, value: object) -> Stored:
-    return Stored(message_id(TOPIC, Place(partition, offset)), str(value))
+    return Stored(message_id(TOPIC, RecordPosition(partition, offset)), str(value))
 
 
 def kept() -> Messages:
@@ -105,4 +105,4 @@ def test_what_all_subscribers_miss_is_found_too() -> None:
 
 
 def test_the_partition_is_read_from_an_id() -> None:
-    assert partition_of(message_id(TOPIC, Place(3, 17))) == 3
+    assert partition_of(message_id(TOPIC, RecordPosition(3, 17))) == 3

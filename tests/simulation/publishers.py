@@ -21,8 +21,8 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.policy import Policy
-from quackmq.model.subscription import place_of
-from quackmq.model.topic import Appended, PartitionKey
+from quackmq.model.subscription import parse_position
+from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Batch, Record
 from tests.simulation.life import CALLER, Life
 from tests.simulation.model import Attempt, Violation, make_body, make_values
@@ -58,7 +58,7 @@ async def mind_room(life: Life) -> None:
         await life.broker.room()
 
 
-async def publish(life: Life, attempt: Attempt) -> Appended:
+async def publish(life: Life, attempt: Attempt) -> AppendResult:
     """One call, its outcome written down."""
     topic = life.broker.topic_by_id(attempt.key.topic_id)
     body = attempt.body
@@ -172,7 +172,7 @@ class IdempotentProducer:
         unknown: QuackError | None = None
         refused = False
         for attempt, answer in zip(list(attempts), answers, strict=True):
-            if isinstance(answer, Appended):
+            if isinstance(answer, AppendResult):
                 self._settle(key, attempt)
             elif isinstance(answer, UnknownTopic):
                 life.excuse(key, answer)
@@ -238,7 +238,7 @@ class PlainPublisher:
         records = [Record(0, life.now_ms(), b"key", value) for value in values]
         with life.model.calling(attempt):
             put = await life.broker.messages.put(CALLER, name, records, partition=key.partition)
-            base_offset = place_of(put.ids[0], key.topic_id).offset
+            base_offset = parse_position(put.ids[0], key.topic_id).offset
             life.model.acknowledge(attempt, base_offset, base_offset + len(put.ids))
 
 

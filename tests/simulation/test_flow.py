@@ -16,7 +16,7 @@ from quackmq.broker.staging.committer import StageCopier
 from quackmq.broker.transactions.entry import TransactionalIdEntry
 from quackmq.broker.transactions.registry import TransactionRecords
 from quackmq.broker.transactions.service import Transactions
-from quackmq.model.topic import Aborted, Append, Appended, Cursor, StatePut
+from quackmq.model.topic import AbortedTransaction, Append, AppendResult, Cursor, StatePut
 from quackmq.model.transactional_id import ProducerRef, TransactionalIdState
 from quackmq.records.batch import Batch
 from quackmq.stores.local import LocalStore
@@ -99,7 +99,7 @@ def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
 
     async def in_two_steps(
         store: LocalStore, appends: Sequence[Append], cursors: Sequence[Cursor], states: object
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         if first == "cursors":
             await store.set_cursors(cursors)
             await asyncio.sleep(_MEANWHILE_SECONDS)
@@ -129,7 +129,7 @@ def test_a_number_and_its_records_in_two_steps_are_caught(first: str) -> None:
 
     async def in_two_steps(
         store: LocalStore, appends: Sequence[Append], cursors: Sequence[Cursor]
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         if first == "number":
             await store.set_cursors(cursors)
             await asyncio.sleep(_MEANWHILE_SECONDS)
@@ -179,7 +179,7 @@ def test_markers_one_by_one_are_caught() -> None:
         appends: Sequence[Append],
         cursors: Sequence[Cursor],
         states: Sequence[StatePut],
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         first = [(await append(store, [each]))[0] for each in appends[:-1]]
         return first + list(await append(store, appends[-1:], cursors, states))
 
@@ -198,7 +198,7 @@ def test_markers_one_by_one_are_caught() -> None:
 
 
 def test_aborted_records_that_are_shown_are_caught() -> None:
-    def all_of_them(batch: Batch, aborted: Iterable[Aborted]) -> bool:
+    def all_of_them(batch: Batch, aborted: Iterable[AbortedTransaction]) -> bool:
         return not batch.is_control
 
     with mock.patch.object(heads, "is_committed", all_of_them):

@@ -19,7 +19,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.layout import ARCHIVE
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import DamagedData
-from quackmq.model.topic import Aborted, CursorKey, PartitionKey, Read, Slice, Topic
+from quackmq.model.topic import AbortedTransaction, CursorKey, PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
 from quackmq.stores.contract import Store
@@ -302,7 +302,7 @@ def records_of(batch: Batch) -> list[tuple[int, bytes]]:
     return [(record.offset, record.value or b"") for record in decode(batch)]
 
 
-def is_aborted(batch: Batch, aborted: tuple[Aborted, ...]) -> bool:
+def is_aborted(batch: Batch, aborted: tuple[AbortedTransaction, ...]) -> bool:
     return batch.is_transactional and any(
         each.producer_id == batch.producer_id
         and each.first_offset <= batch.base_offset < each.last_offset

@@ -18,7 +18,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
-from quackmq.model.subscription import place_of
+from quackmq.model.subscription import parse_position
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
@@ -135,7 +135,7 @@ class KeyedPuts:
 
 
 def _place(topic_id: object) -> Callable[[str], object]:
-    return lambda token: place_of(token, topic_id)  # type: ignore[arg-type]
+    return lambda token: parse_position(token, topic_id)  # type: ignore[arg-type]
 
 
 class Registrar:

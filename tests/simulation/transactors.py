@@ -20,7 +20,7 @@ from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import NO_TRANSACTION
 from quackmq.model.topic import (
-    Aborted,
+    AbortedTransaction,
     Append,
     Cursor,
     CursorKey,
@@ -329,7 +329,7 @@ class TransactionWorld(World):
         shown, aborted = await self._read_committed(store, key, offsets)
         if shown != log.committed():
             raise Violation(f"{key} shows {shown} as committed, which are {log.committed()}")
-        due: set[Aborted] = set()
+        due: set[AbortedTransaction] = set()
         if offsets.first < offsets.stable:
             due.update(log.aborted_in(offsets.first, offsets.stable - 1))
         if aborted != due:
@@ -338,10 +338,10 @@ class TransactionWorld(World):
 
     async def _read_committed(
         self, store: Store, key: PartitionKey, offsets: Offsets
-    ) -> tuple[list[int], set[Aborted]]:
+    ) -> tuple[list[int], set[AbortedTransaction]]:
         """The offsets that a client would show its user, and all that it was told of as aborted."""
         shown: list[int] = []
-        aborted: set[Aborted] = set()
+        aborted: set[AbortedTransaction] = set()
         offset = offsets.first
         while offset < offsets.stable:
             size = self._source.choice((1, 700, 1_000_000))
@@ -403,7 +403,7 @@ class TransactionWorld(World):
             }
 
 
-def _is_in(batch: Batch, aborted: tuple[Aborted, ...]) -> bool:
+def _is_in(batch: Batch, aborted: tuple[AbortedTransaction, ...]) -> bool:
     return any(
         each.producer_id == batch.producer_id
         and each.first_offset <= batch.base_offset < each.last_offset

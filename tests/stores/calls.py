@@ -6,7 +6,7 @@ import uuid
 from typing import TypeVar
 
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Read, Slice
+from quackmq.model.topic import Append, AppendResult, Cursor, CursorKey, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 from tests.kit.support import batch_of, offsets_and_values
@@ -35,12 +35,12 @@ def no_such_topic() -> PartitionKey:
     return PartitionKey(uuid.uuid4(), 0)
 
 
-async def append(store: Store, key: PartitionKey, batch: Batch) -> Appended:
+async def append(store: Store, key: PartitionKey, batch: Batch) -> AppendResult:
     (appended,) = await store.append([Append(key, batch)])
     return appended
 
 
-async def append_values(store: Store, key: PartitionKey, *values: bytes) -> Appended:
+async def append_values(store: Store, key: PartitionKey, *values: bytes) -> AppendResult:
     """All the values in one batch."""
     return await append(store, key, batch_of(*values))
 

@@ -17,7 +17,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     CursorKey,
     Offsets,
@@ -67,7 +67,7 @@ class ReopeningStore(Store):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         if not self._is_open.is_set():
             return self._change(lambda: self._store.append(appends, cursors, states))
         # The batches are copied before this returns, so the store is asked at once.

@@ -19,7 +19,7 @@ from quackmq.errors import (
 )
 from quackmq.model import limits as model_limits
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Append, Appended, Cursor, PartitionKey
+from quackmq.model.topic import Append, AppendResult, Cursor, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
@@ -116,7 +116,7 @@ async def test_an_answer_says_when_and_where_the_partition_begins(
     await append_values(store, key, b"a", b"b")
     await store.trim(key, 1)
     clock.advance(77)
-    assert await append_values(store, key, b"c") == Appended(2, 3, clock.now_ms, 1, False)
+    assert await append_values(store, key, b"c") == AppendResult(2, 3, clock.now_ms, 1, False)
 
 
 async def test_a_large_batch_is_kept_like_a_small_one(store: Store) -> None:

@@ -21,7 +21,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model import limits as model_limits
-from quackmq.model.log_transactions import Aborted, Marker, marker_batch
+from quackmq.model.log_transactions import AbortedTransaction, Marker, marker_batch
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.model.topic import Append, PartitionKey, Read, Slice, State, StatePut
 from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
@@ -381,7 +381,7 @@ async def test_what_was_committed_is_shown_and_what_was_aborted_is_named(store: 
     ):
         await append(store, key, batch)
     found = await read_committed(store, key, 0)
-    assert found.aborted == (Aborted(1, 0, 4),)
+    assert found.aborted == (AbortedTransaction(1, 0, 4),)
     assert found.stable_offset == found.next_offset == 9
     kept = [(2, b"b1"), (3, b"plain"), (5, b"b2"), (7, b"a3")]
     assert shown(found) == kept
@@ -395,8 +395,13 @@ async def test_only_the_aborted_transactions_that_a_slice_touches_are_named(stor
         await append(store, key, part(producer_id, 0))
         await append(store, key, ending(producer_id, ABORT))
         await append_values(store, key, b"plain")
-    assert (await read_committed(store, key, 3)).aborted == (Aborted(2, 3, 4), Aborted(3, 6, 7))
-    assert (await read_committed(store, key, 3, max_bytes=1)).aborted == (Aborted(2, 3, 4),)
+    assert (await read_committed(store, key, 3)).aborted == (
+        AbortedTransaction(2, 3, 4),
+        AbortedTransaction(3, 6, 7),
+    )
+    assert (await read_committed(store, key, 3, max_bytes=1)).aborted == (
+        AbortedTransaction(2, 3, 4),
+    )
     assert (await read_committed(store, key, 5, max_bytes=1)).aborted == ()
     assert (await read_committed(store, key, 8)).aborted == ()
     uncommitted = await store.read([Read(key, 0, PLENTY_BYTES)], max_bytes=PLENTY_BYTES)
@@ -427,7 +432,7 @@ async def test_a_committed_read_waits_for_another_transaction_to_end(store: Stor
     await append(store, key, part(2, 0))
     await append(store, key, ending(1, ABORT))
     found = await soon(waiting)
-    assert (found.stable_offset, found.aborted) == (1, (Aborted(1, 0, 2),))
+    assert (found.stable_offset, found.aborted) == (1, (AbortedTransaction(1, 0, 2),))
     assert [batch.base_offset for batch in batches_of(found.chunks)] == [0]
 
 
@@ -469,7 +474,7 @@ async def test_trimming_into_an_open_transaction_leaves_it_open(store: Store) ->
     assert (await read_committed(store, key, 2)).chunks == ()
     await append(store, key, ending(1, ABORT))
     found = await read_committed(store, key, 2)
-    assert found.aborted == (Aborted(1, 0, 4),)
+    assert found.aborted == (AbortedTransaction(1, 0, 4),)
     assert shown(found) == []
     await store.trim(key, 5)
     await append_values(store, key, b"new")

@@ -180,7 +180,7 @@ class Archiver:
         for key in changed or ():
             if key.topic_id in self._names:
                 self._unseen[key] = self._names[key.topic_id]
-        for key in self._agenda.take(self._now_ms()):
+        for key in self._agenda.pop_due(self._now_ms()):
             if key.topic_id in self._names:
                 self._unseen[key] = self._names[key.topic_id]
         for count, key in enumerate(tuple(islice(self._unseen, limits.ARCHIVE_LOOKS)), start=1):

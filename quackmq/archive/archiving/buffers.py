@@ -18,7 +18,7 @@ from typing import NamedTuple
 from quackmq.archive import limits
 from quackmq.archive.archiving.pieces import Piece
 from quackmq.errors import StorageError
-from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read
+from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, Read
 from quackmq.records.batch import Buffer, spans
 from quackmq.stores.contract import Store, changes_of_time
 
@@ -69,7 +69,7 @@ class Buffers:
         view = memoryview(buffer)
         first = offset
         size = 0
-        aborted: dict[Aborted, None] = {}
+        aborted: dict[AbortedTransaction, None] = {}
         times: list[OffsetTime] = []
         error: Exception | None = None
         step = limits.ARCHIVER_READ_BYTES

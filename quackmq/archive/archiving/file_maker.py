@@ -33,7 +33,7 @@ from quackmq.archive.archiving.pieces import (
 )
 from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
-from quackmq.model.topic import Aborted, OffsetTime, PartitionKey
+from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey
 from quackmq.records.batch import Batch, batches
 
 
@@ -106,12 +106,12 @@ class FileMaker:
         self._aside_bytes += batch.size
 
 
-def _committed(found: Sequence[Batch], aborted: Sequence[Aborted]) -> list[Batch]:
+def _committed(found: Sequence[Batch], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
     """Leave out markers and aborted records."""
     some = [batch for batch in found if not batch.is_control]
     if not aborted:
         return some
-    ranges: dict[int, list[Aborted]] = {}
+    ranges: dict[int, list[AbortedTransaction]] = {}
     for one in aborted:
         ranges.setdefault(one.producer_id, []).append(one)
     return [
@@ -121,7 +121,7 @@ def _committed(found: Sequence[Batch], aborted: Sequence[Aborted]) -> list[Batch
     ]
 
 
-def _is_aborted(batch: Batch, aborted: Collection[Aborted]) -> bool:
+def _is_aborted(batch: Batch, aborted: Collection[AbortedTransaction]) -> bool:
     return any(one.first_offset <= batch.base_offset < one.last_offset for one in aborted)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quackmq.archive.manifest import ArchiveFile, Quarantined
-from quackmq.model.topic import Aborted, OffsetTime
+from quackmq.model.topic import AbortedTransaction, OffsetTime
 from quackmq.records.batch import Buffer
 
 
@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     data: Buffer
     offset: int
-    aborted: tuple[Aborted, ...]
+    aborted: tuple[AbortedTransaction, ...]
     times: Sequence[OffsetTime]
     poison: str | None = None
 

@@ -63,8 +63,8 @@ from quackmq.groups import (
     SyncResponse,
 )
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
-from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, note_of, wants_receipts
-from quackmq.model.subscription import Start, start_in
+from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, find_note, wants_receipts
+from quackmq.model.subscription import Start, parse_start
 from quackmq.model.topic import NO_LEADER_EPOCH, Append, Cursor, CursorKey, PartitionKey
 
 log = logging.getLogger(__name__)
@@ -314,8 +314,8 @@ class Groups:
         for index, commit in enumerate(commits):
             metadata = commit.metadata
             if metadata and commit.offset is not None and outcomes[index] is None:
-                if (note := note_of(metadata)) is not None:
-                    receipts, start = wants_receipts(metadata), start_in(metadata)
+                if (note := find_note(metadata)) is not None:
+                    receipts, start = wants_receipts(metadata), parse_start(metadata)
                     said = (commit.key.topic_id, note, receipts, start)
                     noted.setdefault(said, []).append(index)
         for said, indexes in noted.items():
@@ -377,7 +377,7 @@ class Groups:
                 raise GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
             if commit.offset is not None and commit.offset < 0:
                 raise InvalidRequest(f"no offset is {commit.offset}")
-            if commit.metadata and note_of(commit.metadata) == SUBSCRIBED:
+            if commit.metadata and find_note(commit.metadata) == SUBSCRIBED:
                 check_subscriber(name)
             size = len(commit.metadata.encode())
         except QuackError as error:

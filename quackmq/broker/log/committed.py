@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from quackmq.model.topic import Aborted, Slice
+from quackmq.model.topic import AbortedTransaction, Slice
 from quackmq.records.batch import Batch, batches
 
 
@@ -29,7 +29,7 @@ class LeftOut(NamedTuple):
     first_sequence: int
 
 
-def is_committed(batch: Batch, aborted: Iterable[Aborted]) -> bool:
+def is_committed(batch: Batch, aborted: Iterable[AbortedTransaction]) -> bool:
     """Return whether a batch of a committed read holds messages. `aborted` is the `Slice.aborted`
     of that read."""
     if batch.is_control:

@@ -20,7 +20,7 @@ from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
-from quackmq.model.subscription import Losses, OffsetRange, Place
+from quackmq.model.subscription import Losses, OffsetRange, RecordPosition
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.stores.contract import Store
@@ -35,8 +35,8 @@ class NextMessage(NamedTuple):
     lost_ranges: tuple[OffsetRange, ...] = ()
 
     @property
-    def place(self) -> Place:
-        return Place(self.partition, self.record.offset)
+    def place(self) -> RecordPosition:
+        return RecordPosition(self.partition, self.record.offset)
 
 
 async def find_head(

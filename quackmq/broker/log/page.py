@@ -21,7 +21,7 @@ from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import Decoded, DecodedBatches
 from quackmq.errors import DamagedData, OffsetOutOfRange
-from quackmq.model.subscription import Losses, Message, Place, message_id
+from quackmq.model.subscription import Losses, Message, RecordPosition, message_id
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.records.batch import Batch, Record, batches
 
@@ -155,7 +155,7 @@ class _Gathering:
             if self.messages and self._size + size > self._max_bytes:
                 self.is_full = True
                 return
-            token = message_id(self._topic.id, Place(self._key.partition, record.offset))
+            token = message_id(self._topic.id, RecordPosition(self._key.partition, record.offset))
             message = Message(token, self._topic.name, self._key.partition, record)
             if self._losses.count:
                 lost, ranges = self._losses.count, self._losses.ranges()

@@ -55,14 +55,14 @@ from quackmq.clock import Clock
 from quackmq.errors import Conflict, InvalidRequest, OutOfOrderSequence
 from quackmq.model.offset_notes import (
     NUMBER_PARTITION,
-    number_of_offset,
-    offset_of_number,
+    number_before_offset,
+    offset_for_number,
     publisher_group,
 )
 from quackmq.model.partitioning import choose_partition
 from quackmq.model.producer_state import FIRST_KEY_ID, Producer
-from quackmq.model.subscription import Place, message_id
-from quackmq.model.topic import Append, Appended, Cursor, CursorKey, PartitionKey, Topic
+from quackmq.model.subscription import RecordPosition, message_id
+from quackmq.model.topic import Append, AppendResult, Cursor, CursorKey, PartitionKey, Topic
 from quackmq.records import codec
 from quackmq.records.batch import NO_PRODUCER_ID, NO_TIMESTAMP, Batch, Headers, Record
 from quackmq.stores.contract import Store
@@ -81,11 +81,11 @@ class BegunPut(NamedTuple):
 
     topic: Topic
     partition: int
-    appended: asyncio.Future[Appended]
+    appended: asyncio.Future[AppendResult]
 
-    def id_at(self, appended: Appended) -> str:
+    def id_at(self, appended: AppendResult) -> str:
         """Return the id of the message, given where it was appended."""
-        return message_id(self.topic.id, Place(self.partition, appended.base_offset))
+        return message_id(self.topic.id, RecordPosition(self.partition, appended.base_offset))
 
 
 class Messages:
@@ -165,7 +165,7 @@ class Messages:
 
     def put_at_once(
         self, caller: Caller, topic_name: str, value: bytes
-    ) -> asyncio.Future[Appended] | None:
+    ) -> asyncio.Future[AppendResult] | None:
         """Put one message without a key, as `begin_put`, for callers that do not need its id."""
         begun = self.begin_put(caller, topic_name, value)
         return None if begun is None else begun.appended
@@ -210,7 +210,7 @@ class Messages:
         topic = self._topics.named(topic_name)
         group = _group_of(publisher)
         async with self._cursors.changing(group):
-            return number_of_offset(self._held(topic, group))
+            return number_before_offset(self._held(topic, group))
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -294,7 +294,11 @@ class Messages:
                 del self._lines[key]
 
     def _remember(
-        self, topic: Topic, number: _Number, shares: Sequence[_Share], appended: Sequence[Appended]
+        self,
+        topic: Topic,
+        number: _Number,
+        shares: Sequence[_Share],
+        appended: Sequence[AppendResult],
     ) -> None:
         key = (topic.id, number.group)
         self._last.pop(key, None)
@@ -407,7 +411,7 @@ class Messages:
 
     async def _append(
         self, caller: Caller, topic: Topic, shares: Sequence[_Share]
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         if len(shares) > 1:
             return await self._publishing.publish_together(topic, _appends(topic, shares))
         ((partition, batch, _),) = shares
@@ -435,7 +439,7 @@ class _Last(NamedTuple):
 
     next_number: int
     partition: int
-    appended: Appended
+    appended: AppendResult
 
 
 class _Line:
@@ -460,20 +464,20 @@ class _Line:
             self.failed = None
 
 
-def _put_at(topic: Topic, shares: Sequence[_Share], appended: Sequence[Appended]) -> Put:
+def _put_at(topic: Topic, shares: Sequence[_Share], appended: Sequence[AppendResult]) -> Put:
     if len(shares) == 1:
         return Put(_ids(topic, shares[0].partition, appended[0]), appended[0].repeated)
     placed: dict[int, str] = {}
     for (partition, _, places), where in zip(shares, appended, strict=True):
         for offset, place in enumerate(places or (), where.base_offset):
-            placed[place] = message_id(topic.id, Place(partition, offset))
+            placed[place] = message_id(topic.id, RecordPosition(partition, offset))
     ids = tuple([placed[place] for place in range(len(placed))])
     return Put(ids, all(where.repeated for where in appended))
 
 
-def _ids(topic: Topic, partition: int, appended: Appended) -> tuple[str, ...]:
+def _ids(topic: Topic, partition: int, appended: AppendResult) -> tuple[str, ...]:
     offsets = range(appended.base_offset, appended.next_offset)
-    return tuple([message_id(topic.id, Place(partition, offset)) for offset in offsets])
+    return tuple([message_id(topic.id, RecordPosition(partition, offset)) for offset in offsets])
 
 
 def _appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
@@ -492,7 +496,7 @@ def _number_of(publisher: str | None, sequence: int | None) -> _Number | None:
         return None
     if publisher is None or sequence is None:
         raise InvalidRequest("a numbered put has both, a publisher's name and a sequence")
-    return _Number(_group_of(publisher), offset_of_number(sequence))
+    return _Number(_group_of(publisher), offset_for_number(sequence))
 
 
 def _group_of(publisher: str) -> str:

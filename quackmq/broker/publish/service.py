@@ -19,7 +19,7 @@ from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.service import Transactions
 from quackmq.errors import UnsupportedBatch
 from quackmq.model.log_transactions import TRANSACTION_FLAGS
-from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
+from quackmq.model.topic import Append, AppendResult, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
@@ -70,7 +70,7 @@ class PublishService:
         *,
         owned: bool = False,
         wait_for_room: bool = True,
-    ) -> Awaitable[Appended]:
+    ) -> Awaitable[AppendResult]:
         """Append a batch, see `Broker.publish`."""
         if self._lifecycle.is_closing:
             raise closing_error()
@@ -98,7 +98,7 @@ class PublishService:
 
     def publish_together(
         self, topic: Topic, appends: Sequence[Append], cursors: Sequence[Cursor] = ()
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         """Append batches and set cursors as one unit, see `Broker.publish_together`."""
         self._lifecycle.check_open()
         for key, batch, _ in appends:

@@ -32,7 +32,7 @@ from quackmq.broker.push.push_subscription import PartitionProgress, PushSubscri
 from quackmq.broker.push.window import CatchUpBuffer, LeasedEntry, WindowBatch
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
 from quackmq.loop_clock import loop_clock
-from quackmq.model.leases import Counts, Wanted
+from quackmq.model.leases import Counts, LeaseRange
 from quackmq.model.topic import Read, Slice
 from quackmq.stores.contract import Store
 
@@ -133,7 +133,7 @@ class Channel:
             return True
         now_ms = loop_ms()
         for progress, window in zip(partitions, live_tail.windows, strict=False):
-            if not progress.leases.has_nothing(now_ms, window.end):
+            if not progress.leases.has_nothing_to_lease(now_ms, window.end):
                 return False
         return True
 
@@ -195,7 +195,9 @@ class Channel:
         if self.live_tail is None:
             return 0
         both = zip(self._subscription.partition_progress, self.live_tail.windows, strict=False)
-        return sum(progress.leases.left(window.first, window.end) for progress, window in both)
+        return sum(
+            progress.leases.count_unfinished(window.first, window.end) for progress, window in both
+        )
 
     def low_water_mark(self, partition: int) -> int:
         """Return the offset before which all entries of a partition are done; 0 for an unknown
@@ -266,7 +268,7 @@ class Channel:
         max_entries: int,
         leased: list[LeasedEntry],
         unreadable: dict[PartitionProgress, QuackError | None],
-    ) -> tuple[PartitionProgress, Wanted] | None:
+    ) -> tuple[PartitionProgress, LeaseRange] | None:
         """Lease entries that are in memory, partition by partition, and append them to `leased`.
         Return the first partition that must be read for more, with the offsets to read; None if
         nothing must be read. Pass over `unreadable` partitions."""
@@ -311,7 +313,7 @@ class Channel:
         if live_tail.has_live_limit and leases.terms.reading == "live":
             if live_tail.needs_ages(0) or live_tail.live_from(0) > offset:
                 return None
-        if not leases.lend_next(int(self._time() * 1000), end):
+        if not leases.lease_next(int(self._time() * 1000), end):
             return None
         self._is_at_end = offset + 1 == end
         self._delivery_counts[0, offset] = 1
@@ -329,7 +331,7 @@ class Channel:
         live_tail: LiveTail,
         max_entries: int,
         leased: list[LeasedEntry],
-    ) -> tuple[PartitionProgress, Wanted] | None:
+    ) -> tuple[PartitionProgress, LeaseRange] | None:
         """Lease entries of one partition that are in memory, and append them to `leased`. Return
         the partition and the offsets that must be read for more; an empty range asks for the ages
         of entries. Return None if nothing must be read."""
@@ -339,16 +341,16 @@ class Channel:
         counts = leases.counts
         if leases.terms.reading == "live":
             if live_tail.needs_ages(partition):
-                return progress, Wanted(0, 0)
+                return progress, LeaseRange(0, 0)
             live_from = live_tail.live_from(partition)
         else:
             live_from = 0
         to_read = None
         while len(leased) < max_entries:
-            next_range = leases.wanted(now_ms, window.end, live_from)
+            next_range = leases.next_range(now_ms, window.end, live_from)
             if next_range is None:
                 break
-            if next_range.first_offset < window.first and not next_range.is_again:
+            if next_range.first_offset < window.first and not next_range.is_redelivery:
                 leases.lose_before(window.first)
                 continue
             first, end, _ = next_range
@@ -378,7 +380,7 @@ class Channel:
     def _lease_from_batch(
         self,
         progress: PartitionProgress,
-        next_range: Wanted,
+        next_range: LeaseRange,
         window_batch: WindowBatch | None,
         examined_to: int,
         now_ms: int,
@@ -391,18 +393,18 @@ class Channel:
         leases, key = progress.leases, progress.key
         first = next_range.first_offset
         if window_batch is None:
-            leases.lend(next_range, (), examined_to, now_ms)
+            leases.lease(next_range, (), examined_to, now_ms)
             return
-        if window_batch.is_poison and not next_range.is_again:
+        if window_batch.is_poison and not next_range.is_redelivery:
             leases.lose(first, min(window_batch.next_offset, next_range.next_offset))
             return
         entries, examined_to = window_batch.between(
             first, next_range.next_offset, max_entries - len(leased)
         )
         offsets = [entry.offset for entry in entries]
-        new_leases = leases.lend(next_range, offsets, examined_to, now_ms)
+        new_leases = leases.lease(next_range, offsets, examined_to, now_ms)
         partition = key.partition
-        # If there is no room for all entries, `lend` leases the first ones.
+        # If there is no room for all entries, `lease` leases the first ones.
         for (offset, deliveries, _), entry in zip(new_leases, entries, strict=False):
             self._delivery_counts[partition, offset] = deliveries
             if deliveries == 1:
@@ -415,7 +417,7 @@ class Channel:
     async def _load(
         self,
         progress: PartitionProgress,
-        next_range: Wanted,
+        next_range: LeaseRange,
         unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
         """Read the entries of `next_range`, or prepare their batch. Add the partition to
@@ -486,7 +488,7 @@ class Channel:
             self._delivery_counts = {
                 (partition, offset): deliveries
                 for (partition, offset), deliveries in self._delivery_counts.items()
-                if partitions[partition].leases.is_lent(offset, deliveries)
+                if partitions[partition].leases.is_leased(offset, deliveries)
             }
             self._max_delivery_counts = 2 * len(self._delivery_counts) + _SPARE_DELIVERY_COUNTS
 
@@ -505,14 +507,14 @@ class LogReader:
     async def read(
         self,
         progress: PartitionProgress,
-        next_range: Wanted,
+        next_range: LeaseRange,
         registry: PushRegistry,
         unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
         """Read the entries of `next_range` into `progress.catch_up`, or count them as lost. If
         neither is possible, add the partition to `unreadable`, with the error if there is one."""
         await asyncio.sleep(0)  # subscriptions that are not behind go first
-        max_bytes = 1 if next_range.is_again else shared_limits.REGION_BYTES
+        max_bytes = 1 if next_range.is_redelivery else shared_limits.REGION_BYTES
         read = Read(progress.key, next_range.first_offset, max_bytes, committed=True)
         (log_slice,) = await self._store.read([read], max_bytes=max_bytes)
         if progress.subscription.end_error is not None:
@@ -541,7 +543,11 @@ class LogReader:
         self._size -= self._buffered_bytes.pop(progress, 0)
 
     def _lose(
-        self, progress: PartitionProgress, next_range: Wanted, log_slice: Slice, error: Exception
+        self,
+        progress: PartitionProgress,
+        next_range: LeaseRange,
+        log_slice: Slice,
+        error: Exception,
     ) -> bool:
         """Count offsets as lost up to the end of the damage; return False if that end is
         unknown."""
@@ -556,8 +562,8 @@ class LogReader:
             self.decoded.quarantine(
                 progress.key, first, end, progress.subscription.topic.name, error
             )
-        if next_range.is_again:
-            progress.leases.lend(next_range, (), end, loop_ms())
+        if next_range.is_redelivery:
+            progress.leases.lease(next_range, (), end, loop_ms())
         else:
             progress.leases.lose(first, end)
         return True

@@ -28,7 +28,7 @@ from typing import Final
 from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.model.subscription import Place, message_id
+from quackmq.model.subscription import RecordPosition, message_id
 from quackmq.model.topic import PartitionKey, Slice
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import Section
@@ -142,7 +142,7 @@ class WindowBatch:
             assert self._key is not None, "an open batch has a key"
             topic_id, partition = self._key
             record = self._records[index]
-            token = message_id(topic_id, Place(partition, record.offset))
+            token = message_id(topic_id, RecordPosition(partition, record.offset))
             entry = self._entries[index] = LeasedEntry(partition, record.offset, 1, token, record)
         return entry
 

@@ -24,7 +24,7 @@ from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import NotFound
-from quackmq.model.offset_notes import lease_ms_of
+from quackmq.model.offset_notes import parse_lease_ms
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HoldLeases:
 
     def _is_over(self, name: str, topic_id: UUID) -> bool:
         cursors = self._cursors.in_topic(name, topic_id).values()
-        leases = [lease_ms_of(each.metadata) for each in cursors]
+        leases = [parse_lease_ms(each.metadata) for each in cursors]
         known = [each for each in leases if each is not None]
         if not known or len(known) < len(leases):
             return False

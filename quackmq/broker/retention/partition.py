@@ -18,7 +18,7 @@ from quackmq.broker.retention.marks import AppendAgeIndex, LogSizeIndex
 from quackmq.clock import Clock
 from quackmq.model.agenda import Agenda
 from quackmq.model.policy import Facts
-from quackmq.model.topic import Appended, Offsets, PartitionKey, Topic
+from quackmq.model.topic import AppendResult, Offsets, PartitionKey, Topic
 
 
 class Partition:
@@ -75,7 +75,7 @@ class Partition:
         self.sizes: LogSizeIndex | None = None
         self.hold_sizes: LogSizeIndex | None = None
         self._gather()
-        self.due_ms = 0 if self.topic.policy.lets_go else math.inf
+        self.due_ms = 0 if self.topic.policy.deletes_entries else math.inf
 
     def leave(self) -> None:
         """Stop the cleaning: the topic was deleted, or its policy no longer deletes anything."""
@@ -106,9 +106,9 @@ class Partition:
             self.old = AppendAgeIndex(policy.keep_for_ms, offsets.next)
         if policy.keep_bytes is not None:
             self.sizes = LogSizeIndex(policy.keep_bytes, log.first, log.next)
-        if policy.lets_go and policy.hold_for_ms is not None:
+        if policy.deletes_entries and policy.hold_for_ms is not None:
             self.unheld = AppendAgeIndex(policy.hold_for_ms, offsets.next)
-        if policy.lets_go and policy.hold_bytes is not None:
+        if policy.deletes_entries and policy.hold_bytes is not None:
             self.hold_sizes = LogSizeIndex(policy.hold_bytes, log.first, log.next)
         self._gather()
         self.follow(offsets, now_ms)
@@ -129,7 +129,7 @@ class Partition:
         """Return whether the sizes are those of this manifest."""
         return all(sizes.has_seen(manifest) for sizes in self.all_sizes)
 
-    def appended(self, answer: Appended, size: int) -> None:
+    def appended(self, answer: AppendResult, size: int) -> None:
         if answer.repeated:
             return
         self.next = max(self.next, answer.next_offset)

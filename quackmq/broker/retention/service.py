@@ -46,7 +46,7 @@ from quackmq.clock import Clock
 from quackmq.errors import QuackError, RecordTooLarge, TopicFull, UnknownTopic
 from quackmq.model.agenda import Agenda
 from quackmq.model.policy import WhenFull, has_room, trim_before
-from quackmq.model.topic import Append, Appended, Cursor, PartitionKey, Topic
+from quackmq.model.topic import Append, AppendResult, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
@@ -107,7 +107,7 @@ class Retention:
             if policy_changed:
                 partition.forget()
                 self._admit_after_change(partition)
-        if not topic.policy.lets_go:
+        if not topic.policy.deletes_entries:
             self.held_back.forget(topic.id)
         if not topic.policy.counts_entries:
             for partition in self._partitions.pop(topic.id):
@@ -136,7 +136,7 @@ class Retention:
         check: Callable[[Batch], object] | None = None,
         *,
         wait_for_room: bool = True,
-    ) -> Awaitable[Appended]:
+    ) -> Awaitable[AppendResult]:
         """Append a batch when there is room; copy its bytes before this returns. If it must wait,
         call `check` again at its turn, which raises if the batch is no longer allowed. With
         `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
@@ -157,13 +157,13 @@ class Retention:
 
     def publish_together(
         self, appends: Sequence[Append], cursors: Sequence[Cursor]
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         """Append several batches of a topic, and cursors, as one unit when there is room for all.
         Room is taken in the order of the partitions, so that no two callers wait for each other."""
         partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
         return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
 
-    def note(self, key: PartitionKey, answer: Appended, size: int) -> None:
+    def note(self, key: PartitionKey, answer: AppendResult, size: int) -> None:
         """Count an append that bypassed `publish`: a marker, or a staged batch."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None and partitions[key.partition].is_ready:
@@ -218,7 +218,7 @@ class Retention:
 
     def _due(self) -> list[Partition]:
         """Take the partitions that the cleaner is to look at now."""
-        due = dict.fromkeys(self._due_times.take(self._now_ms()))
+        due = dict.fromkeys(self._due_times.pop_due(self._now_ms()))
         for partition in due:
             partition.due_ms = math.inf  # until it is set again
         for topic_id, number in self._survey.archived_anew():
@@ -348,7 +348,7 @@ class Retention:
         partitions: Sequence[Partition],
         appends: Sequence[Append],
         cursors: Sequence[Cursor],
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         taken: list[tuple[Partition, Batch]] = []
         both = [
             (partition, each.batch) for partition, each in zip(partitions, appends, strict=True)
@@ -387,14 +387,14 @@ class Retention:
         held.set_result(None)
         return held
 
-    def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[Appended]:
+    def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[AppendResult]:
         appended = self._store.append([Append(partition.key, batch)])
         partition.in_flight += batch.record_count
         return self._start(self._count(partition, batch.record_count, batch.size, appended))
 
     async def _count(
-        self, partition: Partition, entries: int, size: int, appended: Awaitable[list[Appended]]
-    ) -> Appended:
+        self, partition: Partition, entries: int, size: int, appended: Awaitable[list[AppendResult]]
+    ) -> AppendResult:
         try:
             (answer,) = await appended
             partition.appended(answer, size)

@@ -23,7 +23,7 @@ from quackmq.broker.transactions.entry import ProducerEpoch
 from quackmq.errors import QuackError
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.producer_state import sequence_after
-from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut
+from quackmq.model.topic import Append, AppendResult, PartitionKey, Read, StatePut
 from quackmq.model.transactional_id import is_exhausted
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.contract import Store
@@ -38,7 +38,7 @@ class StageCopier:
         topics: Topics,
         producer_ids: ProducerIds,
         now_ms: Callable[[], int],
-        appended: Callable[[PartitionKey, Appended, int], None],
+        appended: Callable[[PartitionKey, AppendResult, int], None],
     ) -> None:
         """`appended` is called with every appended batch's partition, result and size."""
         self._store = store

@@ -80,7 +80,7 @@ from quackmq.errors import (
 )
 from quackmq.model.log_transactions import TRANSACTION_FLAGS
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Append, Appended, PartitionKey, Read, StatePut, Topic
+from quackmq.model.topic import Append, AppendResult, PartitionKey, Read, StatePut, Topic
 from quackmq.records.batch import Batch, batches
 from quackmq.stores.contract import Store
 
@@ -94,7 +94,7 @@ class Staging:
         topics: Topics,
         producer_ids: ProducerIds,
         clock: Clock,
-        appended: Callable[[PartitionKey, Appended, int], None],
+        appended: Callable[[PartitionKey, AppendResult, int], None],
         subscribers: Callable[[UUID], int],
         lifecycle: Lifecycle,
     ) -> None:

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from quackmq.broker.lifecycle import NamedLocks
-from quackmq.model.offset_notes import lease_ms_of
+from quackmq.model.offset_notes import parse_lease_ms
 from quackmq.model.topic import Cursor, CursorKey, PartitionKey, Topic
 from quackmq.stores.contract import Store
 
@@ -99,7 +99,7 @@ class Cursors:
             of_topic = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
             of_topic[partition] = cursor
             self._names.setdefault(topic_id, {})[name] = None
-            if cursor.metadata and lease_ms_of(cursor.metadata) is not None:
+            if cursor.metadata and parse_lease_ms(cursor.metadata) is not None:
                 self._leased[name] = None
             return
         of_name = self._by_name.get(name, {})

@@ -48,30 +48,30 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, note_of
+from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, find_note
 from quackmq.model.subscription import (
     STATE_PREFIX,
     Message,
     Offset,
-    Place,
     Progress,
+    RecordPosition,
     Start,
     StoredSubscription,
     Subscription,
     SubscriptionLag,
     Time,
+    acknowledge,
+    add_partitions,
+    advance_past,
+    can_acknowledge,
     check_name,
-    committed,
-    decode_kept,
-    encode_kept,
-    grown,
-    in_turn,
-    may_be_named,
-    moved,
-    named,
+    decode_subscription,
+    encode_subscription,
+    mark_sent,
+    move_cursors,
+    parse_position,
     parse_state_key,
-    place_of,
-    sent,
+    partitions_in_order,
     state_key,
 )
 from quackmq.model.topic import (
@@ -131,10 +131,10 @@ class PullService:
             if topic is None or state.value is None:
                 await self._remove_remains(key, state.version)
                 continue
-            kept = decode_kept(state.value)
+            kept = decode_subscription(state.value)
             own = self._own_cursors(name, topic_id)
             offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
-            progress = Progress(offsets, remembers=False)
+            progress = Progress(offsets, knows_outstanding=False)
             self._add(PullSubscription(topic, name, kept, state.version, progress))
 
     async def _remove_remains(self, key: str, version: int) -> None:
@@ -233,13 +233,13 @@ class PullService:
         if now is None:
             await self._store.put_state(key, None, state.version)
             raise UnknownTopic(f"topic {topic.name} was deleted")
-        progress = grown(Progress(cursors), now.partitions)
+        progress = add_partitions(Progress(cursors), now.partitions)
         self._add(PullSubscription(now, name, kept, state.version, progress))
 
     async def _put_new(
         self, topic: Topic, name: str, kept: StoredSubscription, cursors: Sequence[int]
     ) -> State:
-        put = StatePut(state_key(topic.id, name), encode_kept(kept), 0)
+        put = StatePut(state_key(topic.id, name), encode_subscription(kept), 0)
         if not kept.receipts:
             return await self._store.put_state(*put)
         await self._receipts.write(begun(name, topic, cursors), (), [put])
@@ -255,7 +255,7 @@ class PullService:
             if held.kept.receipts == wanted:
                 return
             kept = held.kept._replace(receipts=wanted)
-            put = StatePut(state_key(topic.id, name), encode_kept(kept), held.version)
+            put = StatePut(state_key(topic.id, name), encode_subscription(kept), held.version)
             steps = begun(name, topic, held.progress.cursors) if wanted else []
             await self._receipts.write(steps, (), [put])
             held.kept, held.version = kept, held.version + 1
@@ -284,7 +284,7 @@ class PullService:
         """Give the subscriptions of an altered topic its new partitions."""
         for held in self._held.get(topic.id, {}).values():
             held.topic = topic
-            held.progress = grown(held.progress, topic.partitions)
+            held.progress = add_partitions(held.progress, topic.partitions)
             # Waiting `get` calls must look into the new partitions, too.
             held.waits.end(Moved())
 
@@ -332,16 +332,16 @@ class PullService:
                 if last is not None:
                     # A cancelled caller must not leave a stored receipt or loss behind without
                     # the progress in memory.
-                    counts = held.lost_before > 0 or not held.progress.remembers
+                    counts = held.lost_before > 0 or not held.progress.knows_outstanding
                     is_needed = held.kept.receipts or counts
                     acknowledged = self._acknowledge(held, last)
                     await (finish_before_cancelling(acknowledged) if is_needed else acknowledged)
                     last = None
-                found = await self._find(held, in_turn(held.progress))
+                found = await self._find(held, partitions_in_order(held.progress))
                 if isinstance(found, NextMessage):
                     if raise_on_loss and found.lost and not held.topic.policy.drops_oldest:
                         held.tell(found)
-                    held.progress = sent(held.progress, found.place)
+                    held.progress = mark_sent(held.progress, found.place)
                     held.lost_before = found.lost
                     return held.message(found)
             left_ms = math.ceil((deadline - loop.time()) * 1000)
@@ -371,7 +371,7 @@ class PullService:
                 lost = max(0, min(offsets.first, place.offset) - cursor)
             first_offset = min(max(cursor, offsets.first), place.offset)
             await self._move(held, place, lost, first_offset)
-            held.progress = committed(held.progress, place)
+            held.progress = advance_past(held.progress, place)
             self._retention.cursor_moved(PartitionKey(topic.id, place.partition))
 
     async def seek(self, topic: Topic, name: str, to: Start) -> None:
@@ -380,7 +380,9 @@ class PullService:
             held.check_there()
             cursors = await self.starts(topic, to)
             await self._seek(held, cursors)
-            held.progress = grown(moved(held.progress, cursors), held.topic.partitions)
+            held.progress = add_partitions(
+                move_cursors(held.progress, cursors), held.topic.partitions
+            )
             # Waiting `get` calls wait at the old place.
             held.waits.end(Moved())
         for partition in range(len(cursors)):
@@ -397,20 +399,20 @@ class PullService:
             lost += max(0, offsets.first - cursor)
         return SubscriptionLag(lag, lost)
 
-    async def _acknowledge(self, held: PullSubscription, place: Place) -> None:
+    async def _acknowledge(self, held: PullSubscription, place: RecordPosition) -> None:
         """Move the cursor if `place` is that of a message that the subscriber may acknowledge."""
-        if not may_be_named(held.progress, place):
+        if not can_acknowledge(held.progress, place):
             return
         lost: int | None = held.lost_before
-        if not held.progress.remembers:
+        if not held.progress.knows_outstanding:
             lost = await self._lost_before_head(held, place)
             if lost is None:
                 return
         await self._move(held, place, lost or 0)
-        held.progress = named(held.progress, place)
+        held.progress = acknowledge(held.progress, place)
         self._retention.cursor_moved(PartitionKey(held.topic.id, place.partition))
 
-    async def _lost_before_head(self, held: PullSubscription, place: Place) -> int | None:
+    async def _lost_before_head(self, held: PullSubscription, place: RecordPosition) -> int | None:
         """Return how many records were lost before `place`; None if `place` is neither the next
         message of its partition nor deleted. A deleted place was the next message once, otherwise
         nobody could know its id; so nothing that still exists is skipped."""
@@ -421,7 +423,11 @@ class PullService:
         return head.lost if isinstance(head, NextMessage) and head.place == place else None
 
     async def _move(
-        self, held: PullSubscription, place: Place, lost: int, first_offset: int | None = None
+        self,
+        held: PullSubscription,
+        place: RecordPosition,
+        lost: int,
+        first_offset: int | None = None,
     ) -> None:
         """Move the cursor past `place`; count `lost` unreadable records. The receipt says that the
         message at `place` was taken, or all from `first_offset` on."""
@@ -431,7 +437,7 @@ class PullService:
         kept = held.kept._replace(lost=held.kept.lost + lost)
         key = CursorKey(held.name, held.topic.id, place.partition)
         cursor = Cursor(key, place.offset + 1, "", self._now_ms())
-        put = StatePut(state_key(held.topic.id, held.name), encode_kept(kept), held.version)
+        put = StatePut(state_key(held.topic.id, held.name), encode_subscription(kept), held.version)
         steps: list[ReceiptEvent] = []
         if held.kept.receipts:
             first_offset = place.offset if first_offset is None else first_offset
@@ -569,12 +575,12 @@ class PullService:
 def _ended(cursors: Mapping[int, Cursor]) -> set[int]:
     """Return the partitions in which a group has noted that it unsubscribed."""
     return {
-        each.key.partition for each in cursors.values() if note_of(each.metadata) == UNSUBSCRIBED
+        each.key.partition for each in cursors.values() if find_note(each.metadata) == UNSUBSCRIBED
     }
 
 
-def _place_in(topic: Topic, token: str) -> Place:
-    place = place_of(token, topic.id)
+def _place_in(topic: Topic, token: str) -> RecordPosition:
+    place = parse_position(token, topic.id)
     if place.partition >= topic.partitions:
         raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
     return place

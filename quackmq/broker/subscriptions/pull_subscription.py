@@ -13,15 +13,15 @@ from quackmq.broker.lifecycle import Waits
 from quackmq.broker.log.next_message import NextMessage
 from quackmq.broker.subscriptions.receipts import ReceiptEvent
 from quackmq.errors import EntriesLost, QuackError
-from quackmq.model.offset_notes import SUBSCRIBED, note_of
+from quackmq.model.offset_notes import SUBSCRIBED, find_note
 from quackmq.model.subscription import (
     Message,
-    Place,
     Progress,
+    RecordPosition,
     StoredSubscription,
     Subscription,
     message_id,
-    moved,
+    move_cursors,
 )
 from quackmq.model.topic import Cursor, PartitionKey, Topic
 from quackmq.stores.contract import Store
@@ -67,7 +67,7 @@ class PullSubscription:
         cursors = tuple(
             offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
         )
-        self.progress = moved(self.progress, cursors)
+        self.progress = move_cursors(self.progress, cursors)
         self.waits.end(Moved())
 
     def subscription(self) -> Subscription:
@@ -82,7 +82,7 @@ class PullSubscription:
             receipts=self.kept.receipts,
         )
 
-    def taken(self, place: Place, first_offset: int, lost: int) -> ReceiptEvent:
+    def taken(self, place: RecordPosition, first_offset: int, lost: int) -> ReceiptEvent:
         """Return the receipt for a move past `place`: records from `first_offset` on were taken."""
         partition, offset = place
         cursor = self.progress.cursors[partition]
@@ -125,12 +125,12 @@ async def taken_by_group(
         if held is None or not held.kept.receipts or offset is None:
             continue
         cursor = held.progress.cursors[partition]
-        if offset < cursor or (offset > cursor and note_of(note) == SUBSCRIBED):
+        if offset < cursor or (offset > cursor and find_note(note) == SUBSCRIBED):
             steps.append(held.moved(partition, offset))
         elif offset > cursor:
             offsets = await store.offsets(PartitionKey(topic_id, partition))
             first = min(max(cursor, offsets.first), offset)
-            steps.append(held.taken(Place(partition, offset - 1), first, first - cursor))
+            steps.append(held.taken(RecordPosition(partition, offset - 1), first, first - cursor))
     return steps
 
 

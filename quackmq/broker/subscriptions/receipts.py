@@ -49,7 +49,15 @@ from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.partitioning import choose_partition
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Append, Appended, Cursor, OffsetTime, PartitionKey, StatePut, Topic
+from quackmq.model.topic import (
+    Append,
+    AppendResult,
+    Cursor,
+    OffsetTime,
+    PartitionKey,
+    StatePut,
+    Topic,
+)
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.contract import Store
@@ -82,7 +90,7 @@ class Receipts:
         store: Store,
         topics: Topics,
         now_ms: Callable[[], int],
-        appended: Callable[[PartitionKey, Appended, int], None],
+        appended: Callable[[PartitionKey, AppendResult, int], None],
     ) -> None:
         """`appended` is called with each batch that was appended, and its size."""
         self._store = store
@@ -148,7 +156,7 @@ class Receipts:
             for some in _portions(of_partition)
         ]
 
-    def note(self, appends: Sequence[Append], appended: Sequence[Appended]) -> None:
+    def note(self, appends: Sequence[Append], appended: Sequence[AppendResult]) -> None:
         """Report batches that were appended."""
         for append, answer in zip(appends, appended, strict=True):
             self._appended(append.key, answer, append.batch.size)

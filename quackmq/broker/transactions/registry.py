@@ -34,8 +34,8 @@ from quackmq.broker.transactions.state import (
 )
 from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
 from quackmq.model.log_transactions import Marker, marker_batch
-from quackmq.model.topic import Append, Appended, PartitionKey
-from quackmq.model.transactional_id import Ended, TransactionalIdState
+from quackmq.model.topic import Append, AppendResult, PartitionKey
+from quackmq.model.transactional_id import TransactionalIdState, TransactionEnd
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
@@ -49,7 +49,7 @@ class TransactionRecords:
         topics: Topics,
         groups: Groups,
         now_ms: Callable[[], int],
-        marked: Callable[[PartitionKey, Appended, int], None],
+        marked: Callable[[PartitionKey, AppendResult, int], None],
     ) -> None:
         """`marked` is called with every appended marker's partition, result and size."""
         self._store = store
@@ -139,7 +139,9 @@ class TransactionRecords:
         state = await self._store.put_state(key, value, before.version)
         self._add_pending(known, group, Pending(state.version, offsets))
 
-    async def finish(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
+    async def finish(
+        self, known: TransactionalIdEntry, marker: Marker, after: TransactionEnd
+    ) -> None:
         """Append the end of the open transaction, if there is one, and the new state of the id."""
         known.is_ending = True
         try:
@@ -154,7 +156,9 @@ class TransactionRecords:
         await self._store.put_state(state_key(known.transactional_id), None, known.version)
         self._stand(known, None, 0)
 
-    async def _append_end(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
+    async def _append_end(
+        self, known: TransactionalIdEntry, marker: Marker, after: TransactionEnd
+    ) -> None:
         await self._store.room()
         there, now_ms = self._topics.by_id, self._now_ms()
         cursors = known.cursors(there, now_ms) if marker is Marker.COMMIT else []
@@ -169,10 +173,10 @@ class TransactionRecords:
                 keys = known.partitions | dict.fromkeys(opened)
                 appends = [Append(key, batch) for key in keys if key.topic_id in there]
             appends.extend(receipts)
-            states = known.states(encode_standing(after.standing))
+            states = known.states(encode_standing(after.id_state))
             appended = await self._store.append(appends, cursors, states)
             self._forget_transaction(known)
-            self._stand(known, after.standing, known.version + 1)
+            self._stand(known, after.id_state, known.version + 1)
         for append, answer in zip(appends, appended, strict=True):
             self._marked(append.key, answer, append.batch.size)
 

@@ -55,21 +55,21 @@ from quackmq.errors import (
 from quackmq.groups import MemberRef
 from quackmq.loop_clock import loop_clock
 from quackmq.model.log_transactions import Marker
-from quackmq.model.topic import Appended, PartitionKey, Topic
+from quackmq.model.topic import AppendResult, PartitionKey, Topic
 from quackmq.model.transactional_id import (
     NO_EPOCH,
     NO_PRODUCER,
-    Ended,
     ProducerRef,
     TransactionalIdState,
+    TransactionEnd,
     TransactionState,
-    begins,
-    begun,
+    begin_producer,
     check_current,
-    ended,
-    ends,
-    fenced,
-    first_standing,
+    end_transaction,
+    fence_producer,
+    must_begin,
+    must_end,
+    new_id_state,
 )
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
@@ -88,7 +88,7 @@ class Transactions:
         groups: Groups,
         producer_ids: ProducerIds,
         clock: Clock,
-        marked: Callable[[PartitionKey, Appended, int], None],
+        marked: Callable[[PartitionKey, AppendResult, int], None],
         lifecycle: Lifecycle,
     ) -> None:
         """`marked` is called with every appended marker's partition, result and size."""
@@ -314,17 +314,17 @@ class Transactions:
         async with self._records.alone(self._records.ensure(transactional_id)) as known:
             standing, now_ms = known.standing, self._now_ms()
             if standing is None:
-                first = first_standing(await self._producer_ids.next(), timeout_ms, now_ms)
-                await self._finish(known, Marker.ABORT, Ended(first.epoch, first))
-            elif begins(standing, known.state, producer_id, epoch, transactional_id):
-                after = begun(
+                first = new_id_state(await self._producer_ids.next(), timeout_ms, now_ms)
+                await self._finish(known, Marker.ABORT, TransactionEnd(first.epoch, first))
+            elif must_begin(standing, known.state, producer_id, epoch, transactional_id):
+                after = begin_producer(
                     standing,
                     timeout_ms,
                     now_ms,
-                    named=producer_id != NO_PRODUCER,
+                    is_repeatable=producer_id != NO_PRODUCER,
                     new_producer_id=await self._new_id(standing.is_exhausted),
                 )
-                await self._finish(known, Marker.ABORT, Ended(standing.epoch + 1, after))
+                await self._finish(known, Marker.ABORT, TransactionEnd(standing.epoch + 1, after))
                 known.started_ms = None
             return known.producer()
 
@@ -363,9 +363,9 @@ class Transactions:
             standing = known.standing
             state = TransactionState.EMPTY if standing is None else known.state
             recovered = known.is_recovered
-            if ends(standing, state, ref, commit=commit, bump=bump, is_recovered=recovered):
+            if must_end(standing, state, ref, commit=commit, bump=bump, is_recovered=recovered):
                 assert standing is not None, "what can be ended was begun"
-                after = ended(
+                after = end_transaction(
                     standing,
                     self._now_ms(),
                     commit=commit,
@@ -375,7 +375,9 @@ class Transactions:
                 await self._finish(known, Marker.COMMIT if commit else Marker.ABORT, after)
             return known.producer()
 
-    async def _finish(self, known: TransactionalIdEntry, marker: Marker, after: Ended) -> None:
+    async def _finish(
+        self, known: TransactionalIdEntry, marker: Marker, after: TransactionEnd
+    ) -> None:
         await self._records.finish(known, marker, after)
         known.is_recovered = False
 
@@ -418,7 +420,7 @@ class Transactions:
                 return
             name = known.transactional_id
             try:
-                await self._finish(known, Marker.ABORT, fenced(standing, self._now_ms()))
+                await self._finish(known, Marker.ABORT, fence_producer(standing, self._now_ms()))
                 log.info("a transaction of %s took %d ms: aborted", name, standing.timeout_ms)
             except QuackError as error:
                 log.error("a transaction of %s that took too long stays open: %s", name, error)

@@ -46,7 +46,7 @@ from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Watch
 from quackmq.client.kafka.errors import Deadline, translating
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Reader:
                 if taken is not None:  # otherwise a `listen` loop in another thread was faster
                     return taken
 
-    def get_after(self, named: Iterable[Place] | None, deadline: Deadline) -> Record:
+    def get_after(self, named: Iterable[RecordPosition] | None, deadline: Deadline) -> Record:
         """Return the next message after those whose places are given. Raises QuackTimeout."""
         self._name_places(named or ())
         while True:
@@ -257,7 +257,7 @@ class Reader:
 
     # --- by id --------------------------------------------------------------------------------
 
-    def _name_places(self, named: Iterable[Place]) -> None:
+    def _name_places(self, named: Iterable[RecordPosition]) -> None:
         places = {partition: offset + 1 for partition, offset in named}
         record = self._progress.held(_PROGRAM)
         if record is not None:

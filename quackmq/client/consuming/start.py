@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from quackmq.client.consuming.position_file import PositionFile
 from quackmq.client.kafka.cluster import Committed
 from quackmq.errors import UnknownSubscription
-from quackmq.model.offset_notes import UNSUBSCRIBED, note_of
+from quackmq.model.offset_notes import UNSUBSCRIBED, find_note
 
 
 class PartitionPosition:
@@ -38,7 +38,7 @@ class PartitionPosition:
 
 
 def is_subscribed(committed: Mapping[int, Committed]) -> bool:
-    return any(note_of(cursor.note) != UNSUBSCRIBED for cursor in committed.values())
+    return any(find_note(cursor.note) != UNSUBSCRIBED for cursor in committed.values())
 
 
 def not_subscribed(name: str, topic: str) -> UnknownSubscription:

@@ -54,7 +54,7 @@ from quackmq.errors import (
 )
 from quackmq.model.offset_notes import RECEIPTS_TOPIC, SUBSCRIBED, UNSUBSCRIBED
 from quackmq.model.policy import CONFIG_PREFIX, Policy
-from quackmq.model.subscription import check_name, place_of, subscribed_note
+from quackmq.model.subscription import check_name, parse_position, subscribed_note
 
 _POLICIES: Final = {field.name for field in dataclasses.fields(Policy)}
 
@@ -445,7 +445,7 @@ class Client:
             if tokens is None:
                 record = reader.get(holder, deadline)
             else:
-                places = [place_of(token, reader.topic.id) for token in tokens]
+                places = [parse_position(token, reader.topic.id) for token in tokens]
                 record = reader.get_after(places, deadline)
             return Message(record, origin_of(reader.topic, self.serialiser))
 

@@ -45,7 +45,7 @@ from quackmq.errors import (
 )
 from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import CONFIG_PREFIX, WhenFull
-from quackmq.model.subscription import Offset, Place, Start, Time
+from quackmq.model.subscription import Offset, RecordPosition, Start, Time
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,9 @@ class Cluster:
                     raise
                 time.sleep(limits.CLIENT_LOOK_MS / 1000)
 
-    def topic_of_put(self, name: str, places: Sequence[Place], deadline: Deadline) -> TopicInfo:
+    def topic_of_put(
+        self, name: str, places: Sequence[RecordPosition], deadline: Deadline
+    ) -> TopicInfo:
         """Return the topic into which messages were just put. If their offsets do not grow, the
         topic was deleted and created again, so ask the cluster."""
         again = False

@@ -34,11 +34,11 @@ from quackmq.errors import (
 )
 from quackmq.model.offset_notes import (
     NUMBER_PARTITION,
-    number_of_offset,
-    offset_of_number,
+    number_before_offset,
+    offset_for_number,
     publisher_group,
 )
-from quackmq.model.subscription import Place, message_id
+from quackmq.model.subscription import RecordPosition, message_id
 
 
 class Last(NamedTuple):
@@ -70,8 +70,8 @@ class Numbered:
         """Put messages numbered from `sequence` on; return their ids. Messages that the broker
         already has are dropped; their ids are None unless known. Raises ProducerFenced or
         QuackTimeout."""
-        offset_of_number(sequence)
-        offset_of_number(sequence + max(0, len(parcels) - 1))
+        offset_for_number(sequence)
+        offset_for_number(sequence + max(0, len(parcels) - 1))
         if len(parcels) > limits.CLIENT_NUMBERED_MESSAGES:
             raise LimitReached(
                 f"{len(parcels)} messages in one numbered put: the limit is "
@@ -123,7 +123,7 @@ class Numbered:
         if topic not in self._last:
             info = self._cluster.ensure_topic(topic, deadline)
             told = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
-            number = None if told is None else number_of_offset(told.offset)
+            number = None if told is None else number_before_offset(told.offset)
             self._last[topic] = (
                 None if told is None or number is None else Last(number, told.note or None)
             )
@@ -154,7 +154,7 @@ class Numbered:
             ids = self._ids(topic, sending.places, deadline)
             offsets = [
                 TopicPartition(
-                    topic, NUMBER_PARTITION, offset_of_number(number), metadata=ids[-1] or ""
+                    topic, NUMBER_PARTITION, offset_for_number(number), metadata=ids[-1] or ""
                 )
             ]
             producer.send_offsets_to_transaction(offsets, self._group_metadata, deadline.left())
@@ -182,7 +182,7 @@ class Numbered:
                 producer.poll(deadline.slice())
 
     def _ids(
-        self, topic: str, places: Sequence[Place | None], deadline: Deadline
+        self, topic: str, places: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
         topic_id = self._cluster.topic(topic, deadline).id
         return [None if place is None else message_id(topic_id, place) for place in places]

@@ -23,7 +23,7 @@ from quackmq.client import limits
 from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error, no_topic_name, translated
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PendingDeliveries:
     __slots__ = ("_awake", "_left", "error", "is_done", "on_done", "places")
 
     def __init__(self, count: int, on_done: Callable[[], None] | None = None) -> None:
-        self.places: list[Place | None] = [None] * count
+        self.places: list[RecordPosition | None] = [None] * count
         self.error: KafkaError | None = None
         self.is_done = count == 0
         self.on_done = on_done
@@ -53,7 +53,7 @@ class PendingDeliveries:
 
         def reported(error: KafkaError | None, record: Record) -> None:
             if error is None:
-                self.places[index] = Place(record.partition() or 0, record.offset() or 0)
+                self.places[index] = RecordPosition(record.partition() or 0, record.offset() or 0)
             else:
                 self.error = error
             self.count_down()

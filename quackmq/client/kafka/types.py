@@ -17,7 +17,7 @@ import orjson
 from confluent_kafka import Message as Record
 
 from quackmq.errors import InvalidRequest
-from quackmq.model.subscription import Offset, Place, Start, Time, message_id
+from quackmq.model.subscription import Offset, RecordPosition, Start, Time, message_id
 
 #: Headers as the program passes them: a mapping, or pairs if a name occurs several times.
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
@@ -73,7 +73,7 @@ class Message:
     @property
     def id(self) -> str:
         """The globally unique and permanent id of this message, to be passed as `after`."""
-        return message_id(self._origin.topic.id, Place(self.partition, self.offset))
+        return message_id(self._origin.topic.id, RecordPosition(self.partition, self.offset))
 
     @property
     def value(self) -> Any:

@@ -36,7 +36,7 @@ from quackmq.client.files.durable import replace
 from quackmq.client.files.own_directory import OwnDirectory, usable
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat
-from quackmq.model.subscription import Place
+from quackmq.model.subscription import RecordPosition
 
 _HEAD: Final = b"QMDONE1\n"
 _HEAD_KIND: Final = 6
@@ -69,12 +69,12 @@ class Done:
                 self.close()
                 raise
 
-    def has(self, topic_id: uuid.UUID, place: Place) -> bool:
+    def has(self, topic_id: uuid.UUID, place: RecordPosition) -> bool:
         with self._lock:
             ranges = self._ranges.get((topic_id, place.partition))
             return ranges is not None and ranges.has(place.offset)
 
-    def add(self, topic_id: uuid.UUID, place: Place) -> None:
+    def add(self, topic_id: uuid.UUID, place: RecordPosition) -> None:
         """Mark a message as processed, on disk. Raises UnusableDirectory, and then nothing has
         changed."""
         partition, offset = place
@@ -85,7 +85,7 @@ class Done:
             with self._lock:
                 self._of(topic_id, partition).add(offset, offset + 1)
 
-    def add_before(self, topic_id: uuid.UUID, mark: Place) -> None:
+    def add_before(self, topic_id: uuid.UUID, mark: RecordPosition) -> None:
         """Mark all messages before `mark` as processed, because the broker has their
         acknowledgements. This needs no record on disk: those came from here."""
         with self._lock:

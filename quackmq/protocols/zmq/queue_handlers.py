@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError, UnknownTopic
-from quackmq.model.topic import Appended
+from quackmq.model.topic import AppendResult
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.queue_language import (
     EMPTY,
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 #: A frame in two pieces: a content is not copied just to stand behind its words.
 Answer = tuple[bytes, bytes]
-Begun = asyncio.Future[Appended] | Coroutine[Any, Any, Answer]
+Begun = asyncio.Future[AppendResult] | Coroutine[Any, Any, Answer]
 
 
 class Asker(Protocol):
@@ -60,7 +60,7 @@ def begin(broker: Broker, peer: Asker, frame: bytes) -> Begun | Answer:
         return refusal(error)
 
 
-def put_answer(frame: bytes, put: asyncio.Future[Appended]) -> Answer:
+def put_answer(frame: bytes, put: asyncio.Future[AppendResult]) -> Answer:
     if put.cancelled():
         return refusal(BrokerClosing("the broker is closing: ask again when it is back"))
     error = put.exception()

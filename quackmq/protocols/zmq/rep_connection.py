@@ -22,7 +22,7 @@ from typing import Any
 
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, QuackError
-from quackmq.model.topic import Appended
+from quackmq.model.topic import AppendResult
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.protocols.zmq.connection import Door, Peer, large_bytes
@@ -137,7 +137,7 @@ class Connection(Peer):
             self._work_on(self._serve(envelope, request, begun))
 
     def _on_put(
-        self, envelope: zmtp.Envelope | None, frame: bytes, put: asyncio.Future[Appended]
+        self, envelope: zmtp.Envelope | None, frame: bytes, put: asyncio.Future[AppendResult]
     ) -> None:
         self._answer(envelope, frame, put_answer(frame, put))
 

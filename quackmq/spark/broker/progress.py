@@ -31,7 +31,7 @@ from quackmq.client.kafka.cluster import note_beside
 from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import Deadline, kafka_error, translated
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
-from quackmq.model.offset_notes import SUBSCRIBED, leased
+from quackmq.model.offset_notes import SUBSCRIBED, add_lease
 from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, path_of
 from quackmq.spark.source.offsets import Position, TopicPosition, Topics
@@ -62,9 +62,9 @@ class Progress:
         self._access = access
         self._note, self._beginning = _PLAIN, _PLAIN + _BEGINS
         if hold_ms is not None:
-            self._note = leased(SUBSCRIBED, hold_ms)
+            self._note = add_lease(SUBSCRIBED, hold_ms)
             # An earlier query of this name may have left a subscription.
-            self._beginning = leased(self._beginning, hold_ms)
+            self._beginning = add_lease(self._beginning, hold_ms)
         self._made: Admin | None = None
         self._told: Position | None = None
         self._told_at = 0.0

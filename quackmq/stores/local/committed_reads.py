@@ -17,7 +17,7 @@ from typing import Final
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
-from quackmq.model.topic import Aborted
+from quackmq.model.topic import AbortedTransaction
 from quackmq.records.batch import spans
 from quackmq.stores import limits
 from quackmq.stores.local.files.packs import Packs
@@ -42,7 +42,7 @@ class CommittedReader:
 
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
-    ) -> tuple[Pieces, tuple[Aborted, ...]]:
+    ) -> tuple[Pieces, tuple[AbortedTransaction, ...]]:
         """Read as `Reader.read` does, up to the current stable offset, which is taken first: more
         undecided batches may be appended during the read."""
         end_offset = log.stable_offset
@@ -61,8 +61,10 @@ class CommittedReader:
             )
         return pieces, aborted
 
-    async def _aborted_in(self, log: PartitionLog, first: int, last: int) -> tuple[Aborted, ...]:
-        aborted: list[Aborted] = []
+    async def _aborted_in(
+        self, log: PartitionLog, first: int, last: int
+    ) -> tuple[AbortedTransaction, ...]:
+        aborted: list[AbortedTransaction] = []
         for segment in log.segments_from(first):
             if not segment.aborted and not segment.aborted_pending:
                 continue

@@ -20,8 +20,8 @@ from quackmq import limits as shared_limits
 from quackmq.clock import NEVER_MS
 from quackmq.model import producer_state as producers
 from quackmq.model.log_transactions import PartitionTransactions, TransactionBoundary
-from quackmq.model.producer_state import Producer, Remembered
-from quackmq.model.topic import Appended, PartitionKey
+from quackmq.model.producer_state import Producer, RememberedBatch
+from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores import limits
 from quackmq.stores.local.files.format import CONTINUES, Descriptor, ProducerBatch, Region
@@ -132,7 +132,7 @@ class PartitionLog:
 
     def check(
         self, batch: Batch, base_offset: int, now_ms: int, ahead: dict[int, Producer]
-    ) -> Producer | Remembered | None:
+    ) -> Producer | RememberedBatch | None:
         """Return the verdict of `producers.advance` on a batch; None if it has no producer.
 
         `ahead` are the producers' states after earlier batches of the same call.
@@ -156,7 +156,7 @@ class PartitionLog:
         producer: Producer | None,
         owned: bool,
         step: TransactionBoundary | None = None,
-    ) -> Appended:
+    ) -> AppendResult:
         """Assign an offset to a checked batch and copy it. A large batch whose buffer was handed
         over is kept as it is."""
         base_offset, size = self.end, batch.size
@@ -197,7 +197,7 @@ class PartitionLog:
                     chunk.steps = []
                 chunk.steps.append(step)
         # Faster than the class's constructor, which takes three times as long.
-        return _new_tuple(Appended, (base_offset, self.end, now_ms, self.first_offset, False))
+        return _new_tuple(AppendResult, (base_offset, self.end, now_ms, self.first_offset, False))
 
     # --- flush cycles -------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class PartitionLog:
         for step in chunk.steps:
             self._follow(step, segment)
         if chunk.producers or chunk.steps:
-            for forgotten in producers.expired(self.producers, forget_before_ms):
+            for forgotten in producers.expired_producers(self.producers, forget_before_ms):
                 del self.producers[forgotten]
 
     def _remember(self, state: Producer) -> None:
@@ -301,7 +301,7 @@ class PartitionLog:
     def _follow(self, step: TransactionBoundary, segment: Segment) -> None:
         if self.transactions is _NO_TRANSACTIONS:
             self.transactions = PartitionTransactions()
-        aborted = self.transactions.note(step)
+        aborted = self.transactions.apply(step)
         if aborted:
             segment.add_aborted(aborted)
             self.last_aborted = step.offset

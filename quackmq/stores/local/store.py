@@ -41,14 +41,14 @@ from quackmq.model.log_transactions import (
     TRANSACTION_FLAGS,
     TransactionBoundary,
     check_room,
-    step_of,
+    read_boundary,
 )
 from quackmq.model.policy import Policy
-from quackmq.model.producer_state import Producer, Remembered
+from quackmq.model.producer_state import Producer, RememberedBatch
 from quackmq.model.topic import (
-    Aborted,
+    AbortedTransaction,
     Append,
-    Appended,
+    AppendResult,
     Cursor,
     CursorKey,
     Offsets,
@@ -181,7 +181,7 @@ class LocalStore(Store):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         engine = self._engine
         engine.check_writable()
         now_ms = engine.now_ms()
@@ -191,13 +191,13 @@ class LocalStore(Store):
         elif len(appends) == 1 and _is_plain(appends[0].batch):
             return engine.submit([self._accept_plain(appends[0])])
         checked = self._check_appends(appends, now_ms)
-        new = sum(not isinstance(verdict, Remembered) for _, verdict, _ in checked)
+        new = sum(not isinstance(verdict, RememberedBatch) for _, verdict, _ in checked)
         engine.gathering.fit(new * BATCH_ENTRY_BYTES + entry_bytes(changes))
         engine.submit_encoded(changes)
-        results: list[Appended] = []
+        results: list[AppendResult] = []
         durable = not changes
         for (key, batch, owned), (log, verdict, step) in zip(appends, checked, strict=True):
-            if isinstance(verdict, Remembered):
+            if isinstance(verdict, RememberedBatch):
                 results.append(_repeated(log, verdict))
                 durable = durable and verdict.next_offset <= log.readable
                 continue
@@ -207,19 +207,19 @@ class LocalStore(Store):
                 overhead += limits.PENDING_PRODUCER_OVERHEAD
             engine.gathering.add_batch(log, batch.size, overhead)
             if step is not None:
-                engine.open_transactions.note(key, step)
+                engine.open_transactions.apply(key, step)
             durable = False
         if durable:  # only repeats of durable batches
             return _done(results)
         return engine.submit(results)
 
-    def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
+    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
         self._engine.check_writable()
         if not _is_plain(append.batch):
             return None
         return self._engine.submit(self._accept_plain(append))
 
-    def _accept_plain(self, append: Append) -> Appended:
+    def _accept_plain(self, append: Append) -> AppendResult:
         """Accept a batch without producer or transaction, as most single messages are."""
         key, batch, owned = append
         log = self._last_log
@@ -241,10 +241,10 @@ class LocalStore(Store):
 
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
-    ) -> list[tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]]:
+    ) -> list[tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]]:
         """Return the verdict on each batch; raise before any batch is accepted."""
         checked: list[
-            tuple[PartitionLog, Producer | Remembered | None, TransactionBoundary | None]
+            tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]
         ] = []
         ends: dict[PartitionKey, int] = {}
         ahead: dict[PartitionKey, dict[int, Producer]] = {}
@@ -254,12 +254,12 @@ class LocalStore(Store):
             base_offset = ends.get(key, log.end)
             states = ahead.setdefault(key, {})
             verdict = log.check(batch, base_offset, now_ms, states)
-            if isinstance(verdict, Remembered):
+            if isinstance(verdict, RememberedBatch):
                 checked.append((log, verdict, None))
                 continue
             step: TransactionBoundary | None = None
             if batch.attributes & TRANSACTION_FLAGS and _is_step(batch, verdict, base_offset):
-                step = step_of(batch, base_offset, now_ms)
+                step = read_boundary(batch, base_offset, now_ms)
                 if step.marker is None:
                     self._check_room_for_transaction(log, opened)
             checked.append((log, verdict, step))
@@ -395,7 +395,7 @@ class LocalStore(Store):
         room = max_bytes
         for key, offset, most, committed in reads:
             chunks: tuple[memoryview, ...] = ()
-            aborted: tuple[Aborted, ...] = ()
+            aborted: tuple[AbortedTransaction, ...] = ()
             first_offset = next_offset = stable_offset = -1
             error: Exception | None = None
             try:
@@ -555,13 +555,13 @@ def _is_step(batch: Batch, state: Producer | None, base_offset: int) -> bool:
     return batch.is_control or (state is not None and state.transaction_offset == base_offset)
 
 
-def _repeated(log: PartitionLog, first: Remembered) -> Appended:
-    return Appended(
+def _repeated(log: PartitionLog, first: RememberedBatch) -> AppendResult:
+    return AppendResult(
         first.base_offset, first.next_offset, first.append_time_ms, log.first_offset, True
     )
 
 
-def _done(results: list[Appended]) -> asyncio.Future[list[Appended]]:
-    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+def _done(results: list[AppendResult]) -> asyncio.Future[list[AppendResult]]:
+    future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
     future.set_result(results)
     return future

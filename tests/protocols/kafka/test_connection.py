@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import Broker, Caller
-from quackmq.model.topic import Appended, Read, Slice, Topic
+from quackmq.model.topic import AppendResult, Read, Slice, Topic
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.records.batch import Batch
 from tests.kit.support import let_others_run
@@ -37,20 +37,20 @@ class HeldBroker(Broker):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.held: list[asyncio.Future[Appended]] = []
+        self.held: list[asyncio.Future[AppendResult]] = []
         self.full = False
         self.room_made = asyncio.Event()
         self.reads = 0
 
     def publish(
         self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
-    ) -> Awaitable[Appended]:
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+    ) -> Awaitable[AppendResult]:
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         self.held.append(future)
         return future
 
     def release(self, number: int) -> None:
-        self.held[number].set_result(Appended(number, number + 1, 0, 0))
+        self.held[number].set_result(AppendResult(number, number + 1, 0, 0))
 
     @property
     def pending_bytes(self) -> int:

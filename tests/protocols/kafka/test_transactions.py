@@ -11,7 +11,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from kio.schema.errors import ErrorCode
 
-from quackmq.model.topic import Append, Appended, Cursor, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.stores.memory import MemoryStore
 from tests.kit.support import batches_of, let_others_run
 from tests.kit.tables import each
@@ -495,12 +495,12 @@ class SlowStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         if states and not self.may_end.is_set():
             return self._append_late(appends, cursors, states)
         return super().append(appends, cursors, states)
 
-    async def _append_late(self, *given: Any) -> list[Appended]:
+    async def _append_late(self, *given: Any) -> list[AppendResult]:
         self.ending.set()
         await self.may_end.wait()
         return await super().append(*given)

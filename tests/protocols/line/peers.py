@@ -11,7 +11,7 @@ from typing import TypeVar
 from quackmq.broker import Broker, BrokerSettings, Caller
 from quackmq.clock import wall_clock_ms
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Append, Appended, Cursor, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.contract import Store
@@ -33,7 +33,7 @@ class SlowStore(MemoryStore):
         self.released = asyncio.Event()
         self.appends = 0
 
-    def append_plain(self, append: Append) -> asyncio.Future[Appended] | None:
+    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
         return None
 
     def append(
@@ -41,14 +41,14 @@ class SlowStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         appended = super().append(appends, cursors, states)
         if not appends:
             return appended
         self.appends += 1
         return self._later(appended)
 
-    async def _later(self, appended: Awaitable[list[Appended]]) -> list[Appended]:
+    async def _later(self, appended: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         await self.released.wait()
         return await appended
 

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from quackmq.broker import Broker, BrokerSettings, Caller, Message
-from quackmq.model.topic import Append, Appended, Cursor, StatePut
+from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
@@ -66,11 +66,11 @@ class SlowStore(MemoryStore):
         appends: Sequence[Append],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[Appended]]:
+    ) -> Awaitable[list[AppendResult]]:
         self.appends += 1
         return self._later(super().append(appends, cursors, states))
 
-    async def _later(self, appended: Awaitable[list[Appended]]) -> list[Appended]:
+    async def _later(self, appended: Awaitable[list[AppendResult]]) -> list[AppendResult]:
         await self.released.wait()
         return await appended
 

@@ -10,7 +10,7 @@ import pytest
 import zmq.asyncio
 
 from quackmq import limits
-from quackmq.broker import Caller, Place, message_id
+from quackmq.broker import Caller, RecordPosition, message_id
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.clients import ProxySettings
 from quackmq.stores.memory import MemoryStore
@@ -441,7 +441,7 @@ async def test_x4_an_early_acknowledgement_is_forgotten_with_its_topic() -> None
         await client.hello()
         await running.put("ducks", b"former")
         await client.missed()  # and no answer: nothing else is lent meanwhile
-        second = message_id(running.broker.topic("ducks").id, Place(0, 1))
+        second = message_id(running.broker.topic("ducks").id, RecordPosition(0, 1))
         await client.acknowledge(second)
         await running.broker.delete_topic(TESTER, "ducks")
         again = Client(running)

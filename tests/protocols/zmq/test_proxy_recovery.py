@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from quackmq.broker import Place, message_id
+from quackmq.broker import RecordPosition, message_id
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy.xsub import Publisher
 from tests.kit.waiting import until
@@ -105,7 +105,7 @@ async def test_early_acknowledgements_beyond_the_bound_cost_a_repeat_and_nothing
         await running.put("ducks", b"in hand")
         token, _ = await client.missed()  # and no answer: nothing else is lent meanwhile
         topic = running.broker.topic("ducks")
-        early = [message_id(topic.id, Place(0, offset)) for offset in (1, 2)]
+        early = [message_id(topic.id, RecordPosition(0, offset)) for offset in (1, 2)]
         await client.acknowledge(*early)
         await running.put("ducks", b"forgotten", b"known")
         await client.answer("ack_received", token)

@@ -17,7 +17,7 @@ import pytest
 from quackmq.broker import Commit, MemberRef
 from quackmq.broker.push.push_subscription import PushSubscription
 from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
-from quackmq.model.leases import Wanted
+from quackmq.model.leases import LeaseRange
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import PartitionKey
 from quackmq.spark import limits as spark_limits
@@ -381,7 +381,7 @@ def test_what_is_pushed_and_acknowledged_in_any_order_is_proved_whole_s5(
 
 async def _acked_silently(broker: Broker, held: PushSubscription, count: int) -> None:
     leases = held.partition_progress[0].leases
-    for lease in leases.lend(Wanted(0, count), range(count), count, 0):
+    for lease in leases.lease(LeaseRange(0, count), range(count), count, 0):
         leases.ack(lease.offset)
     broker.broker._push.mark_dirty(held.partition_progress[0])
     await broker.broker.pushing.flush()

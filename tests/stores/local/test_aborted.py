@@ -9,7 +9,7 @@ import pytest
 from quackmq.errors import DamagedData, UnusableDirectory
 from quackmq.model.log_transactions import ABORTED_BYTES, Marker, marker_batch
 from quackmq.model.policy import Policy
-from quackmq.model.topic import Aborted, PartitionKey, Read, Slice
+from quackmq.model.topic import AbortedTransaction, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
@@ -68,7 +68,7 @@ async def test_each_segment_has_a_file_of_its_own_for_what_was_aborted_in_it(
     store = await open_store(tmp_path / "data")
     for number in range(DEALS):
         found = await committed(store, key, 2 * number)
-        assert found.aborted == (Aborted(1, 2 * number, 2 * number + 1),)
+        assert found.aborted == (AbortedTransaction(1, 2 * number, 2 * number + 1),)
     several = await committed(store, key, 0, PLENTY_BYTES)
     last = [batch.base_offset for batch in batches_of(several.chunks)][-1]
     assert [each.first_offset for each in several.aborted] == list(range(0, last + 1, 2))
@@ -89,7 +89,7 @@ async def test_the_files_go_with_their_segments(tmp_path: Path) -> None:
     key = await deals(store)
     await store.trim(key, 2 * DEALS - 1)
     assert (await committed(store, key, 2 * DEALS - 1)).aborted == (
-        Aborted(1, 2 * DEALS - 2, 2 * DEALS - 1),
+        AbortedTransaction(1, 2 * DEALS - 2, 2 * DEALS - 1),
     )
     await store.close()
     assert len(files_of(tmp_path / "data")) == 1

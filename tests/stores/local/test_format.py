@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quackmq.errors import DamagedStore
 from quackmq.model.log_transactions import Marker, TransactionBoundary
-from quackmq.model.producer_state import Remembered
+from quackmq.model.producer_state import RememberedBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores import limits as stores_limits
@@ -36,7 +36,8 @@ def descriptor(
     length: int = 5, producers: int = 0, steps: tuple[TransactionBoundary, ...] = ()
 ) -> Descriptor:
     batches = tuple(
-        ProducerBatch(number, 1, Remembered(0, 4, 10, 15, 1_000)) for number in range(producers)
+        ProducerBatch(number, 1, RememberedBatch(0, 4, 10, 15, 1_000))
+        for number in range(producers)
     )
     return Descriptor(
         KEY, format.CONTINUES, 8, 512, 10, 15, 1_000, -1, length, 99, 2, batches, steps

@@ -23,7 +23,7 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.model.topic import Aborted, OffsetTime, PartitionKey, Read, Topic
+from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, Read, Topic
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure, status_of
 from quackmq.protocols.http.types import Request, Response
@@ -279,7 +279,7 @@ def _before(chunks: Sequence[Buffer], end: int) -> Sequence[Buffer]:
     return kept
 
 
-def _committed(chunks: Sequence[Buffer], aborted: Sequence[Aborted]) -> list[Buffer]:
+def _committed(chunks: Sequence[Buffer], aborted: Sequence[AbortedTransaction]) -> list[Buffer]:
     return [
         batch.view for chunk in chunks for batch in batches(chunk) if is_committed(batch, aborted)
     ]

@@ -29,7 +29,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.model.offset_notes import GREATEST_NUMBER, PUBLISHER_PREFIX
-from quackmq.model.topic import Appended
+from quackmq.model.topic import AppendResult
 from quackmq.protocols.http.types import DeferredResponse, Request, Response
 from quackmq.protocols.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
 from quackmq.protocols.http.v1.operations import TOPIC, Answer, Number, Operation, Text, answered
@@ -111,7 +111,7 @@ def publish(request: Request) -> DeferredResponse | Awaitable[Response]:
     return _publish(request, records, partition, key)
 
 
-def _published(put: BegunPut, where: Appended) -> Response:
+def _published(put: BegunPut, where: AppendResult) -> Response:
     message = Published(put.id_at(where), put.partition, where.base_offset)
     return answered(201, PublishAnswer([message], repeated=False))
 

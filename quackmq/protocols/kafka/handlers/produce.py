@@ -27,7 +27,7 @@ from quackmq.errors import (
     InvalidTransactionState,
     QuackError,
 )
-from quackmq.model.topic import Appended, Topic
+from quackmq.model.topic import AppendResult, Topic
 from quackmq.protocols.kafka.api import Api, Call, Reply, find_topic
 from quackmq.protocols.kafka.codec.produce import (
     API_KEY,
@@ -116,7 +116,7 @@ class _OneAnswer:
         self._partition = partition
         self._reply = reply
 
-    def settle(self, future: asyncio.Future[Appended]) -> None:
+    def settle(self, future: asyncio.Future[AppendResult]) -> None:
         outcome = _outcome(future, self._version)
         if isinstance(outcome, Refusal):
             self.refuse(outcome)
@@ -150,7 +150,10 @@ class _Answer:
         return partitions
 
     def expect(
-        self, future: asyncio.Future[Appended], partitions: list[PartitionAnswer], partition: int
+        self,
+        future: asyncio.Future[AppendResult],
+        partitions: list[PartitionAnswer],
+        partition: int,
     ) -> None:
         """Store the outcome at the partition's place in the response when it is known."""
         place = len(partitions)
@@ -159,7 +162,7 @@ class _Answer:
         future.add_done_callback(partial(self._settle, partitions, place))
 
     def _settle(
-        self, partitions: list[PartitionAnswer], place: int, future: asyncio.Future[Appended]
+        self, partitions: list[PartitionAnswer], place: int, future: asyncio.Future[AppendResult]
     ) -> None:
         partition = partitions[place].partition
         outcome = _outcome(future, self._version)
@@ -186,7 +189,7 @@ class _Answer:
             self._reply.skip()
 
 
-def _outcome(future: asyncio.Future[Appended], version: int) -> Appended | Refusal:
+def _outcome(future: asyncio.Future[AppendResult], version: int) -> AppendResult | Refusal:
     """Return the result of a publish, or the refusal if it failed."""
     error = BrokerClosing("cancelled") if future.cancelled() else future.exception()
     if error is None:
@@ -215,7 +218,7 @@ def _publish(
     records: memoryview | None,
     transactional_id: str | None,
     owned: bool,
-) -> asyncio.Future[Appended] | Refusal:
+) -> asyncio.Future[AppendResult] | Refusal:
     if isinstance(topic, ErrorCode):
         return Refusal(topic, "there is no such topic")
     if not records:

@@ -8,7 +8,7 @@ Who may call: the loop.
 
 from __future__ import annotations
 
-from quackmq.broker import Broker, Caller, Place, message_id, parse_message_id
+from quackmq.broker import Broker, Caller, RecordPosition, message_id, parse_message_id
 from quackmq.errors import InvalidMessageId, UnknownTopic
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec.proxy_language import (
@@ -107,5 +107,5 @@ class ProxyServer(ZmqServer):
                 raise InvalidMessageId(f"the message id {token} is of another topic")
             places.append(place)
         marks = self.clients.received(caller, request.topic, places)
-        tokens = [message_id(topic_id, Place(*mark)) for mark in marks.items()]
+        tokens = [message_id(topic_id, RecordPosition(*mark)) for mark in marks.items()]
         return noted(request, tuple(tokens))

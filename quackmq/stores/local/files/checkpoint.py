@@ -33,7 +33,7 @@ import orjson
 
 from quackmq.errors import DamagedStore
 from quackmq.model.log_transactions import ABORTED_BYTES
-from quackmq.model.producer_state import Producer, Remembered
+from quackmq.model.producer_state import Producer, RememberedBatch
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.catalog import CapturedCatalog, Catalog
 from quackmq.stores.local.files import extents
@@ -261,5 +261,5 @@ def _producer(
     batches: list[list[int]],
     transaction_offset: int,
 ) -> Producer:
-    remembered = tuple(Remembered(*batch) for batch in batches)
+    remembered = tuple(RememberedBatch(*batch) for batch in batches)
     return Producer(producer_id, epoch, remembered, last_append_ms, transaction_offset)

@@ -55,7 +55,7 @@ from crc32c import crc32c
 
 from quackmq.errors import DamagedStore, InternalError
 from quackmq.model.log_transactions import Marker, TransactionBoundary
-from quackmq.model.producer_state import Remembered
+from quackmq.model.producer_state import RememberedBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores import limits
@@ -109,7 +109,7 @@ _REFERENCE: Final = int(Kind.REFERENCE)
 class ProducerBatch(NamedTuple):
     producer_id: int
     epoch: int
-    batch: Remembered
+    batch: RememberedBatch
 
 
 class Descriptor(NamedTuple):
@@ -306,7 +306,7 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
     producers = []
     for _ in range(count):
         producer_id, epoch, *batch = _PRODUCER_BATCH.unpack_from(body, position)
-        producers.append(ProducerBatch(producer_id, epoch, Remembered(*batch)))
+        producers.append(ProducerBatch(producer_id, epoch, RememberedBatch(*batch)))
         position += _PRODUCER_BATCH.size
     steps = []
     for _ in range(step_count):

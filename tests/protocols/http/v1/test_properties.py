@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quackmq.broker import Caller, Message
 from quackmq.errors import InvalidMessageId, InvalidRequest
 from quackmq.model.policy import Policy
-from quackmq.model.subscription import Place, message_id
+from quackmq.model.subscription import RecordPosition, message_id
 from quackmq.model.topic import Topic
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
@@ -87,7 +87,7 @@ def test_an_events_id_tells_where_to_go_on_in_every_partition(offsets: list[int]
 @given(st.integers(0, 4), st.integers(0, 2**63 - 2))
 def test_a_messages_id_tells_where_to_go_on_in_its_partition(partition: int, offset: int) -> None:
     topic = topic_of(5)
-    token = message_id(topic.id, Place(partition, offset))
+    token = message_id(topic.id, RecordPosition(partition, offset))
     assert next_offsets(token, topic, partition) == {partition: offset + 1}
 
 
