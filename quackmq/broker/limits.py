@@ -156,9 +156,9 @@ REGISTERED_PRODUCERS: Final = 100_000
 #: Stored members of one classic group, with their metadata and assignments, so that they are still
 #: members after a restart: some 300 members of usual clients. The members of a larger group are not
 #: stored, and join again. With STATIC_MEMBER_BYTES it fits into STATE_VALUE_BYTES.
-KEPT_MEMBERS_BYTES: Final = 112 * KIB
+STORED_MEMBERS_BYTES: Final = 112 * KIB
 #: Stored members of all classic groups: every checkpoint of the store contains them.
-KEPT_MEMBERS_TOTAL_BYTES: Final = 32 * MIB
+STORED_MEMBERS_TOTAL_BYTES: Final = 32 * MIB
 #: The shortest heartbeat interval that may be set: each heartbeat takes about 0.1 ms.
 CONSUMER_HEARTBEAT_MIN_MS: Final = 50
 #: Memory for a compiled regular expression, and for its states while it is matched.

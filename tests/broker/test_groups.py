@@ -280,7 +280,7 @@ async def test_an_id_that_nobody_uses_leaves_nothing_behind() -> None:
 async def test_generations_go_on_growing_where_members_were_too_many_to_be_kept(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 300)
+    monkeypatch.setattr(broker_limits, "STORED_MEMBERS_BYTES", 300)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         member = Member(broker)
@@ -444,7 +444,7 @@ async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
 async def test_a_group_without_members_and_commits_expires(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 0)
+    monkeypatch.setattr(broker_limits, "STORED_MEMBERS_BYTES", 0)
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
         key = key_of(broker.topic(TOPIC))

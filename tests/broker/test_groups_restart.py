@@ -10,7 +10,7 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker, GroupState
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.groups.member_codec import decode_members, members_bytes, members_fields
+from quackmq.broker.groups.member_codec import decode_members, encode_members, members_bytes
 from quackmq.errors import DamagedStore, MemberFenced, StoreReadOnly, UnknownMember
 from quackmq.groups import StoredMember, StoredMembership
 from quackmq.groups import limits as groups_limits
@@ -219,8 +219,8 @@ async def test_members_beyond_the_bound_join_again_after_a_restart(
         few = Member(broker, "few")
         await few.enter()
         kept = broker.groups.describe(CALLER, "few")
-        size = members_bytes(broker._coordinator.kept("few").members)  # type: ignore[union-attr]
-        monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", size)
+        size = members_bytes(broker._coordinator.stored("few").members)  # type: ignore[union-attr]
+        monkeypatch.setattr(broker_limits, "STORED_MEMBERS_BYTES", size)
         many = [Member(broker), Member(broker)]
         await enter_together(*many)
         assert size_of(broker) == 2, "they are members like others until then"
@@ -247,8 +247,8 @@ async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there
     async with pond.open() as broker:
         first, second = Member(broker, "first"), Member(broker, "second")
         await first.enter()
-        size = members_bytes(broker._coordinator.kept("first").members)  # type: ignore[union-attr]
-        monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_TOTAL_BYTES", int(1.5 * size))
+        size = members_bytes(broker._coordinator.stored("first").members)  # type: ignore[union-attr]
+        monkeypatch.setattr(broker_limits, "STORED_MEMBERS_TOTAL_BYTES", int(1.5 * size))
         await second.enter()
     async with pond.open() as broker:
         assert (size_of(broker, "first"), size_of(broker, "second")) == (1, 0)
@@ -263,7 +263,7 @@ async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there
 
 def test_the_largest_group_fits_into_one_state() -> None:
     others = groups_limits.STATIC_MEMBER_BYTES + 4 * limits.NAME_BYTES + limits.KIB
-    assert broker_limits.KEPT_MEMBERS_BYTES + others <= limits.STATE_VALUE_BYTES
+    assert broker_limits.STORED_MEMBERS_BYTES + others <= limits.STATE_VALUE_BYTES
 
 
 # --- the bytes ------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ KEPT = StoredMembership(GroupState.STABLE, "range", "m-1", (MEMBER, OTHER))
 
 
 def test_members_are_read_back_as_they_were_written() -> None:
-    text = json.dumps(members_fields(KEPT), ensure_ascii=False)
+    text = json.dumps(encode_members(KEPT), ensure_ascii=False)
     assert decode_members(json.loads(text), {"one": "m-1"}) == KEPT
     assert len(text.encode()) <= members_bytes(KEPT)
     assert decode_members(None, {}) is None
@@ -296,7 +296,7 @@ def test_members_are_read_back_as_they_were_written() -> None:
     ],
 )
 def test_members_that_cannot_be_a_groups_are_damage(kept: StoredMembership) -> None:
-    fields = json.loads(json.dumps(members_fields(kept)))
+    fields = json.loads(json.dumps(encode_members(kept)))
     with pytest.raises(DamagedStore):
         decode_members(fields, {"one": "m-1"})
 
@@ -306,11 +306,11 @@ def test_members_that_cannot_be_a_groups_are_damage(kept: StoredMembership) -> N
     [
         {"members": [1]},
         {"members": None},
-        {"members": [{**members_fields(KEPT)["members"][1], "assignment": "?"}]},  # type: ignore[index]
-        {"members": [{**members_fields(KEPT)["members"][1], "protocols": [["range"]]}]},  # type: ignore[index]
+        {"members": [{**encode_members(KEPT)["members"][1], "assignment": "?"}]},  # type: ignore[index]
+        {"members": [{**encode_members(KEPT)["members"][1], "protocols": [["range"]]}]},  # type: ignore[index]
         {"leader": 1},
     ],
 )
 def test_fields_that_are_no_members_are_damage(changes: dict[str, object]) -> None:
     with pytest.raises(DamagedStore):
-        decode_members({**members_fields(KEPT), "leader": "m-2", **changes}, {"one": "m-1"})
+        decode_members({**encode_members(KEPT), "leader": "m-2", **changes}, {"one": "m-1"})

@@ -54,7 +54,7 @@ def walked(broker: Broker, key: PartitionKey) -> dict[str, int]:
     subscriptions = broker._registry.pull.of_topic(key.topic_id)
     found = {each.name: each.progress.cursors[key.partition] for each in subscriptions}
     for name in broker._coordinator.names():
-        kept, cursor = broker._coordinator.kept(name), broker._cursors.at(name, key)
+        kept, cursor = broker._coordinator.stored(name), broker._cursors.at(name, key)
         if kept is not None and kept.settings.holds_retention:
             if cursor is not None and cursor.offset is not None:
                 found[name] = cursor.offset

@@ -166,7 +166,7 @@ async def test_what_members_of_newer_groups_said_makes_room_when_they_leave(
 async def test_deleted_groups_give_back_what_was_held_of_static_members_before_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(broker_limits, "KEPT_MEMBERS_BYTES", 0)  # so that only their ids are kept
+    monkeypatch.setattr(broker_limits, "STORED_MEMBERS_BYTES", 0)  # so that only their ids are kept
     store, names = MemoryStore(), [f"group-{number}" for number in range(5)]
     async with open_broker(store) as broker:
         await broker.create_topic(CALLER, TOPIC)

@@ -8,7 +8,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.groups.topic_patterns import TopicPatterns, matching
+from quackmq.broker.groups.topic_patterns import TopicPatterns, find_matches
 from quackmq.errors import GroupLoading, InvalidPattern
 from tests.groups.consumer_stage import Topics
 from tests.kit.tables import each
@@ -39,27 +39,27 @@ HOSTILE = [
     ],
 )
 def test_a_pattern_fits_whole_names(pattern: str, names: set[str]) -> None:
-    assert matching(pattern, ["news", "newsletter", "new.s", "weather"]) == names
+    assert find_matches(pattern, ["news", "newsletter", "new.s", "weather"]) == names
 
 
 @each(
     "pattern", ["(", "[a", "a**", "(?=news)", r"(a)\1", "a{1001}", "((a{100}){100}){100}", "\ud800"]
 )
 def test_what_is_no_pattern_is_refused_by_name(pattern: str) -> None:
-    with pytest.raises(InvalidPattern, match="no regular expression"):
-        matching(pattern, ["news"])
+    with pytest.raises(InvalidPattern, match="invalid regular expression"):
+        find_matches(pattern, ["news"])
 
 
 @each("pattern", HOSTILE)
 def test_a_hostile_pattern_is_tried_like_any_other(pattern: str) -> None:
     names = ["a" * limits.TOPIC_NAME_CHARS, "a" * (limits.TOPIC_NAME_CHARS - 1) + "b"]
-    matching(pattern, names)
+    find_matches(pattern, names)
 
 
 def test_a_pattern_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "PATTERN_CPU_MS", -1)
-    with pytest.raises(InvalidPattern, match="too long"):
-        matching("news", ["news"])
+    with pytest.raises(InvalidPattern, match="takes more than"):
+        find_matches("news", ["news"])
 
 
 @pytest.mark.asyncio

@@ -21,14 +21,14 @@ from quackmq.broker.staging.stage_log import (
 )
 from quackmq.broker.transactions.state import (
     PendingOffset,
+    decode_id_state,
     decode_offsets,
-    decode_standing,
+    encode_id_state,
     encode_offsets,
-    encode_standing,
-    id_of,
     offsets_key,
     parse_offsets_key,
     state_key,
+    transactional_id_in,
 )
 from quackmq.errors import DamagedStore
 from quackmq.model.topic import PartitionKey, check_topic_name
@@ -107,7 +107,7 @@ def test_a_committed_stage_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"contents": 1}', b"\xff"])
 def test_a_record_that_makes_no_sense_is_damage(value: bytes) -> None:
-    for decode in (decode_committed, decode_standing):
+    for decode in (decode_committed, decode_id_state):
         with pytest.raises(DamagedStore):
             decode(value)
 
@@ -117,10 +117,10 @@ def test_a_standing_comes_back_as_it_was() -> None:
         standing = TransactionalIdState(1, 2, state, 3, 4, 5, 6)
         if state is TransactionState.ONGOING:
             with pytest.raises(DamagedStore):  # never kept
-                decode_standing(encode_standing(standing))
+                decode_id_state(encode_id_state(standing))
         else:
-            assert decode_standing(encode_standing(standing)) == standing
-    assert id_of(state_key("a/b")) == "a/b"
+            assert decode_id_state(encode_id_state(standing)) == standing
+    assert transactional_id_in(state_key("a/b")) == "a/b"
 
 
 def test_pending_offsets_come_back_as_they_were() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from quackmq.broker import Broker, ProducerEpoch, ProducerRef, TransactionState
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.transactions.state import encode_standing, state_key
+from quackmq.broker.transactions.state import encode_id_state, state_key
 from quackmq.errors import (
     InvalidProducerIdMapping,
     InvalidRequest,
@@ -330,7 +330,7 @@ async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
         await topics(broker)
     standing = TransactionalIdState(41, LAST_EPOCH - 2, TransactionState.EMPTY, TIMEOUT_MS, 0)
     async with pond.open_store() as store:
-        await store.put_state(state_key(ID), encode_standing(standing), 0)
+        await store.put_state(state_key(ID), encode_id_state(standing), 0)
     async with pond.open() as broker:
         duck = Transactor(broker, implicit=implicit)
         assert await duck.init() == (41, LAST_EPOCH - 1), "the last that clients are given"
@@ -353,7 +353,7 @@ async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
 async def test_the_last_epoch_still_can_be_fenced(pond: Pond) -> None:
     standing = TransactionalIdState(41, LAST_EPOCH - 1, TransactionState.EMPTY, TIMEOUT_MS, 0)
     async with pond.open_store() as store:
-        await store.put_state(state_key(ID), encode_standing(standing), 0)
+        await store.put_state(state_key(ID), encode_id_state(standing), 0)
     async with pond.open() as broker:
         await topics(broker)
         zombie = Transactor(broker)

@@ -14,7 +14,7 @@ from quackmq.broker.log import next_message as heads
 from quackmq.broker.publish.service import PublishService
 from quackmq.broker.staging.committer import StageCopier
 from quackmq.broker.transactions.entry import TransactionalIdEntry
-from quackmq.broker.transactions.registry import TransactionRecords
+from quackmq.broker.transactions.registry import TransactionalIdRegistry
 from quackmq.broker.transactions.service import Transactions
 from quackmq.model.topic import AbortedTransaction, Append, AppendResult, Cursor, StatePut
 from quackmq.model.transactional_id import ProducerRef, TransactionalIdState
@@ -214,10 +214,10 @@ def test_a_producer_that_is_not_fenced_is_caught() -> None:
 
 
 def test_offsets_that_a_restart_forgets_are_caught() -> None:
-    def forget(records: TransactionRecords, *pending: object) -> None:
+    def forget(records: TransactionalIdRegistry, *pending: object) -> None:
         """What waits for the end of a transaction is left where it is."""
 
-    with mock.patch.object(TransactionRecords, "_load_pending", forget):
+    with mock.patch.object(TransactionalIdRegistry, "_load_pending", forget):
         assert_caught("images and offsets do not agree", "StateChanged", first=31)
 
 
@@ -256,8 +256,8 @@ def test_a_stage_whose_markers_and_key_are_two_steps_is_caught() -> None:
 
 
 def test_a_commit_of_a_stage_that_a_restart_leaves_open_is_caught() -> None:
-    async def leave(records: TransactionRecords, *orphan: object) -> None:
+    async def leave(records: TransactionalIdRegistry, *orphan: object) -> None:
         """Nobody ends what the last run left open."""
 
-    with mock.patch.object(TransactionRecords, "_abort_orphan", leave):
+    with mock.patch.object(TransactionalIdRegistry, "_abort_orphan", leave):
         assert_caught("were heard", "waits for ever", "s of work without an end", first=9)

@@ -1,4 +1,4 @@
-"""A group in memory: its stored state, its active group if there is one, and waiting answers.
+"""A group in memory: its stored state, its active group if there is one, and pending responses.
 
 Only `Coordinator` calls this. Not thread-safe: call from the broker's event loop.
 """
@@ -29,24 +29,24 @@ Waiter = asyncio.Future[
 ]
 
 #: The state of a group that is not in the store.
-NOTHING_KEPT: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
+UNSTORED_GROUP: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
 
 
 class GroupEntry:
     """A group of either kind, in memory."""
 
     __slots__ = (
-        "changes",
-        "durable_changes",
-        "former",
+        "former_members",
         "group",
-        "memory_bytes",
         "is_flushing",
-        "kept",
-        "kept_members_bytes",
         "lock",
+        "memory_bytes",
         "name",
-        "outbox",
+        "pending_responses",
+        "running_updates",
+        "stored",
+        "stored_changes",
+        "stored_members_bytes",
         "timer",
         "timer_ms",
         "version",
@@ -55,42 +55,43 @@ class GroupEntry:
     def __init__(self, name: str) -> None:
         self.name = name
         #: The stored state and its version; None if the store has no state for this group.
-        self.kept: StoredGroup | None = None
+        self.stored: StoredGroup | None = None
         self.version = 0
         #: The stored size of the members.
-        self.kept_members_bytes = 0
-        #: The members before a restart, which may come back.
-        self.former: FormerMembers | None = None
+        self.stored_members_bytes = 0
+        #: The members before a restart, which may return.
+        self.former_members: FormerMembers | None = None
         self.group: Group | ConsumerGroup | None = None
         #: The group's change counter when it was last stored.
-        self.durable_changes = 0
+        self.stored_changes = 0
         self.memory_bytes = 0
-        self.outbox: list[WaiterResponse] = []
+        self.pending_responses: list[WaiterResponse] = []
         self.is_flushing = False
         self.timer: LoopTimer | None = None
         self.timer_ms = 0
         self.lock = asyncio.Lock()
-        #: The number of unfinished changes of the stored state.
-        self.changes = 0
+        #: The number of unfinished updates of the stored state.
+        self.running_updates = 0
 
     @property
     def kind(self) -> GroupKind:
-        return (self.group or self.kept or NOTHING_KEPT).kind
+        return (self.group or self.stored or UNSTORED_GROUP).kind
 
     def has_members(self) -> bool:
         return self.group is not None and self.group.size > 0
 
     def is_durable(self) -> bool:
-        """Return whether the store has everything that an answer of the group may report."""
+        """Return whether the store has everything that a response of the group may report."""
         if self.group is None:
             return True
-        if self.group.durable_changes != self.durable_changes:
+        if self.group.durable_changes != self.stored_changes:
             return False
-        was_empty = self.kept is None or self.kept.empty_since_ms is not None
-        return was_empty or not self.group.is_empty
+        is_stored_as_empty = self.stored is None or self.stored.empty_since_ms is not None
+        return is_stored_as_empty or not self.group.is_empty
 
-    def is_at_rest(self) -> bool:
-        """Return whether the stored state is all there is to know about the group."""
+    def is_idle(self) -> bool:
+        """Return whether the active group has nothing beside its stored state: no members, no
+        deadlines, no unfinished writes."""
         group = self.group
         return (
             group is not None
@@ -100,20 +101,23 @@ class GroupEntry:
             and self.is_durable()
         )
 
-    def give_answers(self, failure: QuackError | None, most: int | None = None) -> list[str]:
-        """Give the first `most` answers, or all. With `failure`, members get this error instead of
-        a generation, an assignment or an epoch. Return the ids of the members that got such an
-        answer, or the error in its place."""
-        members: list[str] = []
-        answers, self.outbox = self.outbox[:most], self.outbox[len(self.outbox[:most]) :]
-        for waiter, outcome in answers:
-            assert isinstance(waiter, asyncio.Future), "every waiter is made here"
-            if not waiter.done():
-                tells_of_it = isinstance(outcome, JoinResponse | SyncResponse | HeartbeatResponse)
-                waiter.set_result(failure if failure is not None and tells_of_it else outcome)
-                if isinstance(outcome, JoinResponse | SyncResponse | HeartbeatResponse):
-                    members.append(outcome.member_id)
-        return members
+    def send_responses(self, failure: QuackError | None, count: int | None = None) -> list[str]:
+        """Send the first `count` pending responses, or all. `failure` is the error if the group
+        could not be stored: it replaces responses with a generation, an assignment or an epoch.
+        Return the ids of the members that got such a response, or the error in its place."""
+        member_ids: list[str] = []
+        responses = self.pending_responses[:count]
+        del self.pending_responses[: len(responses)]
+        for waiter, outcome in responses:
+            assert isinstance(waiter, asyncio.Future), "the coordinator makes every waiter"
+            if waiter.done():
+                continue
+            if isinstance(outcome, JoinResponse | SyncResponse | HeartbeatResponse):
+                waiter.set_result(outcome if failure is None else failure)
+                member_ids.append(outcome.member_id)
+            else:
+                waiter.set_result(outcome)
+        return member_ids
 
     def stop_timer(self) -> None:
         if self.timer is not None:

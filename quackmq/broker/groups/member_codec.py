@@ -27,28 +27,28 @@ _STATES: Final = frozenset(
 )
 
 
-def members_bytes(kept: StoredMembership | None) -> int:
-    """Return the size of `members_fields` as JSON, or slightly more."""
-    if kept is None:
+def members_bytes(stored: StoredMembership | None) -> int:
+    """Return the size of `encode_members` as JSON, or slightly more."""
+    if stored is None:
         return 0
-    head = _FIELD_BYTES + _text_bytes(kept.protocol) + _text_bytes(kept.leader)
-    return head + sum(map(_member_bytes, kept.members))
+    head = _FIELD_BYTES + _text_bytes(stored.protocol) + _text_bytes(stored.leader)
+    return head + sum(map(_member_bytes, stored.members))
 
 
-def members_fields(kept: StoredMembership) -> dict[str, object]:
+def encode_members(stored: StoredMembership) -> dict[str, object]:
     members = [
         {
             **member._asdict(),
             "protocols": [[name, _encode(metadata)] for name, metadata in member.protocols],
             "assignment": _encode(member.assignment),
         }
-        for member in kept.members
+        for member in stored.members
     ]
-    return {**kept._asdict(), "members": members}
+    return {**stored._asdict(), "members": members}
 
 
 def decode_members(fields: object, static_members: Mapping[str, str]) -> StoredMembership | None:
-    """Decode the value of `members_fields`; return None for None. Raise DamagedStore for any other
+    """Decode the value of `encode_members`; return None for None. Raise DamagedStore for any other
     value, and if the members contradict each other or the static members."""
     if fields is None:
         return None
@@ -59,11 +59,11 @@ def decode_members(fields: object, static_members: Mapping[str, str]) -> StoredM
             "leader": str(leader),
             "members": list(members),
         } if state in _STATES:
-            kept = StoredMembership(
+            stored = StoredMembership(
                 GroupState(state), protocol, leader, tuple(_decode_member(each) for each in members)
             )
-            if _is_consistent(kept, static_members):
-                return kept
+            if _is_consistent(stored, static_members):
+                return stored
     raise DamagedStore(f"the members of a group in the store make no sense: {str(fields)[:200]}")
 
 
@@ -99,18 +99,21 @@ def _decode_protocol(fields: object) -> tuple[str, bytes]:
     raise DamagedStore(f"cannot decode a protocol of a group in the store: {str(fields)[:200]}")
 
 
-def _is_consistent(kept: StoredMembership, static_members: Mapping[str, str]) -> bool:
-    ids = {member.member_id for member in kept.members}
-    is_settled = kept.state is not GroupState.PREPARING_REBALANCE
+def _is_consistent(stored: StoredMembership, static_members: Mapping[str, str]) -> bool:
+    ids = {member.member_id for member in stored.members}
+    has_protocol = stored.state is not GroupState.PREPARING_REBALANCE
     return (
-        kept.leader in ids
-        and len(ids) == len(kept.members)
-        and all(member.protocols for member in kept.members)
+        stored.leader in ids
+        and len(ids) == len(stored.members)
+        and all(member.protocols for member in stored.members)
         and all(
             member.instance_id is None or static_members.get(member.instance_id) == member.member_id
-            for member in kept.members
+            for member in stored.members
         )
-        and not (is_settled and any(kept.protocol not in dict(m.protocols) for m in kept.members))
+        and not (
+            has_protocol
+            and any(stored.protocol not in dict(member.protocols) for member in stored.members)
+        )
     )
 
 

@@ -84,6 +84,8 @@ class Commit(NamedTuple):
 
 
 class Groups:
+    """What the protocols call for groups. Every call names its caller."""
+
     def __init__(
         self,
         coordinator: Coordinator,
@@ -109,8 +111,8 @@ class Groups:
         self._holds = holds
         self._retention = retention
         self._lifecycle = lifecycle
-        self._looked_ms: int | None = None
-        self._reported = False
+        self._last_clean_ms: int | None = None
+        self._has_reported = False
 
     def load(self) -> None:
         """Register the groups that hold retention. Call this after the coordinator has loaded."""
@@ -120,19 +122,19 @@ class Groups:
 
     # --- members ----------------------------------------------------------------------------
 
-    async def join(self, caller: Caller, group: str, join: JoinRequest) -> JoinResponse:
+    async def join(self, caller: Caller, group: str, request: JoinRequest) -> JoinResponse:
         """Add a member and wait until the rebalance ends. If the caller is cancelled, the member
         stays. Raise InvalidGroup, NameInOtherMode, LimitReached and the errors of
         `quackmq.groups`."""
         self.check_name(group)
         self._names.check_group(group)
-        return await self._coordinator.join(group, join)
+        return await self._coordinator.join(group, request)
 
-    async def sync(self, caller: Caller, group: str, sync: SyncRequest) -> SyncResponse:
+    async def sync(self, caller: Caller, group: str, request: SyncRequest) -> SyncResponse:
         """Wait for the leader's assignment and return it. Raise RebalanceInProgress,
         IllegalGeneration, UnknownMember, MemberFenced, OtherGroupProtocol or LimitReached."""
         self.check_name(group)
-        return await self._coordinator.sync(group, sync)
+        return await self._coordinator.sync(group, request)
 
     def heartbeat(self, caller: Caller, group: str, member: MemberRef) -> None:
         """Restart a member's session timeout. Raise RebalanceInProgress, IllegalGeneration,
@@ -146,24 +148,24 @@ class Groups:
         self._coordinator.touch(group, member_id)
 
     async def consumer_heartbeat(
-        self, caller: Caller, group: str, beat: Heartbeat
+        self, caller: Caller, group: str, heartbeat: Heartbeat
     ) -> HeartbeatResponse:
-        """Process a heartbeat of the newer protocol and return the answer. Raise InvalidGroup,
+        """Process a heartbeat of the newer protocol and return the response. Raise InvalidGroup,
         NameInOtherMode, OtherGroupProtocol, LimitReached and the errors of `quackmq.groups`."""
         self.check_name(group)
         self._names.check_group(group)
-        return await self._coordinator.consumer_heartbeat(group, beat)
+        return await self._coordinator.consumer_heartbeat(group, heartbeat)
 
     async def leave(
-        self, caller: Caller, group: str, leaving: Sequence[LeaveRequest]
+        self, caller: Caller, group: str, requests: Sequence[LeaveRequest]
     ) -> list[QuackError | None]:
         """Remove members. Return for each UnknownMember or another error; None if it was
         removed."""
         self.check_name(group)
         outcomes: list[QuackError | None] = []
-        for each in leaving:
+        for request in requests:
             try:
-                await self._coordinator.leave(group, each)
+                await self._coordinator.leave(group, request)
                 outcomes.append(None)
             except QuackError as error:
                 outcomes.append(error)
@@ -198,13 +200,12 @@ class Groups:
         self.check_name(group, may_be_empty=True)
         async with self._cursors.changing(group):  # wait for running commits
             pass
-        wanted = self._pull.wanted(group)
-        now = {partition_key(cursor.key): cursor for cursor in self._cursors.of(group)}
-        for key, offset in wanted.items():
-            now.setdefault(key, Cursor(CursorKey(group, *key), offset))
+        cursors = {partition_key(cursor.key): cursor for cursor in self._cursors.of(group)}
+        for key, offset in self._pull.wanted(group).items():
+            cursors.setdefault(key, Cursor(CursorKey(group, *key), offset))
         if keys is None:
-            return now
-        return {key: now[key] for key in keys if key in now}
+            return cursors
+        return {key: cursors[key] for key in keys if key in cursors}
 
     async def delete_offsets(
         self, caller: Caller, group: str, keys: Sequence[PartitionKey]
@@ -228,7 +229,7 @@ class Groups:
     def describe(self, caller: Caller, group: str) -> GroupDescription | ConsumerGroupDescription:
         """Describe one group. Raise UnknownGroup."""
         self.check_name(group, may_be_empty=True)
-        self._check_known(group)
+        self._check_exists(group)
         return self._coordinator.description(group)
 
     async def delete(self, caller: Caller, group: str) -> None:
@@ -258,10 +259,10 @@ class Groups:
         `commit`."""
         self.check_name(group)
         self._check_commit(group, member, is_transactional=True)
-        outcomes = [self._objection(group, each) for each in commits]
-        if not all(outcomes) and not self._coordinator.keeps_offsets(group):
+        outcomes = [self._find_commit_error(group, each) for each in commits]
+        if not all(outcomes) and not self._coordinator.is_stored(group):
             async with self._cursors.changing(group):
-                await self._coordinator.keep(group)
+                await self._coordinator.store_group(group)
             self._check_commit(group, member, is_transactional=True)
         return outcomes
 
@@ -270,11 +271,11 @@ class Groups:
         """Enclose a change of the store that sets cursors of groups together with other things.
         Lock the cursors' names meanwhile, and apply the cursors in memory after the change. Yield
         the receipts to append with it."""
-        async with AsyncExitStack() as alone:
+        async with AsyncExitStack() as locks:
             # Lock in one order, so that no two callers wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
-                await alone.enter_async_context(self._cursors.changing(name))
-            yield await alone.enter_async_context(self._pull.moving(cursors))
+                await locks.enter_async_context(self._cursors.changing(name))
+            yield await locks.enter_async_context(self._pull.moving(cursors))
             self._cursors.note(cursors)
         for cursor in cursors:
             if self._holds.is_holding_group(cursor.key.name):
@@ -284,10 +285,11 @@ class Groups:
 
     async def clean(self) -> None:
         """Remove expired groups, and store since when groups have been empty."""
-        now_ms, looked_ms = self._now_ms(), self._looked_ms
-        if looked_ms is not None and 0 <= now_ms - looked_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
+        now_ms, last_ms = self._now_ms(), self._last_clean_ms
+        is_first = last_ms is None
+        if last_ms is not None and 0 <= now_ms - last_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
             return
-        self._looked_ms = now_ms
+        self._last_clean_ms = now_ms
         self._names.clean()
         names = dict.fromkeys(self._coordinator.names()) | dict.fromkeys(self._cursors.names())
         try:
@@ -296,13 +298,13 @@ class Groups:
                     await asyncio.sleep(0)
                 if self._is_expired(name):
                     await self._lifecycle.run_shielded(self._expire(name))
-                elif looked_ms is not None and self._lost_its_members(name):
-                    await self._lifecycle.run_shielded(self._coordinator.note_empty(name))
-            self._reported = False
+                elif not is_first and self._has_lost_members(name):
+                    await self._lifecycle.run_shielded(self._coordinator.store_empty_since(name))
+            self._has_reported = False
         except QuackError as error:
-            if not self._reported:
-                log.error("groups that have expired stay: %s", error)
-            self._reported = True
+            if not self._has_reported:
+                log.error("expired groups cannot be removed; trying again later: %s", error)
+            self._has_reported = True
 
     # --- changing offsets ---------------------------------------------------------------------
 
@@ -310,25 +312,25 @@ class Groups:
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
         outcomes = await self._commit_offsets(name, member, commits)
-        noted: dict[tuple[UUID, str, bool, Start], list[int]] = {}
+        indexes_by_note: dict[tuple[UUID, str, bool, Start], list[int]] = {}
         for index, commit in enumerate(commits):
             metadata = commit.metadata
             if metadata and commit.offset is not None and outcomes[index] is None:
                 if (note := find_note(metadata)) is not None:
                     receipts, start = wants_receipts(metadata), parse_start(metadata)
-                    said = (commit.key.topic_id, note, receipts, start)
-                    noted.setdefault(said, []).append(index)
-        for said, indexes in noted.items():
-            error = await self._heed(name, *said)
+                    note_key = (commit.key.topic_id, note, receipts, start)
+                    indexes_by_note.setdefault(note_key, []).append(index)
+        for note_key, indexes in indexes_by_note.items():
+            error = await self._apply_note(name, *note_key)
             for index in indexes:
                 outcomes[index] = error
         return outcomes
 
-    async def _heed(
+    async def _apply_note(
         self, name: str, topic_id: UUID, note: str, receipts: bool, start: Start
     ) -> QuackError | None:
-        """Create or end a subscription after its offsets were committed; return the error, or
-        None."""
+        """Create or end a subscription, as the note in a committed offset's metadata asks. Return
+        the error, or None."""
         try:
             if note == SUBSCRIBED:
                 await self._subscriptions.subscribe_group(name, topic_id, start, receipts)
@@ -336,7 +338,7 @@ class Groups:
                 topic_name = self._topics.with_id(topic_id).name
                 await self._subscriptions.end(name, topic_name)
         except UnknownSubscription:
-            return None  # it does not exist, or another caller ended it: that is the wanted result
+            return None  # it does not exist, or another caller ended it: the note asks for this
         except QuackError as error:
             return error
         return None
@@ -346,21 +348,21 @@ class Groups:
     ) -> list[QuackError | None]:
         async with self._cursors.changing(name):
             self._check_commit(name, member)
-            outcomes = [self._objection(name, each) for each in commits]
+            outcomes = [self._find_commit_error(name, each) for each in commits]
             if all(outcomes):
                 return outcomes
-            if not self._coordinator.keeps_offsets(name):
-                await self._coordinator.keep(name)
+            if not self._coordinator.is_stored(name):
+                await self._coordinator.store_group(name)
                 self._check_commit(name, member)  # the group may have changed during the write
-            good = [index for index, outcome in enumerate(outcomes) if outcome is None]
+            valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
             now_ms = self._now_ms()
             cursors = [
                 Cursor(CursorKey(name, *key), offset, metadata, now_ms, leader_epoch)
                 if offset is not None
                 else Cursor(CursorKey(name, *key), None)
-                for key, offset, metadata, leader_epoch in (commits[index] for index in good)
+                for key, offset, metadata, leader_epoch in (commits[index] for index in valid)
             ]
-            for index, outcome in zip(good, await self._set(name, cursors), strict=True):
+            for index, outcome in zip(valid, await self._set_cursors(name, cursors), strict=True):
                 outcomes[index] = outcome
             return outcomes
 
@@ -370,42 +372,45 @@ class Groups:
         self._names.check_group(name)
         self._coordinator.check_commit(name, member, is_transactional=is_transactional)
 
-    def _objection(self, name: str, commit: Commit) -> QuackError | None:
+    def _find_commit_error(self, name: str, commit: Commit) -> QuackError | None:
+        """Return the reason why an offset cannot be committed; None if it can."""
         try:
             topic = self._topics.of(commit.key)
             if commit.offset is None and self._pull.is_subscribed(topic, name):
                 raise GroupReadsTopic(f"{name} is subscribed to topic {topic.name}: unsubscribe it")
             if commit.offset is not None and commit.offset < 0:
-                raise InvalidRequest(f"no offset is {commit.offset}")
+                raise InvalidRequest(f"invalid offset {commit.offset}: offsets start at 0")
             if commit.metadata and find_note(commit.metadata) == SUBSCRIBED:
                 check_subscriber(name)
             size = len(commit.metadata.encode())
         except QuackError as error:
             return error
         except UnicodeEncodeError:
-            return InvalidRequest("what is noted beside an offset is no text that UTF-8 can hold")
-        if size > shared_limits.CURSOR_METADATA_BYTES:
-            most = shared_limits.CURSOR_METADATA_BYTES
-            return MetadataTooLarge(f"{size} bytes noted beside an offset; {most} is the most")
+            return InvalidRequest("the metadata of an offset cannot be encoded as UTF-8")
+        limit_bytes = shared_limits.CURSOR_METADATA_BYTES
+        if size > limit_bytes:
+            return MetadataTooLarge(
+                f"the metadata of an offset has {size} bytes: use at most {limit_bytes}"
+            )
         return None
 
-    async def _set(self, name: str, cursors: Sequence[Cursor]) -> list[QuackError | None]:
+    async def _set_cursors(self, name: str, cursors: Sequence[Cursor]) -> list[QuackError | None]:
         """Set cursors, in one append unless there are very many. Return the error of each, or
         None."""
         outcomes: list[QuackError | None] = []
-        for some in _portions(cursors):
+        for part in _split_cursors(cursors):
             try:
-                await self._pull.move(name, some)
-                outcomes.extend([None] * len(some))
+                await self._pull.move(name, part)
+                outcomes.extend([None] * len(part))
             except NotFound:
                 # The store already knows that a topic is being deleted: commit the other offsets.
-                outcomes.extend([await self._set_one(name, each) for each in some])
+                outcomes.extend([await self._set_single_cursor(name, each) for each in part])
         if self._holds.is_holding_group(name):
             for cursor in cursors:
                 self._retention.cursor_moved(partition_key(cursor.key))
         return outcomes
 
-    async def _set_one(self, name: str, cursor: Cursor) -> QuackError | None:
+    async def _set_single_cursor(self, name: str, cursor: Cursor) -> QuackError | None:
         try:
             # The deleted topic may be the topic of receipts; that must not fail the commit.
             await self._topics.retry_on_topic_deletion(partial(self._pull.move, name, [cursor]))
@@ -417,17 +422,17 @@ class Groups:
         self, name: str, keys: Sequence[PartitionKey]
     ) -> list[QuackError | None]:
         async with self._cursors.changing(name):
-            self._check_known(name)
-            outcomes = [self._use_of(name, key) for key in keys]
-            free = [index for index, outcome in enumerate(outcomes) if outcome is None]
-            there = [(index, self._cursors.at(name, keys[index])) for index in free]
-            found = [(index, cursor) for index, cursor in there if cursor is not None]
-            removed = await self._set(name, [removal(cursor) for _, cursor in found])
+            self._check_exists(name)
+            outcomes = [self._find_deletion_error(name, key) for key in keys]
+            deletable = [index for index, outcome in enumerate(outcomes) if outcome is None]
+            candidates = [(index, self._cursors.at(name, keys[index])) for index in deletable]
+            found = [(index, cursor) for index, cursor in candidates if cursor is not None]
+            removed = await self._set_cursors(name, [removal(cursor) for _, cursor in found])
             for (index, _), outcome in zip(found, removed, strict=True):
                 outcomes[index] = outcome
             return outcomes
 
-    def _use_of(self, name: str, key: PartitionKey) -> QuackError | None:
+    def _find_deletion_error(self, name: str, key: PartitionKey) -> QuackError | None:
         """Return the reason why the offset of a partition must stay; None if it may be deleted."""
         try:
             topic = self._topics.of(key)
@@ -438,10 +443,10 @@ class Groups:
         group = self._coordinator.group(name)
         if group is None or not group.size:
             return None
-        reads = group.reads_topic(topic.name)
-        if reads is None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        reads_topic = group.reads_topic(topic.name)
+        if reads_topic is None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
             raise GroupNotEmpty(f"the group {name} has members: stop them first")
-        if reads is False:
+        if reads_topic is False:
             return None
         return GroupReadsTopic(f"the group {name} reads topic {topic.name}: stop its members first")
 
@@ -449,7 +454,7 @@ class Groups:
 
     async def _delete(self, name: str) -> None:
         async with self._cursors.changing(name):
-            self._check_known(name)
+            self._check_exists(name)
             if self._coordinator.is_live(name):
                 raise GroupNotEmpty(f"the group {name} has members: stop them first")
             if self._pull.has_name(name):
@@ -463,13 +468,13 @@ class Groups:
                 await self._remove(name)
 
     async def _remove(self, name: str) -> None:
-        # Remove the cursors first: after a crash the rest is still known to belong to a group.
-        await self._set(name, [removal(cursor) for cursor in self._cursors.of(name)])
-        await self._coordinator.forget(name)
-        self._follow_settings(name)
+        # Remove the cursors first: after a crash the remaining ones still belong to a stored group.
+        await self._set_cursors(name, [removal(cursor) for cursor in self._cursors.of(name)])
+        await self._coordinator.delete_stored(name)
+        self._apply_settings(name)
 
     def _is_expired(self, name: str) -> bool:
-        # An active group without members exists after its first member got an id and nothing else.
+        # An active group without members: its first member has got an id and has not joined yet.
         if self._pull.has_name(name) or self._coordinator.group(name) is not None:
             return False
         if self._holds.is_holding_group(name):
@@ -477,25 +482,25 @@ class Groups:
         is_publisher = name.startswith(PUBLISHER_PREFIX)
         age_ms = limits.PUBLISHER_EXPIRY_MS if is_publisher else shared_limits.GROUP_EXPIRY_MS
         since_ms = self._clock.expired_before(age_ms)
-        if self._coordinator.keeps_offsets(name):
+        if self._coordinator.is_stored(name):
             empty_since_ms = self._coordinator.empty_since_ms(name)
             if empty_since_ms is None or empty_since_ms > since_ms:
                 return False
         return not any(cursor.updated_ms > since_ms for cursor in self._cursors.of(name))
 
-    def _lost_its_members(self, name: str) -> bool:
+    def _has_lost_members(self, name: str) -> bool:
         """Return whether a restart left a group empty, with members in the stored state."""
-        kept = self._coordinator.kept(name)
+        stored = self._coordinator.stored(name)
         is_empty = not self._coordinator.is_live(name)
-        return kept is not None and kept.empty_since_ms is None and is_empty
+        return stored is not None and stored.empty_since_ms is None and is_empty
 
     async def _alter(self, name: str, settings: GroupSettings) -> None:
         async with self._cursors.changing(name):
             if settings != self._settings(name):
-                await self._coordinator.keep(name, settings)
-                self._follow_settings(name)
+                await self._coordinator.store_group(name, settings)
+                self._apply_settings(name)
 
-    def _follow_settings(self, name: str) -> None:
+    def _apply_settings(self, name: str) -> None:
         self._holds.set_group(name, self._settings(name).holds_retention)
         for cursor in self._cursors.of(name):
             self._retention.cursor_moved(partition_key(cursor.key))
@@ -503,12 +508,14 @@ class Groups:
     # --- helpers ----------------------------------------------------------------------------
 
     def _settings(self, name: str) -> GroupSettings:
-        kept = self._coordinator.kept(name)
-        return GroupSettings() if kept is None else kept.settings
+        stored = self._coordinator.stored(name)
+        return GroupSettings() if stored is None else stored.settings
 
-    def _check_known(self, name: str) -> None:
+    def _check_exists(self, name: str) -> None:
         if not (
-            self._coordinator.is_known(name) or self._cursors.has(name) or self._pull.has_name(name)
+            self._coordinator.has_entry(name)
+            or self._cursors.has(name)
+            or self._pull.has_name(name)
         ):
             raise UnknownGroup(f"there is no group {name}")
 
@@ -521,14 +528,14 @@ class Groups:
         try:
             size = len(name.encode())
         except UnicodeEncodeError:
-            raise InvalidGroup("a group's name is text that UTF-8 can hold") from None
+            raise InvalidGroup("a group's name cannot be encoded as UTF-8") from None
         if not 1 <= size <= shared_limits.NAME_BYTES:
             raise InvalidGroup(
                 f"a group's name takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
             )
 
 
-def _portions(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
+def _split_cursors(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
     """Split cursors into parts that fit into one journal frame. A byte may take six when
     written."""
     part: list[Cursor] = []

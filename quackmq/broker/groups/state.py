@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.groups.member_codec import decode_members, members_fields
+from quackmq.broker.groups.member_codec import decode_members, encode_members
 from quackmq.errors import DamagedStore, InvalidSetting
 from quackmq.groups import GroupKind, StoredMembership, Timing
 
@@ -75,27 +75,27 @@ def state_key(name: str) -> str:
     return STATE_PREFIX + name
 
 
-def name_of(key: str) -> str:
+def group_name_in(key: str) -> str:
     return key.removeprefix(STATE_PREFIX)
 
 
-def encode_kept(kept: StoredGroup) -> bytes:
+def encode_group(stored: StoredGroup) -> bytes:
     fields: dict[str, object] = {
-        "kind": kept.kind,
-        "generation": kept.generation,
-        "protocol_type": kept.protocol_type,
-        "static_members": dict(kept.static_members),
-        "member_ids": list(kept.member_ids),
-        "settings": kept.settings._asdict(),
-        "empty_since_ms": kept.empty_since_ms,
+        "kind": stored.kind,
+        "generation": stored.generation,
+        "protocol_type": stored.protocol_type,
+        "static_members": dict(stored.static_members),
+        "member_ids": list(stored.member_ids),
+        "settings": stored.settings._asdict(),
+        "empty_since_ms": stored.empty_since_ms,
     }
-    if kept.members is not None:
-        fields["members"] = members_fields(kept.members)
+    if stored.members is not None:
+        fields["members"] = encode_members(stored.members)
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def decode_kept(value: bytes) -> StoredGroup:
-    """Decode the value of `encode_kept`. Raise DamagedStore for any other value."""
+def decode_group(value: bytes) -> StoredGroup:
+    """Decode the value of `encode_group`. Raise DamagedStore for any other value."""
     try:
         fields = json.loads(value)
     except ValueError as error:

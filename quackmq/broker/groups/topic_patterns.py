@@ -31,18 +31,20 @@ class PatternThread:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting = 0
 
-    async def matching(self, patterns: Iterable[str], names: list[str]) -> list[frozenset[str]]:
+    async def find_matches(self, patterns: Iterable[str], names: list[str]) -> list[frozenset[str]]:
         """Return, for each pattern, the names that it matches as a whole. Raise InvalidPattern or
         GroupLoading."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="patterns")
         if self._waiting >= limits.PATTERN_WAITERS:
-            raise GroupLoading(f"{self._waiting} regular expressions are to be tried: ask again")
+            raise GroupLoading(
+                f"{self._waiting} requests wait for regular expressions: try again later"
+            )
         self._waiting += 1
         loop = asyncio.get_running_loop()
         try:
             return [
-                await loop.run_in_executor(self._thread, matching, pattern, names)
+                await loop.run_in_executor(self._thread, find_matches, pattern, names)
                 for pattern in patterns
             ]
         finally:
@@ -55,6 +57,8 @@ class PatternThread:
 
 
 class TopicPatterns:
+    """Matches the patterns of subscriptions against the names of the existing topics."""
+
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._thread = PatternThread()
@@ -63,38 +67,38 @@ class TopicPatterns:
         """Return, for each pattern, the topics that it matches as a whole. Raise InvalidPattern or
         GroupLoading."""
         changes, names = self._catalog.changes, list(self._catalog.by_name)
-        wanted = list(patterns)
-        found = await self._thread.matching(wanted, names)
+        patterns = list(patterns)
+        found = await self._thread.find_matches(patterns, names)
         return {
-            pattern: PatternMatches(fitting, changes)
-            for pattern, fitting in zip(wanted, found, strict=True)
+            pattern: PatternMatches(matching_names, changes)
+            for pattern, matching_names in zip(patterns, found, strict=True)
         }
 
     def close(self) -> None:
         self._thread.close()
 
 
-def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
+def find_matches(pattern: str, names: Iterable[str]) -> frozenset[str]:
     """Return the names that a pattern matches as a whole. Raise InvalidPattern."""
-    compiled = _compiled(pattern)
-    end = time.thread_time() + limits.PATTERN_CPU_MS / 1000
+    compiled = _compile(pattern)
+    deadline_s = time.thread_time() + limits.PATTERN_CPU_MS / 1000
     found = []
     for name in names:
         if compiled.fullmatch(name) is not None:
             found.append(name)
-        if time.thread_time() > end:
+        if time.thread_time() > deadline_s:
             raise InvalidPattern(
-                f"{pattern[:100]!r} takes too long over the names that there are: more than "
-                f"{limits.PATTERN_CPU_MS} ms"
+                f"{pattern[:100]!r} takes more than {limits.PATTERN_CPU_MS} ms to match all names: "
+                "use a simpler regular expression"
             )
     return frozenset(found)
 
 
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     options = re2.Options()
     options.max_mem = limits.PATTERN_BYTES
     options.log_errors = False
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
-        raise InvalidPattern(f"{pattern[:100]!r} is no regular expression: {error}") from None
+        raise InvalidPattern(f"invalid regular expression {pattern[:100]!r}: {error}") from None

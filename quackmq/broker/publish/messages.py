@@ -257,8 +257,8 @@ class Messages:
                     return self._repeated(topic, number)
                 line.check(next_number)
                 try:
-                    if not self._groups.keeps_offsets(group):
-                        await self._groups.keep(group)
+                    if not self._groups.is_stored(group):
+                        await self._groups.store_group(group)
                     # Inside the lock: a put with short keys must not overtake one with long keys.
                     topic = self._topics.with_id(topic.id)
                     shares = await self._shares(topic, records, partition)

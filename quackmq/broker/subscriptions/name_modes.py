@@ -79,7 +79,7 @@ class NameModes:
             use.last_s = loop_clock().time()
 
     def _check_no_members(self, name: str) -> None:
-        holder = self._coordinator.holder(name)
+        holder = self._coordinator.describe_members(name)
         if holder is not None:
             raise NameInOtherMode(
                 f"the name {name} is used as a Kafka group, by {holder}: stop its consumers, or "

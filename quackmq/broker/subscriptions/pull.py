@@ -218,7 +218,7 @@ class PullService:
         start = kept.start
         offsets = dict(enumerate(await self.starts(topic, start)))
         of_group: dict[int, int] = {}
-        if self._groups.keeps_offsets(name):
+        if self._groups.is_stored(name):
             ended = _ended(self._cursors.in_topic(name, topic.id))
             own = self._own_cursors(name, topic.id)
             of_group = {partition: own[partition] for partition in own if partition not in ended}

@@ -49,6 +49,8 @@ class Pending(NamedTuple):
 
 
 class TransactionalIdEntry:
+    """A transactional id, its producer, and its open transaction if there is one."""
+
     __slots__ = (
         "groups",
         "is_ending",
@@ -58,7 +60,7 @@ class TransactionalIdEntry:
         "partitions",
         "pending",
         "serial",
-        "standing",
+        "stored",
         "started_ms",
         "timer",
         "transactional_id",
@@ -69,7 +71,7 @@ class TransactionalIdEntry:
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         #: The stored state and its version; None if the store has no state for this id.
-        self.standing: TransactionalIdState | None = None
+        self.stored: TransactionalIdState | None = None
         self.version = 0
         #: Hold `lock` while changing this entry. `users` counts the tasks that hold it or wait for
         #: it.
@@ -83,33 +85,35 @@ class TransactionalIdEntry:
         #: Distinguishes one open transaction from the next.
         self.serial = 0
         self.started_ms: int | None = None
-        self.forget_transaction()
+        self.clear_transaction()
 
     @property
     def state(self) -> TransactionState:
-        assert self.standing is not None, "an id in use has a standing"
-        return TransactionState.ONGOING if self.is_ongoing else self.standing.state
+        """The state of the transaction: ongoing, or the stored state of the last one."""
+        assert self.stored is not None, "an id in use has a stored state"
+        return TransactionState.ONGOING if self.is_ongoing else self.stored.state
 
     def producer(self) -> ProducerEpoch:
-        assert self.standing is not None, "an id in use has a standing"
-        return ProducerEpoch(self.standing.producer_id, self.standing.epoch)
+        """Return the producer id and epoch that now own this id."""
+        assert self.stored is not None, "an id in use has a stored state"
+        return ProducerEpoch(self.stored.producer_id, self.stored.epoch)
 
-    def description(self, there: Container[UUID]) -> TransactionDescription:
-        """Describe this id; `there` limits the partitions to topics that still exist."""
-        assert self.standing is not None, "an id in use has a standing"
+    def description(self, existing_topics: Container[UUID]) -> TransactionDescription:
+        """Describe this id; leave out partitions of topics that do not exist any more."""
+        assert self.stored is not None, "an id in use has a stored state"
         return TransactionDescription(
             self.transactional_id,
             self.state,
-            self.standing.producer_id,
-            self.standing.epoch,
-            self.standing.timeout_ms,
+            self.stored.producer_id,
+            self.stored.epoch,
+            self.stored.timeout_ms,
             self.started_ms,
-            tuple(key for key in self.partitions if key.topic_id in there),
+            tuple(key for key in self.partitions if key.topic_id in existing_topics),
         )
 
     # --- the open transaction ---------------------------------------------------------------
 
-    def forget_transaction(self) -> None:
+    def clear_transaction(self) -> None:
         """Clear the open transaction."""
         self.is_ongoing = False
         self.partitions: dict[PartitionKey, None] = {}
@@ -119,39 +123,43 @@ class TransactionalIdEntry:
         self.stop_timer()
 
     def add_partitions(self, keys: Iterable[PartitionKey]) -> None:
-        new = dict.fromkeys(key for key in keys if key not in self.partitions)
-        if len(self.partitions) + len(new) > limits.TRANSACTION_PARTITIONS:
+        """Add partitions to the open transaction. Raise LimitReached."""
+        new_keys = dict.fromkeys(key for key in keys if key not in self.partitions)
+        count = len(self.partitions) + len(new_keys)
+        if count > limits.TRANSACTION_PARTITIONS:
             raise LimitReached(
-                f"{len(self.partitions) + len(new)} partitions in one transaction; "
-                f"{limits.TRANSACTION_PARTITIONS} is the most"
+                f"{count} partitions in one transaction: use at most "
+                f"{limits.TRANSACTION_PARTITIONS}"
             )
-        self.partitions.update(new)
+        self.partitions.update(new_keys)
 
     def add_group(self, group: str) -> None:
+        """Let the open transaction commit offsets of a group. Raise LimitReached."""
         if group not in self.groups and len(self.groups) >= limits.TRANSACTION_GROUPS:
             raise LimitReached(
-                f"offsets of more than {limits.TRANSACTION_GROUPS} groups in one transaction"
+                f"offsets of more than {limits.TRANSACTION_GROUPS} groups in one transaction: "
+                "commit some before"
             )
         self.groups.add(group)
 
-    def cursors(self, there: Container[UUID], now_ms: int) -> list[Cursor]:
+    def cursors(self, existing_topics: Container[UUID], now_ms: int) -> list[Cursor]:
         """Return the cursors that a commit sets from the pending offsets, in topics that still
         exist."""
         return [
             Cursor(CursorKey(group, *key), offset, metadata, now_ms, leader_epoch)
             for group, pending in self.pending.items()
             for key, (offset, metadata, leader_epoch) in pending.offsets.items()
-            if key.topic_id in there
+            if key.topic_id in existing_topics
         ]
 
-    def states(self, standing: bytes) -> list[StatePut]:
-        """Return the state changes at the end of a transaction: store `standing`, delete the
-        pending offsets."""
-        gone = [
+    def end_state_puts(self, id_state: bytes) -> list[StatePut]:
+        """Return the state changes at the end of a transaction: store the encoded `id_state`,
+        delete the pending offsets."""
+        deletions = [
             StatePut(offsets_key(self.transactional_id, group), None, pending.version)
             for group, pending in self.pending.items()
         ]
-        return [StatePut(state_key(self.transactional_id), standing, self.version), *gone]
+        return [StatePut(state_key(self.transactional_id), id_state, self.version), *deletions]
 
     def stop_timer(self) -> None:
         if self.timer is not None:

@@ -39,7 +39,7 @@ from quackmq.broker.transactions.entry import (
     TransactionalIdEntry,
     TransactionDescription,
 )
-from quackmq.broker.transactions.registry import TransactionRecords
+from quackmq.broker.transactions.registry import TransactionalIdRegistry
 from quackmq.broker.transactions.state import PendingOffset
 from quackmq.clock import Clock
 from quackmq.errors import (
@@ -77,10 +77,12 @@ from quackmq.stores.contract import Store
 log = logging.getLogger(__name__)
 
 #: The start time of an id that never had a transaction, as in Kafka.
-_BEFORE_ALL: Final = -1
+_NEVER_STARTED_MS: Final = -1
 
 
 class Transactions:
+    """What the protocols call for transactions. Every call names its caller."""
+
     def __init__(
         self,
         store: Store,
@@ -88,11 +90,13 @@ class Transactions:
         groups: Groups,
         producer_ids: ProducerIds,
         clock: Clock,
-        marked: Callable[[PartitionKey, AppendResult, int], None],
+        on_marker_appended: Callable[[PartitionKey, AppendResult, int], None],
         lifecycle: Lifecycle,
     ) -> None:
-        """`marked` is called with every appended marker's partition, result and size."""
-        self._records = TransactionRecords(store, topics, groups, clock.now_ms, marked)
+        """`on_marker_appended` is called with the partition, result and size of every marker."""
+        self._registry = TransactionalIdRegistry(
+            store, topics, groups, clock.now_ms, on_marker_appended
+        )
         self._topics = topics
         self._groups = groups
         self._producer_ids = producer_ids
@@ -100,26 +104,26 @@ class Transactions:
         self._now_ms = clock.now_ms
         self._lifecycle = lifecycle
         self._serial = 0
-        self._looked_ms = 0
+        self._last_clean_ms = 0
         self._patterns = PatternThread()
 
     async def load(self) -> None:
         """Load the stored state. The timeouts of open transactions start again. Raise
         DamagedStore."""
-        await self._records.load()
-        for known in self._records:
-            if known.partitions or known.pending:
-                self._begin(known)
+        await self._registry.load()
+        for entry in self._registry:
+            if entry.partitions or entry.pending:
+                self._begin(entry)
 
     def name_of(self, producer_id: int) -> str | None:
         """Return the transactional id that now uses `producer_id`; None if none does."""
-        known = self._records.of_producer(producer_id)
-        return None if known is None else known.transactional_id
+        entry = self._registry.find_by_producer(producer_id)
+        return None if entry is None else entry.transactional_id
 
     def stop(self) -> None:
         """Stop the timers. Open transactions stay open until the next start."""
-        for known in self._records:
-            known.stop_timer()
+        for entry in self._registry:
+            entry.stop_timer()
 
     def close(self) -> None:
         """Stop the thread that matches patterns."""
@@ -137,9 +141,9 @@ class Transactions:
     ) -> ProducerEpoch:
         """Initialise a producer for a transactional id: abort the open transaction and fence the
         previous producer. Return the producer id and epoch. A producer may pass its present id and
-        epoch to continue with the next epoch; it may repeat the call if it got no answer. Raise
+        epoch to continue with the next epoch; it may repeat the call if it got no response. Raise
         InvalidRequest, InvalidTransactionTimeout, ProducerFenced or LimitReached."""
-        self._check(transactional_id)
+        self._check_id(transactional_id)
         if not 0 < timeout_ms <= limits.TRANSACTION_MAX_MS:
             raise InvalidTransactionTimeout(
                 f"a transaction lasts 1 to {limits.TRANSACTION_MAX_MS} ms, not {timeout_ms}"
@@ -153,22 +157,22 @@ class Transactions:
         """Add partitions to a transaction, as older clients do before they write. Return an error
         or None for each partition: UnknownTopic, UnknownPartition. If one partition has an error,
         none is added. Raise InvalidProducerIdMapping, ProducerFenced or LimitReached."""
-        async with self._records.alone(self._find(ref)) as known:
-            check_current(known.standing, ref)
-            outcomes = [self._objection(key) for key in keys]
+        async with self._registry.lock_entry(self._find(ref)) as entry:
+            check_current(entry.stored, ref)
+            outcomes = [self._find_partition_error(key) for key in keys]
             if not any(outcomes):
-                known.add_partitions(keys)
-                self._begin(known)
+                entry.add_partitions(keys)
+                self._begin(entry)
             return outcomes
 
     async def add_offsets(self, caller: Caller, ref: ProducerRef, group: str) -> None:
         """Announce that a transaction will commit offsets of `group`, as older clients do. Raise
         the errors of `add_partitions`, and InvalidGroup."""
         self._groups.check_name(group, may_be_empty=True)
-        async with self._records.alone(self._find(ref)) as known:
-            check_current(known.standing, ref)
-            known.add_group(group)
-            self._begin(known)
+        async with self._registry.lock_entry(self._find(ref)) as entry:
+            check_current(entry.stored, ref)
+            entry.add_group(group)
+            self._begin(entry)
 
     def admit(
         self,
@@ -186,39 +190,39 @@ class Transactions:
         InvalidTransactionState, ConcurrentTransactions, LimitReached, UnknownTopic or
         UnknownPartition; InvalidRequest without a transactional id."""
         if transactional_id is None:
-            raise InvalidRequest("a transactional batch comes with a transactional id")
+            raise InvalidRequest("a request with a transactional batch needs a transactional id")
         ref = ProducerRef(transactional_id, batch.producer_id, batch.producer_epoch)
-        known = self._find(ref)
-        check_current(known.standing, ref)
-        if known.is_ending:
-            raise _ending(known)
+        entry = self._find(ref)
+        check_current(entry.stored, ref)
+        if entry.is_ending:
+            raise _ending_error(entry)
         key = PartitionKey(topic.id, partition)
-        if key in known.partitions:
+        if key in entry.partitions:
             return
         self._topics.of(key)
-        if not implicit and not known.is_recovered:
+        if not implicit and not entry.is_recovered:
             raise InvalidTransactionState(
                 f"topic {topic.name}, partition {partition} is not in a transaction of "
                 f"{transactional_id}"
             )
-        known.add_partitions([key])
-        self._begin(known)
+        entry.add_partitions([key])
+        self._begin(entry)
 
     def check_admitted(self, key: PartitionKey, batch: Batch, serial: int | None = None) -> int:
         """Check that `admit` accepted a batch and that its transaction is still open. Return the
         serial number of the transaction. If `serial` is given, the transaction must still have this
         number. Raise InvalidTransactionState, ConcurrentTransactions, ProducerFenced or
         InvalidProducerIdMapping."""
-        known = self._records.of_producer(batch.producer_id)
-        if known is None or key not in known.partitions or serial not in (None, known.serial):
+        entry = self._registry.find_by_producer(batch.producer_id)
+        if entry is None or key not in entry.partitions or serial not in (None, entry.serial):
             raise InvalidTransactionState(
-                f"producer {batch.producer_id} has no open transaction that writes there"
+                f"producer {batch.producer_id} has no open transaction in this partition"
             )
-        ref = ProducerRef(known.transactional_id, batch.producer_id, batch.producer_epoch)
-        check_current(known.standing, ref)
-        if known.is_ending:
-            raise _ending(known)
-        return known.serial
+        ref = ProducerRef(entry.transactional_id, batch.producer_id, batch.producer_epoch)
+        check_current(entry.stored, ref)
+        if entry.is_ending:
+            raise _ending_error(entry)
+        return entry.serial
 
     # --- offsets ----------------------------------------------------------------------------
 
@@ -237,14 +241,14 @@ class Transactions:
         ProducerFenced or LimitReached. Unless `implicit`, raise InvalidTransactionState if
         `add_offsets` was not called before."""
         self._groups.check_name(group)
-        known = self._find(ref)
-        change = self._commit_offsets(known, ref, group, member, commits, implicit)
+        entry = self._find(ref)
+        change = self._commit_offsets(entry, ref, group, member, commits, implicit)
         return await self._lifecycle.run_shielded(change)
 
     def pending_offsets(self, caller: Caller, group: str) -> frozenset[PartitionKey]:
         """Return the partitions for which open transactions will commit offsets of `group`. The
         committed offsets of these partitions may soon change."""
-        return self._records.pending_offsets(group)
+        return self._registry.pending_offsets(group)
 
     # --- ending -----------------------------------------------------------------------------
 
@@ -253,12 +257,12 @@ class Transactions:
     ) -> ProducerEpoch:
         """Commit or abort a transaction: all of its records become visible, or none. Return the
         producer id and epoch; with `bump_epoch` the producer continues with this epoch. A repeated
-        call gets the first answer. Raise InvalidProducerIdMapping, ProducerFenced or
+        call gets the first response. Raise InvalidProducerIdMapping, ProducerFenced or
         InvalidTransactionState."""
-        known = self._find(ref)
-        return await self._lifecycle.run_shielded(self._end(known, ref, commit, bump_epoch))
+        entry = self._find(ref)
+        return await self._lifecycle.run_shielded(self._end(entry, ref, commit, bump_epoch))
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- administration -----------------------------------------------------------------------
 
     def all(
         self, caller: Caller, *, longer_than_ms: int | None = None
@@ -269,10 +273,10 @@ class Transactions:
         self._lifecycle.check_open()
         now_ms = self._now_ms()
         return [
-            known.description(self._topics.by_id)
-            for known in self._records
+            entry.description(self._topics.by_id)
+            for entry in self._registry
             if longer_than_ms is None
-            or now_ms - (_BEFORE_ALL if known.started_ms is None else known.started_ms)
+            or now_ms - (_NEVER_STARTED_MS if entry.started_ms is None else entry.started_ms)
             > longer_than_ms
         ]
 
@@ -282,177 +286,181 @@ class Transactions:
         self._lifecycle.check_open()
         if len(pattern) > shared_limits.PATTERN_CHARS:
             raise InvalidPattern(
-                f"a regular expression has {shared_limits.PATTERN_CHARS} characters at the most"
+                f"a regular expression may have at most {shared_limits.PATTERN_CHARS} characters"
             )
-        names = [known.transactional_id for known in self._records]
-        (fitting,) = await self._patterns.matching([pattern], names)
-        return fitting
+        names = [entry.transactional_id for entry in self._registry]
+        (matching_ids,) = await self._patterns.find_matches([pattern], names)
+        return matching_ids
 
     def describe(self, caller: Caller, transactional_id: str) -> TransactionDescription:
         """Describe one transactional id. Raise UnknownTransactionalId."""
-        self._check(transactional_id)
-        known = self._records.get(transactional_id)
-        if known is None or known.standing is None:
+        self._check_id(transactional_id)
+        entry = self._registry.get(transactional_id)
+        if entry is None or entry.stored is None:
             raise UnknownTransactionalId(f"there is no transactional id {transactional_id}")
-        return known.description(self._topics.by_id)
+        return entry.description(self._topics.by_id)
 
     async def clean(self) -> None:
         """Forget transactional ids that were not used for TRANSACTIONAL_ID_EXPIRY_MS."""
         now_ms = self._now_ms()
-        if 0 <= now_ms - self._looked_ms < limits.TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS:
+        if 0 <= now_ms - self._last_clean_ms < limits.TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS:
             return
-        self._looked_ms = now_ms
-        for known in self._records:
-            if _is_expired(known, self._clock):
-                await self._lifecycle.run_shielded(self._expire(known))
+        self._last_clean_ms = now_ms
+        for entry in self._registry:
+            if _is_expired(entry, self._clock):
+                await self._lifecycle.run_shielded(self._expire(entry))
 
     # --- implementation ---------------------------------------------------------------------
 
     async def _init(
         self, transactional_id: str, timeout_ms: int, producer_id: int, epoch: int
     ) -> ProducerEpoch:
-        async with self._records.alone(self._records.ensure(transactional_id)) as known:
-            standing, now_ms = known.standing, self._now_ms()
-            if standing is None:
+        async with self._registry.lock_entry(self._registry.ensure(transactional_id)) as entry:
+            stored, now_ms = entry.stored, self._now_ms()
+            if stored is None:
                 first = new_id_state(await self._producer_ids.next(), timeout_ms, now_ms)
-                await self._finish(known, Marker.ABORT, TransactionEnd(first.epoch, first))
-            elif must_begin(standing, known.state, producer_id, epoch, transactional_id):
+                await self._finish(entry, Marker.ABORT, TransactionEnd(first.epoch, first))
+            elif must_begin(stored, entry.state, producer_id, epoch, transactional_id):
                 after = begin_producer(
-                    standing,
+                    stored,
                     timeout_ms,
                     now_ms,
                     is_repeatable=producer_id != NO_PRODUCER,
-                    new_producer_id=await self._new_id(standing.is_exhausted),
+                    new_producer_id=await self._new_producer_id_if(stored.is_exhausted),
                 )
-                await self._finish(known, Marker.ABORT, TransactionEnd(standing.epoch + 1, after))
-                known.started_ms = None
-            return known.producer()
+                await self._finish(entry, Marker.ABORT, TransactionEnd(stored.epoch + 1, after))
+                entry.started_ms = None
+            return entry.producer()
 
     async def _commit_offsets(
         self,
-        known: TransactionalIdEntry,
+        entry: TransactionalIdEntry,
         ref: ProducerRef,
         group: str,
         member: MemberRef,
         commits: Sequence[Commit],
         implicit: bool,
     ) -> list[QuackError | None]:
-        async with self._records.alone(known):
-            check_current(known.standing, ref)
-            if not implicit and not known.is_recovered and group not in known.groups:
+        async with self._registry.lock_entry(entry):
+            check_current(entry.stored, ref)
+            if not implicit and not entry.is_recovered and group not in entry.groups:
                 raise InvalidTransactionState(
                     f"offsets of the group {group} are not in a transaction of "
                     f"{ref.transactional_id}"
                 )
             outcomes = await self._groups.prepare(group, member, commits)
-            new = {
+            new_offsets = {
                 commit.key: PendingOffset(commit.offset, commit.metadata, commit.leader_epoch)
                 for commit, outcome in zip(commits, outcomes, strict=True)
                 if outcome is None and commit.offset is not None
             }
-            if new:
-                known.add_group(group)
-                self._begin(known)
-                await self._records.put_pending(known, group, new)
+            if new_offsets:
+                entry.add_group(group)
+                self._begin(entry)
+                await self._registry.put_pending(entry, group, new_offsets)
             return outcomes
 
     async def _end(
-        self, known: TransactionalIdEntry, ref: ProducerRef, commit: bool, bump: bool
+        self, entry: TransactionalIdEntry, ref: ProducerRef, commit: bool, bump: bool
     ) -> ProducerEpoch:
-        async with self._records.alone(known):
-            standing = known.standing
-            state = TransactionState.EMPTY if standing is None else known.state
-            recovered = known.is_recovered
-            if must_end(standing, state, ref, commit=commit, bump=bump, is_recovered=recovered):
-                assert standing is not None, "what can be ended was begun"
+        async with self._registry.lock_entry(entry):
+            stored = entry.stored
+            state = TransactionState.EMPTY if stored is None else entry.state
+            recovered = entry.is_recovered
+            if must_end(stored, state, ref, commit=commit, bump=bump, is_recovered=recovered):
+                assert stored is not None, "only an initialised id has a transaction to end"
                 after = end_transaction(
-                    standing,
+                    stored,
                     self._now_ms(),
                     commit=commit,
                     bump=bump,
-                    new_producer_id=await self._new_id(bump and standing.is_exhausted),
+                    new_producer_id=await self._new_producer_id_if(bump and stored.is_exhausted),
                 )
-                await self._finish(known, Marker.COMMIT if commit else Marker.ABORT, after)
-            return known.producer()
+                await self._finish(entry, Marker.COMMIT if commit else Marker.ABORT, after)
+            return entry.producer()
 
     async def _finish(
-        self, known: TransactionalIdEntry, marker: Marker, after: TransactionEnd
+        self, entry: TransactionalIdEntry, marker: Marker, after: TransactionEnd
     ) -> None:
-        await self._records.finish(known, marker, after)
-        known.is_recovered = False
+        await self._registry.finish(entry, marker, after)
+        entry.is_recovered = False
 
-    async def _new_id(self, is_needed: bool) -> int | None:
+    async def _new_producer_id_if(self, is_needed: bool) -> int | None:
         return await self._producer_ids.next() if is_needed else None
 
-    async def _expire(self, known: TransactionalIdEntry) -> None:
-        async with self._records.alone(known):
-            if _is_expired(known, self._clock):
-                log.info("the transactional id %s has expired", known.transactional_id)
-                await self._records.forget(known)
+    async def _expire(self, entry: TransactionalIdEntry) -> None:
+        async with self._registry.lock_entry(entry):
+            if _is_expired(entry, self._clock):
+                log.info("the transactional id %s has expired", entry.transactional_id)
+                await self._registry.delete_stored(entry)
 
     # --- time -------------------------------------------------------------------------------
 
-    def _begin(self, known: TransactionalIdEntry) -> None:
+    def _begin(self, entry: TransactionalIdEntry) -> None:
         """Mark a transaction as open and start its timer, unless it is open already."""
-        if known.is_ongoing:
+        if entry.is_ongoing:
             return
-        assert known.standing is not None, "an id in use has a standing"
+        assert entry.stored is not None, "an id in use has a stored state"
         self._serial += 1
-        known.serial = self._serial
-        known.is_ongoing = True
-        known.started_ms = self._now_ms()
-        self._set_timer(known, known.standing.timeout_ms)
+        entry.serial = self._serial
+        entry.is_ongoing = True
+        entry.started_ms = self._now_ms()
+        self._set_timer(entry, entry.stored.timeout_ms)
 
-    def _set_timer(self, known: TransactionalIdEntry, wait_ms: int) -> None:
+    def _set_timer(self, entry: TransactionalIdEntry, wait_ms: int) -> None:
         if not self._lifecycle.is_closing:
-            known.timer = loop_clock().call_later(wait_ms / 1000, self._time_is_up, known)
+            entry.timer = loop_clock().call_later(wait_ms / 1000, self._start_timeout, entry)
 
-    def _time_is_up(self, known: TransactionalIdEntry) -> None:
-        known.timer = None
-        self._lifecycle.start(self._time_out(known))
+    def _start_timeout(self, entry: TransactionalIdEntry) -> None:
+        """Start the task that aborts a transaction whose timer has fired."""
+        entry.timer = None
+        self._lifecycle.start(self._abort_expired(entry))
 
-    async def _time_out(self, known: TransactionalIdEntry) -> None:
-        async with self._records.alone(known):
-            standing = known.standing
+    async def _abort_expired(self, entry: TransactionalIdEntry) -> None:
+        """Abort a transaction that has timed out, and fence its producer. If this fails, try again
+        later."""
+        async with self._registry.lock_entry(entry):
+            stored = entry.stored
             # This transaction may have ended, and another begun, while this task waited for the
             # lock.
-            if standing is None or not known.is_ongoing or known.timer is not None:
+            if stored is None or not entry.is_ongoing or entry.timer is not None:
                 return
-            name = known.transactional_id
+            name = entry.transactional_id
             try:
-                await self._finish(known, Marker.ABORT, fence_producer(standing, self._now_ms()))
-                log.info("a transaction of %s took %d ms: aborted", name, standing.timeout_ms)
+                await self._finish(entry, Marker.ABORT, fence_producer(stored, self._now_ms()))
+                log.info("aborted a transaction of %s: timeout of %d ms", name, stored.timeout_ms)
             except QuackError as error:
-                log.error("a transaction of %s that took too long stays open: %s", name, error)
-                self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
+                log.error("cannot abort a transaction of %s that has timed out: %s", name, error)
+                self._set_timer(entry, limits.TRANSACTION_ABORT_AGAIN_MS)
             except Exception:
                 # A bug must not block the last stable offset for ever, and must not go unseen.
-                log.exception("a transaction of %s that took too long stays open", name)
-                self._set_timer(known, limits.TRANSACTION_ABORT_AGAIN_MS)
+                log.exception("cannot abort a transaction of %s that has timed out", name)
+                self._set_timer(entry, limits.TRANSACTION_ABORT_AGAIN_MS)
 
     # --- helpers ----------------------------------------------------------------------------
 
     def _find(self, ref: ProducerRef) -> TransactionalIdEntry:
-        self._check(ref.transactional_id)
-        known = self._records.get(ref.transactional_id)
-        if known is None:
+        self._check_id(ref.transactional_id)
+        entry = self._registry.get(ref.transactional_id)
+        if entry is None:
             check_current(None, ref)
-        assert known is not None, "nobody is current where nobody is known"
-        return known
+        assert entry is not None, "check_current raises for an unknown id"
+        return entry
 
-    def _objection(self, key: PartitionKey) -> QuackError | None:
+    def _find_partition_error(self, key: PartitionKey) -> QuackError | None:
+        """Return UnknownTopic or UnknownPartition; None if the partition exists."""
         try:
             self._topics.of(key)
         except NotFound as error:
             return error
         return None
 
-    def _check(self, transactional_id: str) -> None:
+    def _check_id(self, transactional_id: str) -> None:
         self._lifecycle.check_open()
         try:
             size = len(transactional_id.encode())
         except UnicodeEncodeError:
-            raise InvalidRequest("a transactional id is text that UTF-8 can hold") from None
+            raise InvalidRequest("a transactional id cannot be encoded as UTF-8") from None
         if not 1 <= size <= shared_limits.NAME_BYTES:
             raise InvalidRequest(
                 f"a transactional id takes 1 to {shared_limits.NAME_BYTES} bytes as "
@@ -460,14 +468,14 @@ class Transactions:
             )
 
 
-def _is_expired(known: TransactionalIdEntry, clock: Clock) -> bool:
-    standing: TransactionalIdState | None = known.standing
-    if standing is None or known.is_ongoing:
+def _is_expired(entry: TransactionalIdEntry, clock: Clock) -> bool:
+    stored: TransactionalIdState | None = entry.stored
+    if stored is None or entry.is_ongoing:
         return False
-    return standing.updated_ms <= clock.expired_before(limits.TRANSACTIONAL_ID_EXPIRY_MS)
+    return stored.updated_ms <= clock.expired_before(limits.TRANSACTIONAL_ID_EXPIRY_MS)
 
 
-def _ending(known: TransactionalIdEntry) -> ConcurrentTransactions:
+def _ending_error(entry: TransactionalIdEntry) -> ConcurrentTransactions:
     return ConcurrentTransactions(
-        f"a transaction of {known.transactional_id} is just being ended: ask again"
+        f"a transaction of {entry.transactional_id} is being ended: try again"
     )

@@ -41,7 +41,7 @@ def state_key(transactional_id: str) -> str:
     return STATE_PREFIX + transactional_id
 
 
-def id_of(key: str) -> str:
+def transactional_id_in(key: str) -> str:
     return key.removeprefix(STATE_PREFIX)
 
 
@@ -59,12 +59,12 @@ def parse_offsets_key(key: str) -> tuple[str, str]:
     return names[:end], names[end + 1 :]
 
 
-def encode_standing(standing: TransactionalIdState) -> bytes:
-    return json.dumps(standing._asdict()).encode()
+def encode_id_state(id_state: TransactionalIdState) -> bytes:
+    return json.dumps(id_state._asdict()).encode()
 
 
-def decode_standing(value: bytes) -> TransactionalIdState:
-    """Decode the value of `encode_standing`. Raise DamagedStore for any other value."""
+def decode_id_state(value: bytes) -> TransactionalIdState:
+    """Decode the value of `encode_id_state`. Raise DamagedStore for any other value."""
     match _from_json(value):
         case {
             "producer_id": int(producer_id),
@@ -99,7 +99,7 @@ def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
     by_topic = _from_json(value)
     try:
         return {
-            PartitionKey(uuid.UUID(topic_id), int(partition)): _pending(*pending)
+            PartitionKey(uuid.UUID(topic_id), int(partition)): _pending_offset(*pending)
             for topic_id, of_topic in by_topic.items()
             for partition, pending in of_topic.items()
         }
@@ -109,7 +109,7 @@ def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
         ) from None
 
 
-def _pending(
+def _pending_offset(
     offset: object, metadata: object, leader_epoch: object = NO_LEADER_EPOCH
 ) -> PendingOffset:
     match offset, metadata, leader_epoch:
