@@ -18,7 +18,7 @@ from typing import Any, Final
 from benchmarks import archive
 from benchmarks.doors import ask
 from benchmarks.growth_curves import grows_at_most_by_step, stays_below
-from benchmarks.growth_rows import Measured, Row, Stage, heaviest_pause, median_ms
+from benchmarks.growth_rows import Measured, Row, Stage, heaviest_turn, median_ms
 from benchmarks.growth_systems import (
     LARGE,
     SMALL,
@@ -199,7 +199,7 @@ class Producers(Stage):
 def pause_of_producers(stage: Producers) -> Measured:
     """Large batches follow, so that checkpoints are made."""
     send_all(stage.system.address, round_robin([kafka_put(TOPIC, LARGE)], stage.large_batches))
-    return heaviest_pause(stage)
+    return heaviest_turn(stage)
 
 
 # --- consumers that wait --------------------------------------------------------------------------
@@ -331,15 +331,15 @@ OTHER_ROWS: Final[tuple[Row[Any], ...]] = (
     ),
     Row(
         "archive-pause",
-        "CPU of the heaviest pause of the event loop during these",
+        "CPU of the heaviest turn of the event loop during these",
         "ms",
         ArchivedPartitions,
-        heaviest_pause,
+        heaviest_turn,
         (stays_below(20, "ms"),),
     ),
     Row(
         "producer-pause",
-        "CPU of the heaviest pause of the event loop with many producer ids",
+        "CPU of the heaviest turn of the event loop with many producer ids",
         "ms",
         Producers,
         pause_of_producers,

@@ -51,8 +51,19 @@ class Pause(NamedTuple):
     cause: str
 
 
+class Turn(NamedTuple):
+    """The turn of the event loop with the most CPU, and how many turns were too heavy."""
+
+    cpu_ms: float
+    cause: str
+    too_heavy: int
+
+
 NO_PAUSE: Final = Pause(0, 0, "no pause was noticed")
-_PAUSE: Final = re.compile(r"^pause (\d+) (\d+) (.*)$", re.MULTILINE)
+NO_TURN: Final = Turn(0.0, "no turn was measured", 0)
+#: A turn of the event loop must not use more CPU.
+MOST_TURN_MS: Final = 20
+_TURN: Final = re.compile(r"^turn (\d+\.\d) (.*)$", re.MULTILINE)
 
 
 class System:
@@ -158,10 +169,12 @@ class System:
         found = ask(f"{self.http}/v1/health")["longest_pause"]
         return Pause(found["cpu_ms"], found["pause_ms"], found["cause"]) if found else NO_PAUSE
 
-    def heaviest_pause(self) -> Pause:
-        """Return the pause of the event loop with the most CPU since the start."""
-        found = _PAUSE.findall((self._directory / "server.log").read_text(errors="replace"))
-        return Pause(int(found[-1][0]), int(found[-1][1]), found[-1][2]) if found else NO_PAUSE
+    def heaviest_turn(self) -> Turn:
+        """Return the turn of the event loop with the most CPU since the start."""
+        found = _TURN.findall((self._directory / "server.log").read_text(errors="replace"))
+        turns = [(float(cpu_ms), cause) for cpu_ms, cause in found]
+        too_heavy = sum(cpu_ms > MOST_TURN_MS for cpu_ms, _ in turns)
+        return Turn(*max(turns), too_heavy) if turns else NO_TURN
 
 
 # --- load -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from benchmarks.growth_rows import (
     Measured,
     Row,
     Stage,
-    heaviest_pause,
+    heaviest_turn,
     longest_pause,
     median_ms,
 )
@@ -166,7 +166,7 @@ def start_ratio(stage: Topics) -> float:
 def pause_after_start(stage: Topics) -> Measured:
     assert stage.killed_start
     stage.wait_until_at_rest()
-    return heaviest_pause(stage)
+    return heaviest_turn(stage)
 
 
 TOPIC_ROWS: Final[tuple[Row[Topics], ...]] = (
@@ -216,10 +216,10 @@ TOPIC_ROWS: Final[tuple[Row[Topics], ...]] = (
     ),
     Row(
         "pause-cpu",
-        "CPU of the heaviest pause of the event loop under the loads above",
+        "CPU of the heaviest turn of the event loop under the loads above",
         "ms",
         Topics,
-        heaviest_pause,
+        heaviest_turn,
         (stays_below(20, "ms"),),
     ),
     Row("stop", "SIGTERM to exit, all topics just written", "s", Topics, stop, with_kafka=True),
@@ -259,7 +259,7 @@ TOPIC_ROWS: Final[tuple[Row[Topics], ...]] = (
     ),
     Row(
         "start-pause",
-        "CPU of the heaviest pause of the event loop from that start on",
+        "CPU of the heaviest turn of the event loop from that start on",
         "ms",
         Topics,
         pause_after_start,

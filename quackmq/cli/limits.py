@@ -21,8 +21,8 @@ LONGEST_SYNC_INTERVAL_MS: Final = 60_000
 #: kill after 10 s or later, and recovery at the next start loses nothing.
 DRAIN_MS: Final = 9_000
 #: Values that make the garbage collector look at them, and such looks (more than this number) that
-#: make it look at what they left once more: at most 20,000 values, 4 to 10 ms of the event loop.
-YOUNG_VALUES: Final = 5_000
+#: make it look at what they left once more: at most 8,000 values, 2 to 4 ms of the event loop.
+YOUNG_VALUES: Final = 2_000
 YOUNG_LOOKS: Final = 2
 #: Everything is looked at so often at the most, in a quiet moment, and so often if there is none:
 #: a look at 50,000 topics takes 0.2 s, and an hour leaves some megabytes of dead circles.

@@ -120,13 +120,24 @@ class Reply(Protocol):
     def disconnect(self, reason: str) -> None: ...
 
 
+class PublishedInPortions(Protocol):
+    """A request with so many batches that they are published in several turns of the loop."""
+
+    is_over: bool
+
+    def publish(self, most: int) -> int:
+        """Publish at most this many batches; return their number. The request's bytes need to be
+        valid only during the first call."""
+
+
 class Api(NamedTuple):
     """An API with its advertised versions.
 
     `read` decodes a body into a request. It may keep views of the bytes only as far as `submit`
     uses them: until `submit` returns, or longer if `submit` is told that it owns the bytes. Then
     one of two functions answers the request. `handle` starts when all earlier responses of the
-    connection have been sent. `submit` starts at once and answers through the reply.
+    connection have been sent. `submit` starts at once and answers through the reply. If it returns
+    an object, the connection calls its `publish` at once, and again in later turns of the loop.
 
     `at_once` is called before `handle`, if all earlier responses have been sent. It returns the
     body of the response; or a wait, which ends with a call of the reply; or None, and then `handle`
@@ -140,7 +151,7 @@ class Api(NamedTuple):
     flexible_from: int
     read: Callable[[int, memoryview], Any]
     handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
-    submit: Callable[[Call, Any, Reply, bool], None] | None = None
+    submit: Callable[[Call, Any, Reply, bool], PublishedInPortions | None] | None = None
     #: Whether `handle` may wait for an event; it is then interrupted when the server closes.
     waits: bool = False
     flexible_response: bool = True

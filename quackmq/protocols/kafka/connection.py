@@ -12,6 +12,9 @@ Reading stops in four cases:
 - the broker has no room for the batches of the next request;
 - there is no memory to receive a large request.
 
+A connection publishes at most `limits.KAFKA_BATCHES_AT_ONCE` batches in one turn of the loop. The
+rest follows in the next turns, so that other connections are served in between.
+
 When the cause ends, `pump` is called again. A heartbeat that waits behind other requests keeps its
 member alive from its arrival: the broker is slow then, not the member.
 
@@ -33,7 +36,14 @@ from quackmq import limits as shared_limits
 from quackmq.broker import Broker
 from quackmq.errors import ProtocolError
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Api, Call, LastAnswer, Node, Watch
+from quackmq.protocols.kafka.api import (
+    Api,
+    Call,
+    LastAnswer,
+    Node,
+    PublishedInPortions,
+    Watch,
+)
 from quackmq.protocols.kafka.codec.framing import (
     Frames,
     ReceiveMemory,
@@ -135,6 +145,10 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         self._node = Node(0, "", 0)
         self._pumping = False
+        #: Whether `pump` continues in the next turn of the loop, after it has published much.
+        self._continues_soon = False
+        #: The request whose batches are being published in portions.
+        self._publishing: PublishedInPortions | None = None
         self._flush_is_due = False
         #: Loop clock time at which the incomplete request began to arrive.
         self.begun_at: float | None = None
@@ -179,19 +193,31 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         even if the broker's count of pending bytes is too high.
         """
         # A request may be answered here, and its answer would call pump again.
-        if self._pumping or self._transport is None:
+        if self._pumping or self._continues_soon:
+            return
+        if self._transport is None and self._publishing is None:
             return
         self._pumping = True
         is_held_up = False
         frames = self._frames
+        left = limits.KAFKA_BATCHES_AT_ONCE
         try:
-            while frames.begun and frames.is_ready():
-                is_held_up = not self._may_begin(has_room or not frames.is_produce)
-                if is_held_up:
+            while self._publishing is not None or (frames.begun and frames.is_ready()):
+                if left <= 0:
+                    is_held_up = self._continues_soon = True
+                    self._loop.call_soon(self._continue)
                     break
-                self.begun_at = None
-                has_room = False
-                self._begin(frames.take())
+                if self._publishing is None:
+                    is_held_up = not self._may_begin(has_room or not frames.is_produce)
+                    if is_held_up:
+                        break
+                    self.begun_at = None
+                    has_room = False
+                    self._begin(frames.take())
+                if self._publishing is None:
+                    left -= 1
+                else:
+                    left -= self._publish_portion(self._publishing, left)
         except ProtocolError as error:
             self._expel(str(error))
         except Exception:
@@ -204,6 +230,18 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._regulate(is_held_up)
         else:
             self.begun_at = None  # the usual case: all requests were taken, reading continues
+
+    def _continue(self) -> None:
+        self._continues_soon = False
+        self.pump()
+
+    def _publish_portion(self, request: PublishedInPortions, most: int) -> int:
+        """Publish up to `most` batches of the request that was begun last; return their number."""
+        self._publishing = None  # it does not continue after an error
+        count = request.publish(most)
+        if not request.is_over:
+            self._publishing = request
+        return count
 
     def drain(self) -> None:
         """Accept no more requests, answer those that were accepted, then close."""
@@ -302,7 +340,9 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         reply = PendingResponse(self, header.correlation_id, flexible and api.flexible_response)
         self._replies.append(reply)
         if api.submit is not None:
-            api.submit(self._call(header), request, reply, self._frames.hands_over)
+            self._publishing = api.submit(
+                self._call(header), request, reply, self._frames.hands_over
+            )
             return
         if api.at_once is not None and len(self._replies) == 1 and self._worker is None:
             begun = api.at_once(self._call(header), request, reply)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from quackmq import limits
+from quackmq.broker import Broker
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.model.topic import PartitionKey, Read
+from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.stores.local import LocalStore
 from tests.kit.support import offsets_and_values
 from tests.kit.tables import each
@@ -276,3 +280,81 @@ async def test_a_full_topic_that_refuses_says_so() -> None:
             for _ in range(3)
         ]
         assert codes == [0, 0, ErrorCode.policy_violation]
+
+
+class TurnCounter:
+    """Counts the batches that a broker publishes in each turn of the event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.batches = [0]
+        self._publish = broker.publish
+        broker.publish = self._count  # type: ignore[method-assign]
+        self._next_turn()
+
+    def _next_turn(self) -> None:
+        if self.batches[-1]:
+            self.batches.append(0)
+        self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _count(self, *arguments: Any, **options: Any) -> Any:
+        self.batches[-1] += 1
+        return self._publish(*arguments, **options)
+
+    def stop(self) -> None:
+        self._turn.cancel()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("acks", [-1, 0])
+async def test_many_batches_are_published_in_portions_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    monkeypatch.setattr(kafka_limits, "KAFKA_BATCHES_AT_ONCE", 10)
+    names, requests, partitions = (b"one", b"two"), range(4), range(35)
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news", partitions=len(partitions))
+        clients = {name: await running.client() for name in names}
+        turns = TurnCounter(running.broker)
+        for request in requests:  # several clients receive into the same buffer
+            for name, client in clients.items():
+                batches = [news(b"%s %d %d" % (name, request, each)) for each in partitions]
+                send = client.send if acks else client.send_unanswered
+                send(PRODUCE, 9, **produce_fields(*batches, acks=acks))
+        for client in clients.values():
+            answers = 0 if acks == 0 else len(requests)
+            for _ in range(answers):
+                (topic,) = (await client.receive()).responses
+                assert {each.error_code for each in topic.partition_responses} == {ErrorCode.none}
+                assert [each.index for each in topic.partition_responses] == list(partitions)
+            await client.ask(
+                METADATA, 1, topics=[]
+            )  # with acks=0, it is answered after the batches
+        turns.stop()
+        assert max(turns.batches) <= len(clients) * 10
+        assert sum(turns.batches) == len(names) * len(requests) * len(partitions)
+        for partition in partitions:
+            stored = await values(running, partition=partition)
+            for name in names:
+                ours = [value for value in stored if value.startswith(name)]
+                assert ours == [b"%s %d %d" % (name, each, partition) for each in requests]
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_arrived_is_published_whole_after_its_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_limits, "KAFKA_BATCHES_AT_ONCE", 1)
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news", partitions=50)
+        client = await running.client()
+        turns = TurnCounter(running.broker)
+        client.send_unanswered(PRODUCE, 9, **produce_fields(*[news(b"a")] * 50, acks=0))
+        async with asyncio.timeout(30):
+            while not any(turns.batches):
+                await asyncio.sleep(0)
+            for connection in list(running.door.connections):
+                connection.abort()
+            while sum(turns.batches) < 50:
+                await asyncio.sleep(0)
+        turns.stop()
+        assert await values(running, partition=49) == [b"a"]

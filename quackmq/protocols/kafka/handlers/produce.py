@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from quackmq.errors import (
     QuackError,
 )
 from quackmq.model.topic import AppendResult, Topic
-from quackmq.protocols.kafka.api import Api, Call, Reply, find_topic
+from quackmq.protocols.kafka.api import Api, Call, PublishedInPortions, Reply, find_topic
 from quackmq.protocols.kafka.codec.produce import (
     API_KEY,
     FIRST_WITH_BATCHES,
@@ -62,30 +63,20 @@ class Refusal(NamedTuple):
     message: str
 
 
-def submit(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
+def submit(
+    call: Call, request: ProduceRequest, reply: Reply, owned: bool
+) -> PublishedInPortions | None:
     """Publish every batch; send the response when the last of them is durable. If the request's
-    bytes are `owned` and it has one batch, the batch is passed on without a copy.
+    bytes are `owned` and it has one batch, the batch is passed on without a copy. A request with
+    several batches is returned and publishes them in portions.
     """
     refusal = _refusal(call.version, request)
     topics = request.topics
     is_one = len(topics) == 1 and len(topics[0].partitions) == 1
     if is_one and refusal is None and request.acks != _NO_ANSWER:
         _submit_one(call, request, reply, owned)
-        return
-    answer = _Answer(call.version, request.acks, reply)
-    owned = owned and is_one
-    for wanted in request.topics:
-        partitions = answer.begin_topic(wanted.topic)
-        topic = find_topic(call.broker, wanted.topic)
-        for partition, records in wanted.partitions:
-            appended = refusal or _publish(
-                call, topic, partition, records, request.transactional_id, owned
-            )
-            if isinstance(appended, Refusal):
-                partitions.append(_refused(partition, appended))
-            else:
-                answer.expect(appended, partitions, partition)
-    answer.one_less()
+        return None
+    return _ManyBatches(call, request, refusal, reply, owned)
 
 
 def _submit_one(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
@@ -131,6 +122,74 @@ class _OneAnswer:
         self._reply.send((write_response(self._version, [answer]),))
 
 
+class _BatchOfMany(NamedTuple):
+    """A batch of a request with several batches."""
+
+    topic: str | uuid.UUID | None
+    partition: int
+    records: memoryview | None
+    #: The list that gets the batch's answer.
+    answers: list[PartitionAnswer]
+
+
+class _ManyBatches:
+    """Publishes the batches of one request in portions, so that the loop can serve other work in
+    between."""
+
+    def __init__(
+        self,
+        call: Call,
+        request: ProduceRequest,
+        refusal: Refusal | None,
+        reply: Reply,
+        owned: bool,
+    ) -> None:
+        self._call = call
+        self._transactional_id = request.transactional_id
+        self._refusal = refusal
+        self._answer = _Answer(call.version, request.acks, reply)
+        self._left: deque[_BatchOfMany] = deque()
+        for topic, partitions in request.topics:
+            answers = self._answer.begin_topic(topic)
+            self._left.extend(_BatchOfMany(topic, *each, answers) for each in partitions)
+        #: Whether the records are views of bytes that are valid only until `submit` returns.
+        self._borrows = not owned
+        self.is_over = False
+
+    def publish(self, most: int) -> int:
+        count = min(len(self._left), most)
+        for _ in range(count):
+            self._publish_one(self._left.popleft())
+        if not self._left:
+            self.is_over = True
+            self._answer.one_less()
+        elif self._borrows:
+            self._left = deque(map(_with_own_bytes, self._left))
+            self._borrows = False
+        return count
+
+    def _publish_one(self, batch: _BatchOfMany) -> None:
+        wanted, partition, records, answers = batch
+        call = self._call
+        appended = self._refusal or _publish(
+            call,
+            find_topic(call.broker, wanted),
+            partition,
+            records,
+            self._transactional_id,
+            owned=False,
+        )
+        if isinstance(appended, Refusal):
+            answers.append(_refused(partition, appended))
+        else:
+            self._answer.expect(appended, answers, partition)
+
+
+def _with_own_bytes(batch: _BatchOfMany) -> _BatchOfMany:
+    records = batch.records
+    return batch if records is None else batch._replace(records=memoryview(bytes(records)))
+
+
 class _Answer:
     """Collects the results of a request's batches in order, and counts the missing ones."""
 
@@ -141,7 +200,7 @@ class _Answer:
         self._acks = acks
         self._reply = reply
         self._topics: list[TopicAnswer] = []
-        # One for `submit` itself, so that no response is sent before it has finished.
+        # One for the request itself, so that no response is sent before it has finished.
         self._missing = 1
 
     def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionAnswer]:
@@ -175,7 +234,7 @@ class _Answer:
         self.one_less()
 
     def one_less(self) -> None:
-        """Count a finished batch, or the end of `submit`; the last call sends the response."""
+        """Count a finished batch, or that all are submitted; the last call sends the response."""
         self._missing -= 1
         if self._missing:
             return
