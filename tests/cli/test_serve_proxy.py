@@ -89,8 +89,8 @@ async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
     door = DOOR_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
     assert isinstance(door, HttpServer)
     for name in (b"queue.example", b"adv.example", b"door.example:8002"):
-        assert door.names.serves(name, is_loopback=True), name
-    assert not door.names.serves(b"evil.example", is_loopback=True)
+        assert door.names.allows_host(name, is_loopback=True), name
+    assert not door.names.allows_host(b"evil.example", is_loopback=True)
     assert door.names.is_own_origin(b"https://queue.example", b"127.0.0.1:8002")
     await store.close()
 

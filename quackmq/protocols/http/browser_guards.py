@@ -26,9 +26,10 @@ from typing import Final
 
 #: Values of Sec-Fetch-Site for a page of this broker, or for the user's own action.
 _OWN_SITES: Final = frozenset({b"same-origin", b"none"})
-#: The name that matches all names, and the prefix that matches all names below a domain.
+#: Matches every name.
 _ANY: Final = "*"
-_BELOW: Final = "*."
+#: Before a domain: matches every name below it.
+_SUBDOMAINS_OF: Final = "*."
 _LOCALHOST: Final = "localhost"
 _SCHEMES: Final = (b"http://", b"https://")
 
@@ -38,19 +39,21 @@ class OwnNames:
 
     - `localhost` and names below it, and any IP address: they cannot lead to another party's
       server;
-    - `known`: the machine's own name, the name that the server listens on, the advertised host;
+    - `machine`: the machine's own name, the name that the server listens on, the advertised host;
     - `configured`: the setting http_names. `*.example.com` matches every name below example.com,
       and `*` matches every name;
     - a name without a dot, at addresses that are not loopback. Only a resolver of the local network
       answers for these names, and that network can reach those addresses anyway.
     """
 
-    def __init__(self, configured: Iterable[str] = (), known: Iterable[str] = ()) -> None:
-        self._configured = frozenset(_plain(name) for name in configured)
-        self._below = tuple(name[1:] for name in self._configured if name.startswith(_BELOW))
-        self._known = frozenset(_plain(name) for name in known)
+    def __init__(self, configured: Iterable[str] = (), machine: Iterable[str] = ()) -> None:
+        self._configured = frozenset(_normalise(name) for name in configured)
+        self._configured_suffixes = tuple(
+            name[1:] for name in self._configured if name.startswith(_SUBDOMAINS_OF)
+        )
+        self._machine_names = frozenset(_normalise(name) for name in machine)
 
-    def serves(self, host: bytes, is_loopback: bool) -> bool:
+    def allows_host(self, host: bytes, is_loopback: bool) -> bool:
         """Return whether a request may name this host, given the kind of address it arrived at."""
         name = host_name(host)
         if not name or _ANY in self._configured:
@@ -60,7 +63,7 @@ class OwnNames:
         return (
             name == _LOCALHOST
             or name.endswith("." + _LOCALHOST)
-            or name in self._known
+            or name in self._machine_names
             or self._is_configured(name)
             or _is_address(name)
         )
@@ -70,37 +73,38 @@ class OwnNames:
         equals the requested host, or is a configured name without a port, as behind a proxy.
         """
         origin = origin.lower()
-        scheme = next((each for each in _SCHEMES if origin.startswith(each)), None)
+        scheme = next((prefix for prefix in _SCHEMES if origin.startswith(prefix)), None)
         if scheme is None:
             return False
-        place = origin.removeprefix(scheme)
-        if place == host.lower():
+        host_and_port = origin.removeprefix(scheme)
+        if host_and_port == host.lower():
             return True
-        return self._is_configured(place.decode("latin-1"))
+        return self._is_configured(host_and_port.decode("latin-1"))
 
     def _is_configured(self, name: str) -> bool:
-        return name in self._configured or name.endswith(self._below)
+        return name in self._configured or name.endswith(self._configured_suffixes)
 
 
 def is_foreign_site(sec_fetch_site: bytes) -> bool:
+    """Return whether this value of Sec-Fetch-Site names a page of another site."""
     return sec_fetch_site.lower() not in _OWN_SITES
 
 
-def is_made_by_another_page(
+def may_come_from_another_page(
     headers: Sequence[tuple[bytes, bytes]], host: bytes, names: OwnNames
 ) -> bool:
     """Return whether a browser sent these headers without a sign that the user or a page of this
     broker made the request. The caller has already checked `Origin` and `Sec-Fetch-Site`.
     """
-    found: Mapping[bytes, bytes] = dict(headers)
-    if found.get(b"sec-purpose", b"").lower().startswith(b"prefetch"):
+    header_values: Mapping[bytes, bytes] = dict(headers)
+    if header_values.get(b"sec-purpose", b"").lower().startswith(b"prefetch"):
         return True  # the user has not made this request, and may never make it
-    if b"origin" in found or b"sec-fetch-site" in found:
+    if b"origin" in header_values or b"sec-fetch-site" in header_values:
         return False
-    referer = found.get(b"referer")
+    referer = header_values.get(b"referer")
     if referer is not None:
-        return not names.is_own_origin(_origin_of(referer), host)
-    return is_browser(found)
+        return not names.is_own_origin(_origin_from_url(referer), host)
+    return is_browser(header_values)
 
 
 def is_browser(headers: Mapping[bytes, bytes]) -> bool:
@@ -135,13 +139,13 @@ def machine_names(hostname: str) -> tuple[str, ...]:
     return tuple(name for name in (hostname, label, f"{label}.local") if label)
 
 
-def _origin_of(url: bytes) -> bytes:
+def _origin_from_url(url: bytes) -> bytes:
     """Return the scheme, host and port of a URL."""
     scheme, _, rest = url.partition(b"://")
     return scheme + b"://" + rest.partition(b"/")[0]
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.lower().rstrip(".")
 
 

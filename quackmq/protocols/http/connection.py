@@ -1,9 +1,9 @@
-"""One peer: read requests and answer them in order, one at a time.
+"""One peer: read its requests and respond to them in order, one at a time.
 
 Each request goes to its route's handler. The response is one write, or a stream of chunks.
-Pipelined requests wait for their turn. Reading stops while too many requests wait, and while the
-peer does not read its responses. If the peer disconnects, its handler is cancelled; writes that the
-broker has begun still complete. Not thread-safe: call it from the event loop.
+Pipelined requests wait until earlier ones are finished. Reading stops while too many requests wait,
+and while the peer does not read its responses. If the peer disconnects, its handler is cancelled;
+writes that the broker has begun still complete. Not thread-safe: call it from the event loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Final, Protocol
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.browser_guards import is_loopback
-from quackmq.protocols.http.errors import HttpFailure, failure, failure_of
+from quackmq.protocols.http.errors import HttpFailure, failure_response, response_for_error
 from quackmq.protocols.http.parser import PendingRequest, Receiver, ServerContext
 from quackmq.protocols.http.response_writer import (
     CONTINUE,
     LAST_CHUNK,
     Date,
-    chunk,
-    response_bytes,
-    stream_head,
+    render_chunk,
+    render_response,
+    render_stream_head,
 )
 from quackmq.protocols.http.types import DeferredResponse, Response, Stream
 from quackmq.serving.budgets import SendBudget
@@ -35,22 +35,27 @@ from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnec
 log = logging.getLogger(__name__)
 
 _NOTHING: Final = memoryview(b"")
+_TOO_MANY_REQUESTS: Final = "too many requests are waiting: try again later"
+_TOO_MANY_RESPONSES: Final = "too many responses are unsent: try again later"
 
 
-class Door(ServerContext, Admission, Protocol):
+class ConnectionServer(ServerContext, Admission, Protocol):
     """The part of the server that its connections use."""
 
     date: Date
     send_budget: SendBudget
 
-    def streaming(self, change: int) -> None:
+    def count_stream(self, change: int) -> None:
         """Change the number of streams that are being sent by `change`, 1 or -1."""
 
 
 class Connection(ServedConnection, asyncio.Protocol):
-    def __init__(self, door: Door) -> None:
-        super().__init__(door, door.send_budget)
-        self._door = door
+    """An HTTP connection: at most one request runs, and the others wait in order."""
+
+    _server: ConnectionServer
+
+    def __init__(self, server: ConnectionServer) -> None:
+        super().__init__(server, server.send_budget)
         self._receiver: Receiver | None = None
         #: Pipelined requests behind the current one.
         self._waiting: deque[PendingRequest] = deque()
@@ -59,13 +64,13 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._reserved_bytes = 0
         self._current: PendingRequest | None = None
         #: The task or pending write of the current request.
-        self._under_way: asyncio.Future[Any] | None = None
+        self._running: asyncio.Future[Any] | None = None
         self._is_streaming = False
         #: Resolved when a slow peer has read everything; a stream waits for it.
         self._writable: asyncio.Future[None] | None = None
-        # Loop clock times: when the incomplete request began to arrive, and since when the
-        # connection is idle.
-        self._begun_at: float | None = None
+        #: Loop clock times: when the incomplete request began to arrive, and when the last request
+        #: finished. None if there is no incomplete request, or if a request is running.
+        self._arriving_since: float | None = None
         self._idle_since: float | None = self._time()
 
     # --- called by the transport -------------------------------------------------------------
@@ -81,43 +86,43 @@ class Connection(ServedConnection, asyncio.Protocol):
 
     def _on_refused(self) -> None:
         self._receiver = self._make_receiver()
-        self._receiver.refuse(503, "limit_reached", "there are too many connections")
+        self._receiver.refuse(503, "limit_reached", "too many connections: try again later")
 
     def _make_receiver(self) -> Receiver:
         own_host, *_ = self._transport.get_extra_info("sockname") or ("",)
-        return Receiver(self._door, self._caller, is_loopback(own_host), self._ask)
+        return Receiver(self._server, self._caller, is_loopback(own_host), self._accept)
 
     def data_received(self, data: bytes) -> None:
         assert self._receiver is not None
-        if not self._receiver.takes_requests:
+        if not self._receiver.accepts_requests:
             return
         if len(data) <= limits.HTTP_PARSED_BYTES:
             self._receiver.feed(data)
         else:
             self._unparsed = memoryview(data)
-            self._parse_on()
-            if self._unparsed and not self._door.receive_budget.reserve(len(self._unparsed)):
+            self._parse_more()
+            if self._unparsed and not self._server.receive_budget.reserve(len(self._unparsed)):
                 self._unparsed = _NOTHING
-                self._receiver.refuse(503, "limit_reached", "too many requests wait")
+                self._receiver.refuse(503, "limit_reached", _TOO_MANY_REQUESTS)
             self._reserved_bytes = len(self._unparsed)
-        self._note_begun()
-        self._regulate()
+        self._note_arrival()
+        self._update_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._regulate()
+        self._update_reading()
 
     def _on_writable(self) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
-        self._go_on()
+        self._start_next()
 
     def _on_lost(self) -> None:
         assert self._receiver is not None
-        if self._under_way is not None:
-            self._under_way.cancel()
-        for asked in (*self._waiting, self._current):
-            self._receiver.release(asked)
+        if self._running is not None:
+            self._running.cancel()
+        for pending in (*self._waiting, self._current):
+            self._receiver.release(pending)
         self._receiver.close()
         self._drop_unparsed()
         self._waiting.clear()
@@ -129,199 +134,211 @@ class Connection(ServedConnection, asyncio.Protocol):
         and a handler that waits for new data.
         """
         if self._receiver is not None:
-            self._receiver.takes_requests = False
+            self._receiver.accepts_requests = False
         self._draining = True
         route = None if self._current is None else self._current.route
-        if self._is_streaming or (route is not None and route.waits):
+        if self._is_streaming or (route is not None and route.may_wait):
             self.cancel()
-        self._go_on()
+        self._start_next()
 
     def cancel(self) -> None:
         """Cancel the current operation; its response says that the broker is closing."""
-        if self._under_way is not None:
-            self._under_way.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     def _sweep(self, now: float) -> None:
         assert self._receiver is not None
-        # Count unsent bytes of peers that are not slow too.
+        # The bytes of peers that are not slow count too.
         self._note_unsent()
         if self._unsent_bytes:
             return
-        if self._begun_at is not None:
-            if now - self._begun_at > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._reads:
+        if self._arriving_since is not None:
+            if now - self._arriving_since > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._reads:
                 wait_ms = limits.HTTP_REQUEST_WAIT_MS
                 self._receiver.refuse(
-                    408, "timeout", f"the request was not whole after {wait_ms} ms"
+                    408, "timeout", f"the request was not complete after {wait_ms} ms"
                 )
         elif self._idle_since is not None:
             if now - self._idle_since > limits.HTTP_IDLE_MS / 1000:
                 self._transport.close()
 
-    # --- answering requests ------------------------------------------------------------------
+    # --- handling requests -------------------------------------------------------------------
 
-    def _ask(self, asked: PendingRequest) -> None:
-        """Answer a complete request, or queue it behind earlier ones."""
+    def _accept(self, pending: PendingRequest) -> None:
+        """Start a complete request, or queue it behind earlier ones."""
         if self._current is None and not self._waiting and self._slow_since is None:
-            self._begin(asked)
+            self._start_request(pending)
             return
-        self._waiting.append(asked)
+        self._waiting.append(pending)
         assert self._receiver is not None
-        if asked.request is not None and not self._receiver.reserve(asked, len(asked.request.body)):
-            asked.request.body = b""
-            asked.refusal = failure(503, "limit_reached", "too many requests wait", asked.path)
+        request = pending.request
+        if request is not None and not self._receiver.reserve(pending, len(request.body)):
+            request.body = b""
+            pending.refusal = failure_response(
+                503, "limit_reached", _TOO_MANY_REQUESTS, pending.path
+            )
 
-    def _begin(self, asked: PendingRequest) -> None:
-        self._current = asked
+    def _start_request(self, pending: PendingRequest) -> None:
+        """Call the request's handler, and respond when its task or its write has finished."""
+        self._current = pending
         self._idle_since = None
-        if asked.refusal is None and not self._door.send_budget.has_room:
-            asked.refusal = failure(503, "limit_reached", "too many answers wait", asked.path)
-        if asked.refusal is not None:
-            self._answer(asked, asked.refusal)
+        if pending.refusal is None and not self._server.send_budget.has_room:
+            pending.refusal = failure_response(
+                503, "limit_reached", _TOO_MANY_RESPONSES, pending.path
+            )
+        if pending.refusal is not None:
+            self._send_response(pending, pending.refusal)
             return
-        assert asked.request is not None and asked.route is not None
+        assert pending.request is not None and pending.route is not None
         try:
-            begun = asked.route.handler(asked.request)
+            started = pending.route.handler(pending.request)
         except Exception as error:
-            self._answer(asked, self._failure(asked, error))
+            self._send_response(pending, self._error_response(pending, error))
             return
-        answer: Callable[[Any], Response | Stream]
-        if isinstance(begun, DeferredResponse):
-            self._under_way, answer = begun
+        render: Callable[[Any], Response | Stream]
+        if isinstance(started, DeferredResponse):
+            self._running, render = started
         else:
-            self._under_way, answer = asyncio.ensure_future(begun), _as_it_is
-        self._under_way.add_done_callback(partial(self._on_done, asked, answer))
+            self._running, render = asyncio.ensure_future(started), _unchanged
+        self._running.add_done_callback(partial(self._on_handled, pending, render))
 
-    def _on_done(
+    def _on_handled(
         self,
-        asked: PendingRequest,
-        answer: Callable[[Any], Response | Stream],
-        done: asyncio.Future[Any],
+        pending: PendingRequest,
+        render: Callable[[Any], Response | Stream],
+        finished: asyncio.Future[Any],
     ) -> None:
+        """Send the response or the stream that a finished handler or write results in."""
         try:
-            answered = answer(done.result())
+            response = render(finished.result())
         except asyncio.CancelledError:
-            answered = self._failure(asked, _closing())
+            response = self._error_response(pending, _closing_error())
         except Exception as error:
-            answered = self._failure(asked, error)
-        if isinstance(answered, Stream):
-            self._under_way = self._loop.create_task(self._send_stream(asked, answered))
+            response = self._error_response(pending, error)
+        if isinstance(response, Stream):
+            self._running = self._loop.create_task(self._send_stream(pending, response))
         elif self._transport is not None:
-            self._answer(asked, answered)
+            self._send_response(pending, response)
 
-    def _failure(self, asked: PendingRequest, error: Exception) -> Response:
+    def _error_response(self, pending: PendingRequest, error: Exception) -> Response:
         if isinstance(error, QuackError | HttpFailure):
-            return failure_of(error, asked.path)
-        log.error("a request for %s failed", asked.path, exc_info=error)
-        return failure(500, "error", "the broker has failed at this: see its log", asked.path)
+            return response_for_error(error, pending.path)
+        log.error("a request for %s failed", pending.path, exc_info=error)
+        return failure_response(500, "error", "internal error: see the broker's log", pending.path)
 
-    def _answer(self, asked: PendingRequest, response: Response) -> None:
+    def _send_response(self, pending: PendingRequest, response: Response) -> None:
         if self._transport is not None:
             if self._draining and not self._waiting:
-                asked.closes = True
-            date = self._door.date.line()
+                pending.closes = True
+            date = self._server.date.line()
             self._transport.write(
-                response_bytes(response, date, asked.closes, asked.is_old, asked.is_head)
+                render_response(
+                    response, date, pending.closes, pending.is_http_1_0, pending.is_head
+                )
             )
-        self._done(asked)
+        self._finish_request(pending)
 
-    def _done(self, asked: PendingRequest) -> None:
+    def _finish_request(self, pending: PendingRequest) -> None:
+        """Release the request's memory, then close the connection or start the next request."""
         assert self._receiver is not None
-        if asked.reserved_bytes:
-            self._receiver.release(asked)
+        if pending.reserved_bytes:
+            self._receiver.release(pending)
         self._current = None
-        self._under_way = None
+        self._running = None
         self._idle_since = self._time()
-        if asked.closes:
-            self._end()
+        if pending.closes:
+            self._close_after_last()
         elif self._waiting or self._draining or not self._reads or self._receiver.wants_continue:
-            # Not by a direct call: a peer may have pipelined many requests, and the stack would
-            # grow.
-            self._loop.call_soon(self._go_on)
+            # A direct call would make the stack grow: a peer may have pipelined many requests.
+            self._loop.call_soon(self._start_next)
 
-    def _go_on(self) -> None:
-        """Begin the next waiting request, if nothing prevents it."""
+    def _start_next(self) -> None:
+        """Start the next waiting request, unless another one runs or the peer is slow."""
         if self._transport is None or self._current is not None or self._slow_since is not None:
             return
         if self._waiting:
-            self._begin(self._waiting.popleft())
+            self._start_request(self._waiting.popleft())
         if self._unparsed:
-            self._parse_on()
-            self._note_begun()
-        if self._draining and self._is_done():
-            self._end()
-        self._regulate()
+            self._parse_more()
+            self._note_arrival()
+        if self._draining and self._has_no_requests():
+            self._close_after_last()
+        self._update_reading()
 
-    def _is_done(self) -> bool:
+    def _has_no_requests(self) -> bool:
         return self._current is None and not self._waiting
 
     # --- received bytes ----------------------------------------------------------------------
 
-    def _parse_on(self) -> None:
+    def _parse_more(self) -> None:
         """Parse the bytes of one read in small pieces: one read may hold thousands of requests."""
         receiver = self._receiver
         assert receiver is not None
-        while len(self._waiting) < limits.HTTP_REQUESTS_AHEAD and receiver.takes_requests:
+        while len(self._waiting) < limits.HTTP_REQUESTS_AHEAD and receiver.accepts_requests:
             if not self._unparsed:
                 break
             piece = self._unparsed[: limits.HTTP_PARSED_BYTES]
             self._unparsed = self._unparsed[limits.HTTP_PARSED_BYTES :]
             receiver.feed(piece)
-        if not self._unparsed or not receiver.takes_requests:
+        if not self._unparsed or not receiver.accepts_requests:
             self._drop_unparsed()
 
     def _drop_unparsed(self) -> None:
         self._unparsed = _NOTHING
         if self._reserved_bytes:
-            self._door.receive_budget.release(self._reserved_bytes)
+            self._server.receive_budget.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
-    def _note_begun(self) -> None:
+    def _note_arrival(self) -> None:
+        """Note when the request that is still incomplete began to arrive."""
         assert self._receiver is not None
-        if not self._receiver.is_coming:
-            self._begun_at = None
-        elif self._begun_at is None:
-            self._begun_at = self._time()
+        if not self._receiver.is_arriving:
+            self._arriving_since = None
+        elif self._arriving_since is None:
+            self._arriving_since = self._time()
 
     # --- streams ----------------------------------------------------------------------------
 
-    async def _send_stream(self, asked: PendingRequest, stream: Stream) -> None:
-        """Send the chunks as they are produced, no faster than the peer reads them. After the head
-        is sent, a status cannot report a failure. So on a failure the connection is aborted.
+    async def _send_stream(self, pending: PendingRequest, stream: Stream) -> None:
+        """Send the chunks as they are produced, no faster than the peer reads them. A failure after
+        the head cannot be reported by a status, so it aborts the connection.
         """
-        chunked = not asked.is_old and stream.length is None
-        asked.closes = asked.closes or asked.is_old or self._draining
-        is_whole = asked.is_head
+        chunked = not pending.is_http_1_0 and stream.length is None
+        pending.closes = pending.closes or pending.is_http_1_0 or self._draining
+        is_whole = pending.is_head
         self._is_streaming = True
-        self._door.streaming(1)
+        self._server.count_stream(1)
         try:
-            self._write(stream_head(stream, self._door.date.line(), asked.closes, chunked))
-            if not asked.is_head and not self._draining and self._transport is not None:
+            self._write(
+                render_stream_head(stream, self._server.date.line(), pending.closes, chunked)
+            )
+            if not pending.is_head and not self._draining and self._transport is not None:
                 await self._send_chunks(stream, chunked)
                 is_whole = True
         except asyncio.CancelledError:
             if self._transport is None:
                 raise
         except BrokerClosing:
-            log.debug("a stream to %s ends: the broker closes", self._caller.address)
+            log.debug("a stream to %s ends: the broker is closing", self._caller.address)
         except Exception:
-            log.exception("a stream to %s broke off", self._caller.address)
+            log.exception("a stream to %s failed", self._caller.address)
             self.abort()
         finally:
             self._is_streaming = False
-            self._door.streaming(-1)
+            self._server.count_stream(-1)
             aclose = getattr(stream.chunks, "aclose", None)
             if aclose is not None:
                 await aclose()
-        if chunked and not asked.is_head:
+        if chunked and not pending.is_head:
             self._write(LAST_CHUNK)
         # If a length was declared, only closing the connection shows that the body is incomplete.
-        asked.closes = asked.closes or self._draining or not (chunked or is_whole)
-        self._done(asked)
+        pending.closes = pending.closes or self._draining or not (chunked or is_whole)
+        self._finish_request(pending)
 
     async def _send_chunks(self, stream: Stream, chunked: bool) -> None:
         async for data in stream.chunks:
             if data:
-                self._write(chunk(data) if chunked else data)
+                self._write(render_chunk(data) if chunked else data)
             if self._slow_since is not None:
                 self._writable = self._loop.create_future()
                 await self._writable
@@ -332,44 +349,47 @@ class Connection(ServedConnection, asyncio.Protocol):
 
     # --- the connection ---------------------------------------------------------------------
 
-    def _regulate(self) -> None:
-        """Read, unless the peer does not read its responses or too many of its requests wait."""
+    def _update_reading(self) -> None:
+        """Read, unless the peer does not read its responses or too many of its requests wait. Send
+        `100 Continue` if the peer waits for it and no earlier request is unfinished.
+        """
         transport, receiver = self._transport, self._receiver
         if transport is None or receiver is None or transport.is_closing():
             return
         if receiver.wants_continue and self._current is None and not self._waiting:
             receiver.wants_continue = False
             transport.write(CONTINUE)
-        reads = self._slow_since is None and not self._unparsed
-        reads = reads and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
+        should_read = self._slow_since is None and not self._unparsed
+        should_read = should_read and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
         # Bytes after the last request are read and discarded, so that the peer's close is seen.
-        reads = reads or not receiver.takes_requests
-        if reads == self._reads:
+        should_read = should_read or not receiver.accepts_requests
+        if should_read == self._reads:
             return
-        if reads and self._begun_at is not None:
-            self._begun_at = self._time()
-        self._read(reads)
+        if should_read and self._arriving_since is not None:
+            self._arriving_since = self._time()
+        self._read(should_read)
 
-    def _end(self) -> None:
-        """Close after the last response. If a request is still arriving, let the peer close
-        first."""
+    def _close_after_last(self) -> None:
+        """Close after the last response. If a request is still arriving, let the peer close first,
+        because closing now would reset the connection.
+        """
         transport, receiver = self._transport, self._receiver
         if transport is None or receiver is None or self._has_ended or transport.is_closing():
             return
-        receiver.takes_requests = False
-        for asked in self._waiting:
-            receiver.release(asked)
+        receiver.accepts_requests = False
+        for pending in self._waiting:
+            receiver.release(pending)
         self._waiting.clear()
-        if receiver.is_coming:
+        if receiver.is_arriving:
             self._finish()
         else:
             self._has_ended = True
             transport.close()
 
 
-def _as_it_is(answer: Response | Stream) -> Response | Stream:
-    return answer
+def _unchanged(response: Response | Stream) -> Response | Stream:
+    return response
 
 
-def _closing() -> BrokerClosing:
-    return BrokerClosing("the broker is closing: try again when it is back")
+def _closing_error() -> BrokerClosing:
+    return BrokerClosing("the broker is closing: try again after its restart")

@@ -16,8 +16,8 @@ import orjson
 from quackmq import errors
 from quackmq.protocols.http.types import JSON, PROBLEM, Response
 
-#: Failures below this path are problem documents.
-PROBLEMS_BELOW: Final = "/v1"
+#: Failures at and below this path are problem documents.
+PROBLEM_PATH: Final = "/v1"
 _RETRY_SOON: Final = (("retry-after", "1"),)
 
 STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
@@ -122,27 +122,29 @@ class HttpFailure(Exception):
         self.headers = headers
 
 
-def status_of(error: errors.QuackError) -> int:
+def status_for(error: errors.QuackError) -> int:
+    """Return the HTTP status of an error: that of its class, or of the nearest base class."""
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
 
 
-def failure_of(error: errors.QuackError | HttpFailure, path: str) -> Response:
+def response_for_error(error: errors.QuackError | HttpFailure, path: str) -> Response:
     """Return the response to a request for `path` that failed with `error`."""
     if isinstance(error, HttpFailure):
-        return failure(error.status, error.code, str(error), path, error.headers)
-    return failure(status_of(error), error.code, str(error), path)
+        return failure_response(error.status, error.code, str(error), path, error.headers)
+    return failure_response(status_for(error), error.code, str(error), path)
 
 
-def failure(
+def failure_response(
     status: int,
     code: str,
     message: str,
     path: str,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> Response:
+    """Return the response to a request for `path` that failed, in the format of that path."""
     if status == 503:
         headers += _RETRY_SOON
-    if not has_problems(path):
+    if not uses_problem_documents(path):
         body: dict[str, object] = {"status": "failure", "message": message, "code": code}
         return Response(status, orjson.dumps(body), JSON, headers)
     problem: dict[str, object] = {
@@ -155,5 +157,5 @@ def failure(
     return Response(status, orjson.dumps(problem), PROBLEM, headers)
 
 
-def has_problems(path: str) -> bool:
-    return path.startswith(PROBLEMS_BELOW) and path[len(PROBLEMS_BELOW) :][:1] in ("", "/")
+def uses_problem_documents(path: str) -> bool:
+    return path.startswith(PROBLEM_PATH) and path[len(PROBLEM_PATH) :][:1] in ("", "/")

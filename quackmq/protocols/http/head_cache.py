@@ -22,13 +22,13 @@ from quackmq.protocols.http.types import parse_headers
 _SPECIAL: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 
 
-class KnownHead(NamedTuple):
+class ParsedHead(NamedTuple):
     """A parsed head: the fields of `Request`, and the length of the body."""
 
     route: Route
     method: str
     path: str
-    parts: Mapping[str, str]
+    path_parameters: Mapping[str, str]
     raw_query: bytes
     headers: Mapping[str, str]
     body_bytes: int
@@ -42,24 +42,27 @@ class RequestHeadCache:
     __slots__ = ("_heads",)
 
     def __init__(self) -> None:
-        self._heads: tuple[dict[bytes, KnownHead], dict[bytes, KnownHead]] = ({}, {})
+        self._heads: tuple[dict[bytes, ParsedHead], dict[bytes, ParsedHead]] = ({}, {})
 
-    def of(self, is_loopback: bool) -> Mapping[bytes, KnownHead]:
-        """Return a live view of the cached heads."""
+    def heads_for(self, is_loopback: bool) -> Mapping[bytes, ParsedHead]:
+        """Return a live view of the cached heads of loopback, or of other connections."""
         return self._heads[is_loopback]
 
-    def learn(
+    def store(
         self,
         is_loopback: bool,
         head: bytes,
-        made: KnownHead,
+        parsed: ParsedHead,
         raw_headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
-        if len(head) > limits.HTTP_KNOWN_HEAD_BYTES or made.body_bytes > limits.HTTP_PARSED_BYTES:
+        """Cache a parsed head if it is simple and small; drop the oldest if the cache is full."""
+        if len(head) > limits.HTTP_CACHED_HEAD_BYTES:
+            return
+        if parsed.body_bytes > limits.HTTP_PARSED_BYTES:
             return
         if any(name in _SPECIAL for name, _ in raw_headers):
             return
         heads = self._heads[is_loopback]
-        if len(heads) >= limits.HTTP_KNOWN_HEADS:
+        if len(heads) >= limits.HTTP_CACHED_HEADS:
             del heads[next(iter(heads))]
-        heads[head] = made._replace(headers=parse_headers(raw_headers))
+        heads[head] = parsed._replace(headers=parse_headers(raw_headers))

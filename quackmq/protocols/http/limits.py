@@ -16,7 +16,7 @@ ARCHIVE_CHUNK_BYTES: Final = 1 * MIB
 # --- the broker ----------------------------------------------------------------------------
 
 #: Unreachable proxy clients that a health response lists.
-PUSH_TOLD: Final = 100
+UNREACHED_CLIENTS_LISTED: Final = 100
 
 # --- the HTTP listener ---------------------------------------------------------------------
 
@@ -28,11 +28,11 @@ HTTP_BACKLOG: Final = 1_024
 HTTP_HEAD_BYTES: Final = 32 * KIB
 #: Cached request heads, and the largest head that is cached. With its parsed form a head takes at
 #: most about 3 KiB. A client has few heads, which differ only in the declared length.
-HTTP_KNOWN_HEADS: Final = 1_024
-HTTP_KNOWN_HEAD_BYTES: Final = 1 * KIB
+HTTP_CACHED_HEADS: Final = 1_024
+HTTP_CACHED_HEAD_BYTES: Final = 1 * KIB
 #: A longer error message about a body gets no hint. The message may quote the body, and the time to
 #: compare names grows with their length.
-HTTP_EXPLAINED_CHARS: Final = 1_000
+HTTP_HINTED_CHARS: Final = 1_000
 #: Parameters of one query: no endpoint has more than ten.
 HTTP_QUERY_PARAMETERS: Final = 100
 #: A request's body, unless its route says otherwise: the largest batch fits, but not as base64.
@@ -99,4 +99,4 @@ HTTP_APPEND_TIMES: Final = 1_000
 # --- the line listener ---------------------------------------------------------------------
 
 #: Topics of a line connection that the list of connections names; a connection may have a thousand.
-CONNECTION_TOPICS_TOLD: Final = 20
+CONNECTION_TOPICS_LISTED: Final = 20

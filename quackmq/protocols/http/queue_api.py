@@ -4,14 +4,14 @@ Parameters come in the query string, or in the body as a JSON object or a form. 
 object with `status`. With `success` it holds the result. With `failure` it holds a `message` for
 people and a `code` for programs, and the HTTP status is in the 400s or 500s.
 
-`consume` takes a message off the consumer's queue. The broker commits this durably before it
+`consume` removes a message from the consumer's queue. The broker commits this durably before it
 responds, so a lost response is a lost message. A consumer that must not lose messages sends
 `last_id`: the id of the last message that it received, or an empty one before the first. Then the
 same message is returned until the consumer names it. `size` also accepts `last_id`, and then counts
 the messages behind it. `produce` accepts a `sequence` that grows with each message of a producer; a
 repeated message is not added again. A message also reports what its consumer has `lost` before it.
 If the topic's policy keeps messages until they are consumed, as in the document, it also reports
-how many `subscribers` have yet to take it (D3).
+how many `subscribers` have yet to consume it (D3).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quackmq.protocols.http.types import (
     DeferredResponse,
     Request,
     Response,
-    decoded,
+    decode_json,
     json_response,
     parse_query,
 )
@@ -46,7 +46,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 def routes() -> tuple[Route, ...]:
     """Return the routes for one server; requests of the same consumer run one after another."""
-    queue = Queue()
+    queue = QueueHandlers()
     return (
         Route("GET", "/topics", queue.list_topics),
         Route("POST", "/topics", queue.create_topic),
@@ -54,9 +54,9 @@ def routes() -> tuple[Route, ...]:
         Route("POST", "/consumer/register", queue.register_consumer),
         Route("POST", "/producer/produce", queue.produce, _BODY_BYTES),
         # It changes something, as the document demands, so HEAD must not run it.
-        Route("GET", "/consumer/consume", queue.consume, safe=False, get_changes=True),
+        Route("GET", "/consumer/consume", queue.consume, answers_head=False, is_writing_get=True),
         # A last_id advances the consumer.
-        Route("GET", "/size", queue.size, safe=False, get_changes=True),
+        Route("GET", "/size", queue.size, answers_head=False, is_writing_get=True),
     )
 
 
@@ -64,9 +64,10 @@ def routes() -> tuple[Route, ...]:
 _Scalar = str | int | float | bool | None
 
 
-class Given(Struct, frozen=True):
-    """The parameters of all endpoints. What else a body holds is passed over as it is read: as
-    objects it could take forty times the memory."""
+class QueueParameters(Struct, frozen=True):
+    """The parameters of all endpoints. The decoder skips other fields of a body: as Python objects
+    they could need forty times the memory.
+    """
 
     topic_name: _Scalar = None
     topic: _Scalar = None
@@ -77,50 +78,56 @@ class Given(Struct, frozen=True):
     last_id: _Scalar = None
 
 
-_given: Final = msgspec.json.Decoder(Given)
+_decoder: Final = msgspec.json.Decoder(QueueParameters)
 
 
-class Queue:
+class QueueHandlers:
     """The handlers. Call them only from the server's loop."""
 
     def __init__(self) -> None:
-        # Reading a message and committing it are two broker calls; the lock keeps them together.
-        self._consuming = NamedLocks()
+        # Reading a message and committing it are two broker calls. With this lock no other request
+        # of the same consumer runs in between.
+        self._consumer_locks = NamedLocks()
 
     async def list_topics(self, request: Request) -> Response:
-        parameters(request)
+        read_parameters(request)
         return _success(topics=sorted(request.broker.topics()))
 
     async def create_topic(self, request: Request) -> Response:
-        name = _text(parameters(request), "topic_name")
+        name = _required_text(read_parameters(request), "topic_name")
         await request.broker.create_topic(request.caller, name)
         return _success(message=f"topic {name} is there")
 
     async def register_producer(self, request: Request) -> Response:
-        given = parameters(request)
+        parameters = read_parameters(request)
         producer_id = await request.broker.registrations.register_producer(
-            request.caller, _text(given, "topic"), _text_or_none(given, "producer_id")
+            request.caller,
+            _required_text(parameters, "topic"),
+            _optional_text(parameters, "producer_id"),
         )
         return _success(producer_id=producer_id)
 
     async def register_consumer(self, request: Request) -> Response:
-        given = parameters(request)
+        parameters = read_parameters(request)
         consumer_id = await request.broker.registrations.register_consumer(
-            request.caller, _text(given, "topic"), _text_or_none(given, "consumer_id")
+            request.caller,
+            _required_text(parameters, "topic"),
+            _optional_text(parameters, "consumer_id"),
         )
         return _success(consumer_id=consumer_id)
 
     def produce(self, request: Request) -> DeferredResponse | Awaitable[Response]:
-        given = parameters(request)
-        topic, producer_id = _text(given, "topic"), _text(given, "producer_id")
-        value = _text(given, "message").encode()
-        sequence = _number_or_none(given, "sequence")
+        parameters = read_parameters(request)
+        topic = _required_text(parameters, "topic")
+        producer_id = _required_text(parameters, "producer_id")
+        value = _required_text(parameters, "message").encode()
+        sequence = _optional_number(parameters, "sequence")
         request.broker.registrations.check_producer(topic, producer_id)
         if sequence is None:
             put = request.broker.messages.begin_put(request.caller, topic, value)
             if put is not None:
                 return DeferredResponse(
-                    put.appended, lambda where: _success(message_id=put.id_at(where))
+                    put.appended, lambda appended: _success(message_id=put.id_at(appended))
                 )
         return self._produce(request, topic, value, producer_id, sequence)
 
@@ -134,32 +141,36 @@ class Queue:
             publisher=None if sequence is None else producer_id,
             sequence=sequence,
         )
-        answer: dict[str, object] = {"repeated": put.repeated} if sequence is not None else {}
-        return _success(message_id=put.ids[0] if put.ids else None, **answer)
+        fields: dict[str, object] = {"repeated": put.repeated} if sequence is not None else {}
+        return _success(message_id=put.ids[0] if put.ids else None, **fields)
 
     async def consume(self, request: Request) -> Response:
-        given = parameters(request)
-        topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
-        last_id = _text_or_none(given, "last_id")
+        parameters = read_parameters(request)
+        topic = _required_text(parameters, "topic")
+        consumer_id = _required_text(parameters, "consumer_id")
+        last_id = _optional_text(parameters, "last_id")
         broker, caller = request.broker, request.caller
         broker.registrations.check_consumer(topic, consumer_id)
-        taken = 0
+        consumed = 0
         if last_id is not None:
             message = await broker.get(caller, consumer_id, topic, last_id or None)
         else:
-            async with self._consuming.hold((topic, consumer_id)):
+            async with self._consumer_locks.hold((topic, consumer_id)):
                 message = await broker.get(caller, consumer_id, topic, None)
                 if message is not None:
                     await broker.commit(caller, consumer_id, topic, message.id)
-                    taken = 1
+                    consumed = 1
         if message is None:
-            raise HttpFailure(404, "empty", f"there is nothing more for {consumer_id} in {topic}")
-        return _success(message_id=message.id, **_content(message), **_news(message, taken))
+            raise HttpFailure(404, "empty", f"topic {topic} has no message for {consumer_id}")
+        return _success(
+            message_id=message.id, **_render_value(message), **_render_losses(message, consumed)
+        )
 
     async def size(self, request: Request) -> Response:
-        given = parameters(request)
-        topic, consumer_id = _text(given, "topic"), _text(given, "consumer_id")
-        last_id = _text_or_none(given, "last_id")
+        parameters = read_parameters(request)
+        topic = _required_text(parameters, "topic")
+        consumer_id = _required_text(parameters, "consumer_id")
+        last_id = _optional_text(parameters, "last_id")
         broker = request.broker
         broker.registrations.check_consumer(topic, consumer_id)
         if last_id:
@@ -167,57 +178,59 @@ class Queue:
         return _success(size=await broker.lag(request.caller, consumer_id, topic))
 
 
-def parameters(request: Request) -> Mapping[str, Any]:
+def read_parameters(request: Request) -> Mapping[str, Any]:
     """Return the parameters of the query and the body; raise InvalidRequest if one is in both."""
     query = request.query
     if not request.body:
         return query
-    body = _body(request)
+    body = _read_body(request)
     if not query:
         return body
-    twice = sorted(query.keys() & body.keys())
-    if twice:
-        raise InvalidRequest(f"{twice[0][:100]!r} is given in the query and in the body")
+    repeated = sorted(query.keys() & body.keys())
+    if repeated:
+        raise InvalidRequest(
+            f"parameter {repeated[0][:100]!r} is both in the query and in the body"
+        )
     return {**query, **body}
 
 
-def _body(request: Request) -> Mapping[str, Any]:
+def _read_body(request: Request) -> Mapping[str, Any]:
     """Decode a JSON object, whatever the content type says, or a form as browsers and curl send it.
     `curl -d` sends JSON with the content type of a form. So that type is trusted only if the body
     cannot be JSON.
     """
     if not request.body.startswith(b"{"):
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == _FORM and not request.body.lstrip().startswith(b"{"):
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type == _FORM and not request.body.lstrip().startswith(b"{"):
             return parse_query(request.body)
-    given = msgspec.structs.asdict(decoded(request.body, _given))
-    return {name: value for name, value in given.items() if value is not None}
+    parameters = msgspec.structs.asdict(decode_json(request.body, _decoder))
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = _text_or_none(given, name)
+def _required_text(parameters: Mapping[str, Any], name: str) -> str:
+    value = _optional_text(parameters, name)
     if value is None:
         raise InvalidRequest(f"the parameter {name} is missing")
     return value
 
 
-def _text_or_none(given: Mapping[str, Any], name: str) -> str | None:
-    value = given.get(name)
+def _optional_text(parameters: Mapping[str, Any], name: str) -> str | None:
+    value = parameters.get(name)
     if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"the parameter {name} has to be a string")
+        raise InvalidRequest(f"the parameter {name} must be a string")
     return value
 
 
-def _number_or_none(given: Mapping[str, Any], name: str) -> int | None:
-    value = given.get(name)
+def _optional_number(parameters: Mapping[str, Any], name: str) -> int | None:
+    value = parameters.get(name)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         return int(value)
     if value is not None and type(value) is not int:
-        raise InvalidRequest(f"the parameter {name} has to be a whole number")
+        raise InvalidRequest(f"the parameter {name} must be a whole number")
     return value
 
 
-def _content(message: Message) -> dict[str, object]:
+def _render_value(message: Message) -> dict[str, object]:
     """Return the value of a message as JSON: text, or base64 if it is not UTF-8."""
     value = message.record.value
     if value is None:
@@ -228,18 +241,20 @@ def _content(message: Message) -> dict[str, object]:
         return {"message": base64.b64encode(value).decode(), "encoding": "base64"}
 
 
-def _news(message: Message, taken: int) -> dict[str, object]:
-    """Return the messages lost before this one. If the topic keeps messages until they are
-    consumed, also return how many consumers have yet to take it, as the document counts them.
+def _render_losses(message: Message, consumed: int) -> dict[str, object]:
+    """Return the fields that report messages lost before this one. If the topic keeps messages
+    until they are consumed, also return how many consumers have yet to consume it. `consumed` is
+    the number of consumers, 0 or 1, that have consumed it since it was read.
     """
-    news: dict[str, object] = {}
+    fields: dict[str, object] = {}
     if message.lost:
-        news["lost"] = message.lost
-        news["lost_ranges"] = [each._asdict() for each in message.lost_ranges]
+        fields["lost"] = message.lost
+        fields["lost_ranges"] = [each._asdict() for each in message.lost_ranges]
     if message.consumers_left is not None:
-        news["subscribers"] = message.consumers_left - taken
-    return news
+        fields["subscribers"] = message.consumers_left - consumed
+    return fields
 
 
 def _success(**fields: object) -> Response:
+    """Return a response with the status `success` and these fields."""
     return json_response(200, {"status": "success", **fields})

@@ -21,14 +21,14 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-#: Statuses without a body and without a length.
-_WITHOUT_BODY: Final = frozenset({204, 304})
+#: Responses with these statuses have neither a body nor a length.
+_BODILESS_STATUSES: Final = frozenset({204, 304})
 #: Responses of these types end with a newline.
-_ENDS_LINE: Final = frozenset({JSON, PROBLEM})
+_NEWLINE_TYPES: Final = frozenset({JSON, PROBLEM})
 
 
 class Date:
-    """The Date header, rendered once per second."""
+    """The Date header. It is rendered at most once per second."""
 
     __slots__ = ("_line", "_second")
 
@@ -44,54 +44,61 @@ class Date:
         return self._line
 
 
-def response_bytes(
-    response: Response, date: bytes, closes: bool, is_old: bool, is_head: bool
+def render_response(
+    response: Response, date: bytes, closes: bool, is_http_1_0: bool, is_head: bool
 ) -> bytes:
-    """Return a whole response. `is_old` means HTTP/1.0, where keep-alive must be announced."""
+    """Return a whole response. With HTTP/1.0, keep-alive must be announced."""
     status, body, content_type, headers = response
-    connection = _CLOSE if closes else _KEEP_ALIVE if is_old else b""
-    more = headers_bytes(headers) if headers else b""
-    start = _start(status, content_type)
-    if status in _WITHOUT_BODY:
-        return b"".join((start, date, connection, more, b"\r\n"))
+    connection = _CLOSE if closes else _KEEP_ALIVE if is_http_1_0 else b""
+    extra_headers = render_headers(headers) if headers else b""
+    start = _render_start(status, content_type)
+    if status in _BODILESS_STATUSES:
+        return b"".join((start, date, connection, extra_headers, b"\r\n"))
     # The newline keeps a terminal's prompt off the last line of JSON.
-    end = b"\n" if content_type in _ENDS_LINE else b""
+    end = b"\n" if content_type in _NEWLINE_TYPES else b""
     length = b"content-length: %d\r\n\r\n" % (len(body) + len(end))
     if is_head:
         body = end = b""
-    return b"".join((start, date, connection, more, length, body, end))
+    return b"".join((start, date, connection, extra_headers, length, body, end))
 
 
-def stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
-    parts = [_start(stream.status, stream.content_type), date, headers_bytes(stream.headers)]
+def render_stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
+    pieces = [
+        _render_start(stream.status, stream.content_type),
+        date,
+        render_headers(stream.headers),
+    ]
     if closes:
-        parts.append(_CLOSE)
+        pieces.append(_CLOSE)
     if chunked:
-        parts.append(b"transfer-encoding: chunked\r\n")
+        pieces.append(b"transfer-encoding: chunked\r\n")
     elif stream.length is not None:
-        parts.append(b"content-length: %d\r\n" % stream.length)
-    return b"".join((*parts, b"\r\n"))
+        pieces.append(b"content-length: %d\r\n" % stream.length)
+    return b"".join((*pieces, b"\r\n"))
 
 
-def chunk(data: bytes) -> bytes:
+def render_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def headers_bytes(headers: tuple[tuple[str, str], ...]) -> bytes:
-    return b"".join(b"%b: %b\r\n" % (_clean(name), _clean(value)) for name, value in headers)
+def render_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    return b"".join(
+        b"%b: %b\r\n" % (_encode_header_text(name), _encode_header_text(value))
+        for name, value in headers
+    )
 
 
 @lru_cache(maxsize=256)
-def _start(status: int, content_type: str) -> bytes:
+def _render_start(status: int, content_type: str) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
     line = f"HTTP/1.1 {status} {phrase}\r\n".encode()
-    if status in _WITHOUT_BODY or not content_type:
+    if status in _BODILESS_STATUSES or not content_type:
         return line
-    return line + b"content-type: %b\r\n" % _clean(content_type)
+    return line + b"content-type: %b\r\n" % _encode_header_text(content_type)
 
 
-def _clean(text: str) -> bytes:
+def _encode_header_text(text: str) -> bytes:
     return _CONTROLS.sub(b" ", text.encode("latin-1", "replace"))

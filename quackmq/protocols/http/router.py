@@ -11,43 +11,43 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from quackmq.protocols.http import limits
-from quackmq.protocols.http.types import Handler, decode
+from quackmq.protocols.http.types import Handler, percent_decode
 
-_NO_PARTS: Final[Mapping[str, str]] = {}
+_NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 class Route(NamedTuple):
     """A handler with its method, its pattern and its options.
 
     - `body_bytes`: the largest accepted body.
-    - `safe`: HEAD may use this GET route too.
-    - `waits`: the handler may wait for new data, so it is cancelled when the server closes. A
+    - `answers_head`: HEAD may use this GET route too.
+    - `may_wait`: the handler may wait for new data, so it is cancelled when the server closes. A
       Stream is always ended then.
-    - `get_changes`: this GET changes something, as the queue's document demands.
+    - `is_writing_get`: this GET changes something, as the queue's document demands.
     """
 
     method: str
     pattern: str
     handler: Handler
     body_bytes: int = limits.HTTP_BODY_BYTES
-    safe: bool = True
-    waits: bool = False
-    get_changes: bool = False
+    answers_head: bool = True
+    may_wait: bool = False
+    is_writing_get: bool = False
 
     @property
-    def changes(self) -> bool:
+    def is_write(self) -> bool:
         """Whether a request to this route changes something."""
-        return self.method != "GET" or self.get_changes
+        return self.method != "GET" or self.is_writing_get
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """The routes at a path by method, and the values of the path's named segments."""
 
     routes: Mapping[str, Route]
-    parts: Mapping[str, str]
+    path_parameters: Mapping[str, str]
 
     @property
-    def allowed(self) -> str:
+    def allowed_methods(self) -> str:
         """The value of the Allow header."""
         return ", ".join(sorted({*self.routes, "OPTIONS"}))
 
@@ -56,24 +56,24 @@ class Router:
     """A fixed table of routes, built once."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._exact: dict[bytes, Found] = {}
+        self._exact: dict[bytes, RouteMatch] = {}
         self._root = _Node()
         for route in routes:
             self._add(route)
 
-    def find(self, raw_path: bytes) -> Found | None:
+    def find(self, raw_path: bytes) -> RouteMatch | None:
         """Return the routes at a raw path, or None; raise InvalidRequest if it is not UTF-8."""
-        found = self._exact.get(raw_path)
-        if found is not None:
-            return found
+        match = self._exact.get(raw_path)
+        if match is not None:
+            return match
         if not raw_path.startswith(b"/"):
             return None
-        segments = [decode(segment, "the path") for segment in raw_path[1:].split(b"/")]
+        segments = [percent_decode(segment, "the path") for segment in raw_path[1:].split(b"/")]
         values: list[str] = []
         node = _walk(self._root, segments, values)
         if node is None:
             return None
-        return Found(node.routes, dict(zip(node.names, values, strict=True)))
+        return RouteMatch(node.routes, dict(zip(node.names, values, strict=True)))
 
     def _add(self, route: Route) -> None:
         node = self._root
@@ -85,17 +85,19 @@ class Router:
                 node = node.named
             else:
                 node = node.literal.setdefault(segment, _Node())
-        assert not node.routes or node.names == names, f"two names at one place: {route.pattern}"
-        assert route.method not in node.routes, f"{route.method} {route.pattern} is there twice"
+        assert not node.routes or node.names == names, f"two names for a segment: {route.pattern}"
+        assert route.method not in node.routes, f"{route.method} {route.pattern} is a duplicate"
         node.names = names
         node.routes[route.method] = route
-        if route.method == "GET" and route.safe:
+        if route.method == "GET" and route.answers_head:
             node.routes["HEAD"] = route
         if not names:
-            self._exact[route.pattern.encode()] = Found(node.routes, _NO_PARTS)
+            self._exact[route.pattern.encode()] = RouteMatch(node.routes, _NO_PARAMETERS)
 
 
 class _Node:
+    """A position in the tree of patterns: the routes that end here, and the next segments."""
+
     __slots__ = ("literal", "named", "names", "routes")
 
     def __init__(self) -> None:

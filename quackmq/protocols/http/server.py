@@ -49,15 +49,15 @@ class HttpServer(Server[Connection]):
         routes: Iterable[Route] | None = None,
     ) -> None:
         super().__init__(broker, (host, port))
-        known = (host, advertised_host, *machine_names(socket.gethostname()))
-        self.names = OwnNames(names, known)
+        machine = (host, advertised_host, *machine_names(socket.gethostname()))
+        self.names = OwnNames(names, machine)
         self.router = Router((*queue.routes(), *v1.ROUTES) if routes is None else routes)
-        self.known_heads = RequestHeadCache()
+        self.head_cache = RequestHeadCache()
         self.date = Date()
         #: For large bodies, and for pipelined requests.
         self.receive_budget = ReceiveBudget(limits.HTTP_RECEIVE_BYTES)
         self.send_budget = SendBudget(limits.HTTP_SEND_BYTES)
-        self._streams = 0
+        self._stream_count = 0
 
     @property
     def bounds(self) -> Bounds:
@@ -87,9 +87,9 @@ class HttpServer(Server[Connection]):
 
     @property
     def stream_count(self) -> int:
-        return self._streams
+        return self._stream_count
 
     # --- called by connections ---------------------------------------------------------------
 
-    def streaming(self, change: int) -> None:
-        self._streams += change
+    def count_stream(self, change: int) -> None:
+        self._stream_count += change

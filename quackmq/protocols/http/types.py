@@ -17,15 +17,15 @@ import orjson
 from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits
-from quackmq.protocols.http.body_errors import explained
+from quackmq.protocols.http.body_errors import add_hint
 
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
 T = TypeVar("T")
 
 
-class DoorFacts(Protocol):
-    """The facts about the server that handlers may use."""
+class ServerCounts(Protocol):
+    """The numbers of the server's connections and streams, for handlers."""
 
     @property
     def connection_count(self) -> int: ...
@@ -36,8 +36,9 @@ class DoorFacts(Protocol):
 
 
 class Request:
-    """One complete request. `parts` are the values of the path's named segments, percent-decoded.
-    `headers` have lower-case names; the values of a repeated header are joined by commas.
+    """One complete request. `path_parameters` are the values of the path's named segments,
+    percent-decoded. `headers` have lower-case names; the values of a repeated header are joined by
+    commas.
     """
 
     __slots__ = (
@@ -48,9 +49,9 @@ class Request:
         "body",
         "broker",
         "caller",
-        "door",
+        "server",
         "method",
-        "parts",
+        "path_parameters",
         "path",
     )
 
@@ -60,11 +61,11 @@ class Request:
         caller: Caller,
         method: str,
         path: str,
-        parts: Mapping[str, str],
+        path_parameters: Mapping[str, str],
         raw_query: bytes,
         raw_headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-        door: DoorFacts,
+        server: ServerCounts,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Pass `headers` if they are already parsed."""
@@ -72,9 +73,9 @@ class Request:
         self.caller = caller
         self.method = method
         self.path = path
-        self.parts = parts
+        self.path_parameters = path_parameters
         self.body = body
-        self.door = door
+        self.server = server
         self._raw_query = raw_query
         self._raw_headers = raw_headers
         self._query: Mapping[str, str] | None = None
@@ -82,8 +83,8 @@ class Request:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query's parameters; raise InvalidRequest if a name is repeated or the query is not
-        UTF-8.
+        """The parameters of the query. Raises InvalidRequest if a name is repeated or the query is
+        not UTF-8.
         """
         if self._query is None:
             self._query = parse_query(self._raw_query)
@@ -120,37 +121,41 @@ class DeferredResponse(NamedTuple):
     which a task would cost more than the work itself.
     """
 
-    change: asyncio.Future[Any]
-    answer: Callable[[Any], Response]
+    pending_write: asyncio.Future[Any]
+    render: Callable[[Any], Response]
 
 
-#: Most handlers are coroutines. Other handlers may raise at once or return a DeferredResponse.
+#: Most handlers are coroutines. Others are plain functions that return a DeferredResponse.
 Handler = Callable[[Request], Awaitable[Response | Stream] | DeferredResponse]
 
 
 def json_response(
     status: int, value: object, headers: tuple[tuple[str, str], ...] = ()
 ) -> Response:
+    """Return a response with `value` as JSON. Structs of msgspec are not supported here."""
     return Response(status, orjson.dumps(value), JSON, headers)
 
 
-def decoded(data: bytes, decoder: msgspec.json.Decoder[T], where: str = "the body") -> T:
-    """Decode a JSON text; raise InvalidRequest with the mistake and its place."""
+def decode_json(data: bytes, decoder: msgspec.json.Decoder[T], source: str = "the body") -> T:
+    """Decode a JSON text. Raise InvalidRequest with the mistake and its path; `source` names the
+    text in that message.
+    """
     try:
         data.decode()  # the decoder does not validate the UTF-8 of every string
         return decoder.decode(data)
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{where} is not UTF-8: {error.reason} at {error.start}") from None
+        raise InvalidRequest(f"{source} is not UTF-8: {error.reason} at {error.start}") from None
     except RecursionError:
-        raise InvalidRequest(f"{where} is nested too deeply") from None
+        raise InvalidRequest(f"{source} is nested too deeply") from None
     except msgspec.ValidationError as error:
-        reason = explained(str(error), decoder.type)
-        raise InvalidRequest(f"{where} is not as it should be: {reason}") from None
+        reason = add_hint(str(error), decoder.type)
+        raise InvalidRequest(f"{source} is invalid: {reason}") from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{where} is no JSON: {error}") from None
+        raise InvalidRequest(f"{source} is not valid JSON: {error}") from None
 
 
 def parse_query(raw: bytes) -> Mapping[str, str]:
+    """Return the parameters of a query string or a form; raise InvalidRequest if it is invalid."""
     if not raw:
         return {}
     pairs = raw.split(b"&", limits.HTTP_QUERY_PARAMETERS)
@@ -161,10 +166,10 @@ def parse_query(raw: bytes) -> Mapping[str, str]:
         if not pair:
             continue
         raw_name, _, raw_value = pair.partition(b"=")
-        name = decode(raw_name.replace(b"+", b" "), "the query")
+        name = percent_decode(raw_name.replace(b"+", b" "), "the query")
         if name in query:
-            raise InvalidRequest(f"the query has {name[:100]!r} twice")
-        query[name] = decode(raw_value.replace(b"+", b" "), "the query")
+            raise InvalidRequest(f"the query has the parameter {name[:100]!r} twice")
+        query[name] = percent_decode(raw_value.replace(b"+", b" "), "the query")
     return query
 
 
@@ -177,11 +182,11 @@ def parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
     return headers
 
 
-def decode(quoted: bytes, where: str) -> str:
+def percent_decode(quoted_text: bytes, source: str) -> str:
     """Return the percent-decoded text; raise InvalidRequest if it is not UTF-8."""
     try:
-        if b"%" in quoted:
-            quoted = unquote_to_bytes(quoted)
-        return quoted.decode()
+        if b"%" in quoted_text:
+            quoted_text = unquote_to_bytes(quoted_text)
+        return quoted_text.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{where} is not UTF-8") from None
+        raise InvalidRequest(f"{source} is not UTF-8") from None

@@ -26,7 +26,7 @@ class Handlers:
             Route("POST", "/small", self.echo, 1_000),
             Route("GET", "/wait", self.wait),
             Route("GET", "/change", self.change),
-            Route("GET", "/poll", self.wait, waits=True),
+            Route("GET", "/poll", self.wait, may_wait=True),
             Route("GET", "/bug", self.bug),
             Route("GET", "/large/{bytes}", self.large),
             Route("GET", "/count/{to}", self.count),
@@ -63,10 +63,12 @@ class Handlers:
         raise ZeroDivisionError("a bug of ours")
 
     async def large(self, request: Request) -> Response:
-        return Response(200, bytes(int(request.parts["bytes"])), "application/octet-stream")
+        return Response(
+            200, bytes(int(request.path_parameters["bytes"])), "application/octet-stream"
+        )
 
     async def count(self, request: Request) -> Stream:
-        return Stream("text/plain", self._count(int(request.parts["to"])))
+        return Stream("text/plain", self._count(int(request.path_parameters["to"])))
 
     async def ticks(self, request: Request) -> Stream:
         return Stream("text/plain", self._ticks())

@@ -22,7 +22,7 @@ async def test_unknown_routes_are_not_found() -> None:
         peer = await running.peer()
         for path in ("/", "/topic", "/topics/", "//topics", "/Topics", "/topics/../size", "/..%2F"):
             said = (await peer.get(path)).failed(404, "unknown_route")
-            assert said == f"there is nothing at {path}; /v1/docs lists what there is"
+            assert said == f"there is no resource at {path}; /v1/docs lists all of them"
         assert (await peer.get("/v1/nowhere")).json["code"] == "unknown_route"
         answer = await peer.post("/nowhere", b"x" * 100_000)
         answer.failed(404, "unknown_route")

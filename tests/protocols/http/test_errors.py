@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 
 from quackmq import errors
-from quackmq.protocols.http.errors import STATUSES, HttpFailure, failure, failure_of, status_of
+from quackmq.protocols.http.errors import (
+    STATUSES,
+    HttpFailure,
+    failure_response,
+    response_for_error,
+    status_for,
+)
 from tests.protocols.kafka.test_errors import tree
 
 
@@ -29,11 +35,11 @@ def test_a_kind_of_error_that_somebody_adds_below_has_its_parents_status() -> No
     class DrownedTopic(errors.UnknownTopic):
         pass
 
-    assert status_of(DrownedTopic("…")) == 404
+    assert status_for(DrownedTopic("…")) == 404
 
 
 def test_the_queue_is_told_of_failures_in_its_own_shape() -> None:
-    response = failure_of(errors.UnknownTopic("there is no topic ducks"), "/size")
+    response = response_for_error(errors.UnknownTopic("there is no topic ducks"), "/size")
     assert (response.status, response.content_type) == (404, "application/json")
     assert json.loads(response.body) == {
         "status": "failure",
@@ -43,7 +49,9 @@ def test_the_queue_is_told_of_failures_in_its_own_shape() -> None:
 
 
 def test_below_v1_a_failure_is_a_problem() -> None:
-    response = failure_of(errors.UnknownTopic("there is no topic ducks"), "/v1/topics/ducks")
+    response = response_for_error(
+        errors.UnknownTopic("there is no topic ducks"), "/v1/topics/ducks"
+    )
     assert response.content_type == "application/problem+json"
     assert json.loads(response.body) == {
         "type": "about:blank",
@@ -52,11 +60,14 @@ def test_below_v1_a_failure_is_a_problem() -> None:
         "detail": "there is no topic ducks",
         "code": "unknown_topic",
     }
-    assert failure_of(HttpFailure(405, "x", "…"), "/v1").content_type == "application/problem+json"
-    assert failure_of(HttpFailure(404, "x", "…"), "/v11").content_type == "application/json"
+    assert (
+        response_for_error(HttpFailure(405, "x", "…"), "/v1").content_type
+        == "application/problem+json"
+    )
+    assert response_for_error(HttpFailure(404, "x", "…"), "/v11").content_type == "application/json"
 
 
 def test_who_may_try_again_soon_is_told_so() -> None:
-    assert ("retry-after", "1") in failure_of(errors.BrokerClosing("…"), "/size").headers
-    assert ("retry-after", "1") in failure(503, "limit_reached", "…", "/size").headers
-    assert failure_of(errors.UnknownTopic("…"), "/size").headers == ()
+    assert ("retry-after", "1") in response_for_error(errors.BrokerClosing("…"), "/size").headers
+    assert ("retry-after", "1") in failure_response(503, "limit_reached", "…", "/size").headers
+    assert response_for_error(errors.UnknownTopic("…"), "/size").headers == ()

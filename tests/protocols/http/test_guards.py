@@ -13,8 +13,8 @@ from quackmq.protocols.http.browser_guards import (
     is_browser,
     is_foreign_site,
     is_loopback,
-    is_made_by_another_page,
     machine_names,
+    may_come_from_another_page,
 )
 from tests.kit.tables import each
 from tests.protocols.http.peers import Served, served
@@ -63,13 +63,13 @@ FIREFOX = {"user_agent": "Mozilla/5.0 (X11; rv:140.0) Gecko/20100101", "accept_l
 def test_a_name_of_somebodys_domain_is_not_ours(
     host: bytes, by_loopback: bool, elsewhere: bool
 ) -> None:
-    assert NAMES.serves(host, is_loopback=True) is by_loopback
-    assert NAMES.serves(host, is_loopback=False) is elsewhere
+    assert NAMES.allows_host(host, is_loopback=True) is by_loopback
+    assert NAMES.allows_host(host, is_loopback=False) is elsewhere
 
 
 def test_a_star_takes_any_name_and_no_origin() -> None:
     any_name = OwnNames(["*"])
-    assert any_name.serves(b"evil.example", is_loopback=True)
+    assert any_name.allows_host(b"evil.example", is_loopback=True)
     assert not any_name.is_own_origin(b"http://evil.example", b"queue.example")
 
 
@@ -139,7 +139,7 @@ def test_a_machine_has_its_name_its_first_label_and_that_in_multicast_dns() -> N
 def test_a_browser_shows_that_the_user_or_a_page_of_ours_asks(
     headers: dict[bytes, bytes], another: bool
 ) -> None:
-    assert is_made_by_another_page([*headers.items()], b"a", OwnNames()) == another
+    assert may_come_from_another_page([*headers.items()], b"a", OwnNames()) == another
 
 
 def test_a_browser_names_itself_and_its_users_languages() -> None:
@@ -275,7 +275,7 @@ async def test_a_refused_name_is_told_the_setting_to_change() -> None:
     async with served() as running:
         answer = await (await running.peer()).get("/topics", host="duck.example:8002")
         said = answer.failed(421, "not_allowed")
-        assert "does not go by the name duck.example:" in said
+        assert "Host duck.example is not allowed:" in said
         assert "http_names (--http-names duck.example, or QUACKMQ_HTTP_NAMES)" in said
         answer = await (await running.peer()).get("/topics", origin="https://duck.example")
         said = answer.failed(403, "not_allowed")

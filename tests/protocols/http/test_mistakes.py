@@ -7,7 +7,7 @@ import pytest
 
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.types import decoded
+from quackmq.protocols.http.types import decode_json
 from quackmq.protocols.http.v1.messages import OneMessage
 from quackmq.protocols.http.v1.subscriptions import NewSubscription
 from quackmq.protocols.http.v1.topics import NewTopic
@@ -15,7 +15,7 @@ from quackmq.protocols.http.v1.topics import NewTopic
 
 def refusal(kind: type, body: str) -> str:
     with pytest.raises(InvalidRequest) as refused:
-        decoded(body.encode(), msgspec.json.Decoder(kind))
+        decode_json(body.encode(), msgspec.json.Decoder(kind))
     return str(refused.value)
 
 
@@ -60,5 +60,5 @@ def test_null_is_named_only_where_it_means_no_bound() -> None:
 
 
 def test_a_very_long_name_gets_no_hint() -> None:
-    said = refusal(NewSubscription, f'{{"{"s" * http_limits.HTTP_EXPLAINED_CHARS}": 1}}')
+    said = refusal(NewSubscription, f'{{"{"s" * http_limits.HTTP_HINTED_CHARS}": 1}}')
     assert said.endswith("s`")

@@ -38,7 +38,7 @@ class Got(NamedTuple):
     body: bytes
     status: int | None
     closes: bool
-    is_old: bool
+    is_http_1_0: bool
 
 
 def new_door() -> HttpServer:
@@ -58,7 +58,7 @@ def received(data: bytes, cuts: list[int], door: HttpServer | None = None) -> li
                 b"" if request is None else request.body,
                 None if asked.refusal is None else asked.refusal.status,
                 asked.closes,
-                asked.is_old,
+                asked.is_http_1_0,
             )
         )
 
@@ -119,7 +119,7 @@ def test_a_spoilt_request_is_a_request_or_refused_once(
 
 
 def known(door: HttpServer) -> int:
-    return len(door.known_heads.of(is_loopback=True))
+    return len(door.head_cache.heads_for(is_loopback=True))
 
 
 @settings(deadline=None)
@@ -158,19 +158,19 @@ def test_what_a_loopback_asks_is_not_known_from_elsewhere() -> None:
     receiver = Receiver(door, Caller(), False, lambda asked: None)
     receiver.feed(foreign)
     receiver.close()
-    assert len(door.known_heads.of(is_loopback=False)) == 1
+    assert len(door.head_cache.heads_for(is_loopback=False)) == 1
     assert [got.status for got in received(foreign, [], door)] == [421]
 
 
 def test_no_more_heads_are_known_than_there_is_room_for() -> None:
     door = new_door()
-    for number in range(http_limits.HTTP_KNOWN_HEADS + 10):
+    for number in range(http_limits.HTTP_CACHED_HEADS + 10):
         received(request("GET", f"/echo?n={number}"), [], door)
-    assert known(door) == http_limits.HTTP_KNOWN_HEADS
-    received(request("GET", "/echo?n=" + "9" * http_limits.HTTP_KNOWN_HEAD_BYTES), [], door)
+    assert known(door) == http_limits.HTTP_CACHED_HEADS
+    received(request("GET", "/echo?n=" + "9" * http_limits.HTTP_CACHED_HEAD_BYTES), [], door)
     assert all(
-        len(head) <= http_limits.HTTP_KNOWN_HEAD_BYTES
-        for head in door.known_heads.of(is_loopback=True)
+        len(head) <= http_limits.HTTP_CACHED_HEAD_BYTES
+        for head in door.head_cache.heads_for(is_loopback=True)
     )
 
 

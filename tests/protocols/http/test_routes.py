@@ -47,7 +47,7 @@ ROUTER = Router(
 def test_a_path_is_found_with_its_parts(path: bytes, parts: dict[str, str]) -> None:
     found = ROUTER.find(path)
     assert found is not None
-    assert found.parts == parts
+    assert found.path_parameters == parts
 
 
 @each(
@@ -60,10 +60,10 @@ def test_what_is_no_route_is_not_found(path: bytes) -> None:
 def test_what_is_allowed_is_told_with_head_and_options() -> None:
     found = ROUTER.find(b"/topics")
     assert found is not None
-    assert found.allowed == "GET, HEAD, OPTIONS, POST"
+    assert found.allowed_methods == "GET, HEAD, OPTIONS, POST"
     deleting = ROUTER.find(b"/topics/x/messages")
     assert deleting is not None
-    assert deleting.allowed == "DELETE, OPTIONS"
+    assert deleting.allowed_methods == "DELETE, OPTIONS"
 
 
 def test_two_routes_for_one_thing_are_a_bug() -> None:

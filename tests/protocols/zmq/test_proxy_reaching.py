@@ -416,7 +416,7 @@ async def test_health_forgets_a_client_that_got_by_other_ways_what_could_not_be_
 
 
 async def test_health_names_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "PUSH_TOLD", 2)
+    monkeypatch.setattr(http_limits, "UNREACHED_CLIENTS_LISTED", 2)
     async with proxied() as running, health(running) as ask_health:
         for number in range(5):
             running.broker.pushing.unreached[f"client{number}", "ducks"] = "nobody there"

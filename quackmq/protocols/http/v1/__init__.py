@@ -23,9 +23,9 @@ from quackmq.protocols.http.v1 import (
     subscriptions,
     topics,
 )
-from quackmq.protocols.http.v1.operations import Operation, routes_of
+from quackmq.protocols.http.v1.operations import Operation, make_routes
 
-_OFFERED: Final = (
+_API_OPERATIONS: Final = (
     *topics.OPERATIONS,
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
@@ -36,6 +36,9 @@ _OFFERED: Final = (
     *archive.OPERATIONS,
     *health.OPERATIONS,
 )
-OPERATIONS: Final[tuple[Operation, ...]] = (*_OFFERED, *docs_page.operations(_OFFERED))
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *_API_OPERATIONS,
+    *docs_page.document_operations(_API_OPERATIONS),
+)
 #: Every route below /v1.
-ROUTES: Final[tuple[Route, ...]] = routes_of(OPERATIONS)
+ROUTES: Final[tuple[Route, ...]] = make_routes(OPERATIONS)

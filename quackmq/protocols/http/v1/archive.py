@@ -1,4 +1,4 @@
-"""The archive: list its files, keep them with plans, read their bytes, and replace them.
+"""The archive: list its files, protect them with plans, read their bytes, and replace them.
 
 Files are Parquet and never change: a name means the same bytes as long as the file exists. A reader
 that shares a disk with the broker reads them in `directory`, in the directory of their partition.
@@ -34,18 +34,18 @@ from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request, Response, Stream
 from quackmq.protocols.http.v1.operations import (
     BYTES,
-    GREATEST,
+    INT64_MAX,
     JSON,
-    NOTHING,
+    NO_CONTENT,
     PARTITION,
     TOPIC,
-    Answer,
     Body,
     Number,
     Operation,
+    ResponseInfo,
     Text,
-    answered,
-    json_body,
+    decode_body,
+    json_response,
 )
 
 _TAG: Final = "archive"
@@ -62,9 +62,9 @@ LeaseField = Annotated[int, Meta(ge=1, le=shared_limits.ARCHIVE_PLAN_MS)]
 
 
 class ArchivedFile(Struct, frozen=True):
-    """A Parquet file: all records from `first_offset` up to, not including, `next_offset`, but for
-    those that are quarantined. Its last `tail_bytes` have the checksum `tail_crc32c`; the times are
-    null where it has no records."""
+    """A Parquet file. It holds all records from `first_offset` up to, not including, `next_offset`,
+    except those that are quarantined. Its last `tail_bytes` have the checksum `tail_crc32c`. The
+    times are null if it has no records."""
 
     name: str
     first_offset: int
@@ -80,7 +80,7 @@ class ArchivedFile(Struct, frozen=True):
 
 
 class QuarantinedBatch(Struct, frozen=True):
-    """A batch that nobody can open, kept as it came in a file of its own; and why."""
+    """A batch that cannot be decoded, with the reason. Its bytes are stored unchanged in a file."""
 
     name: str
     first_offset: int
@@ -91,11 +91,11 @@ class QuarantinedBatch(Struct, frozen=True):
 
 
 class ArchivedPartition(Struct, frozen=True):
-    """Archived is what lies from `first_offset` up to, not including, `next_offset`. The log holds
-    what lies from `log_first_offset`, which is never behind that, up to `end_offset`, where all
-    transactions are decided; `log_bytes` is what it takes, with what is archived and has not left
-    it yet. `version` grows with each change; `problem` says why nothing more is archived, where
-    that is so."""
+    """The archive of a partition. The records from `first_offset` up to, not including,
+    `next_offset` are archived. The log holds those from `log_first_offset`, which is not greater
+    than `next_offset`, up to `end_offset`; no transaction is open before that. `log_bytes` is the
+    size of the log, with archived records that were not deleted from it yet. `version` grows with
+    each change. `problem` says why archiving has stopped, or is null."""
 
     partition: int
     version: int
@@ -110,9 +110,9 @@ class ArchivedPartition(Struct, frozen=True):
 
 
 class ArchivedTopic(Struct, frozen=True):
-    """Partitions of a topic, by number; each has a directory of that name in `directory`, once
-    something of it is archived. `next_partition` goes into `from_partition` to ask for more; null
-    where there are no more."""
+    """Partitions of a topic, by number. A partition with archived records has a directory of that
+    name in `directory`. Pass `next_partition` as `from_partition` to get more; it is null at the
+    end."""
 
     topic: str
     topic_id: str
@@ -122,8 +122,8 @@ class ArchivedTopic(Struct, frozen=True):
 
 
 class NewPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """For how long files are to be kept, and of which partitions; of all, if none are named.
-    `offers` says that files will be offered under the plan."""
+    """A plan to be made: how long it keeps files, and of which partitions, by default of all.
+    `offers` says that replacement files will be offered under the plan."""
 
     for_ms: LeaseField
     partitions: (
@@ -133,13 +133,13 @@ class NewPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Renewal(Struct, frozen=True, forbid_unknown_fields=True):
-    """For how long from now on."""
+    """How long a plan is to keep its files from now on."""
 
     for_ms: LeaseField
 
 
 class PlanSummary(Struct, frozen=True):
-    """A plan, which is over at `expires_ms`."""
+    """A plan, which ends at `expires_ms`."""
 
     plan: str
     expires_ms: int
@@ -149,13 +149,14 @@ class PlanSummary(Struct, frozen=True):
 
 
 class PlanPage(Struct, frozen=True):
-    """Every plan that there is."""
+    """All plans."""
 
     plans: list[PlanSummary]
 
 
 class PlannedTopic(ArchivedTopic, frozen=True):
-    """A plan, with what it keeps: the partitions are as they were when it was made."""
+    """A plan with the files that it keeps. The partitions are shown as of the time when the plan
+    was made."""
 
     plan: str
     expires_ms: int
@@ -163,18 +164,18 @@ class PlannedTopic(ArchivedTopic, frozen=True):
 
 
 class Replacement(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names of `old` files that follow on each other, as they were listed at `version`, and of the
-    `new` ones that have their records, each by offset: those lie in the partition's directory as
+    """Consecutive `old` files, as listed at `version`, and the `new` files with the same records.
+    Both are ordered by offset. The new files are in the partition's directory and are named
     `_offered-PLAN-WORD.new`."""
 
-    version: Annotated[int, Meta(ge=0, le=GREATEST)]
+    version: Annotated[int, Meta(ge=0, le=INT64_MAX)]
     old: NamesField
     new: NamesField
 
 
 class ArchivedNow(Struct, frozen=True):
-    """What was archived: files, their records and bytes, batches that were quarantined, and the
-    bytes of the log that all of it was read from."""
+    """What was archived: files, their records and bytes, quarantined batches, and the bytes of the
+    log that were read for them."""
 
     files: int
     records: int
@@ -184,7 +185,7 @@ class ArchivedNow(Struct, frozen=True):
 
 
 class MergedNow(Struct, frozen=True):
-    """What was merged."""
+    """What was merged: the number of merges, and the files and bytes before and after."""
 
     merges: int
     files_before: int
@@ -197,31 +198,31 @@ class MergedNow(Struct, frozen=True):
 
 FROM_PARTITION: Final = Number(
     name="from_partition",
-    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
+    maximum=shared_limits.PARTITIONS_PER_TOPIC - 1,
     default=0,
-    about="The first partition to list.",
+    description="The first partition to list.",
 )
-PLAN: Final = Text(name="plan", where="path", required=True, about="A plan's id.")
+PLAN: Final = Text(name="plan", location="path", required=True, description="A plan's id.")
 FILE: Final = Text(
-    name="file", where="path", required=True, about="A file's name, as it is listed."
+    name="file", location="path", required=True, description="The name of a listed file."
 )
 RANGE: Final = Text(
     name="Range",
-    where="header",
-    about="Which bytes: bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT. One that is none of these "
-    "is not looked at.",
+    location="header",
+    description="Which bytes: bytes=FIRST-LAST, bytes=FIRST- or bytes=-COUNT. Other forms are "
+    "ignored.",
 )
 IF_RANGE: Final = Text(
     name="If-Range",
-    where="header",
-    about="The ETag of a file, for which alone the range is meant.",
+    location="header",
+    description="The ETag of a file. If it differs, the range is ignored.",
 )
-NEW_PLAN: Final = Body("For how long, and what.", {JSON: NewPlan})
-RENEWAL: Final = Body("For how long.", {JSON: Renewal})
-REPLACEMENT: Final = Body("What goes, and what comes.", {JSON: Replacement})
+NEW_PLAN: Final = Body("The plan to be made.", {JSON: NewPlan})
+RENEWAL: Final = Body("The new duration.", {JSON: Renewal})
+REPLACEMENT: Final = Body("The old and the new files.", {JSON: Replacement})
 
 _file_fields: Final = attrgetter(*ArchivedFile.__struct_fields__)
-_aside_fields: Final = attrgetter(*QuarantinedBatch.__struct_fields__)
+_quarantined_fields: Final = attrgetter(*QuarantinedBatch.__struct_fields__)
 _new_plan: Final = msgspec.json.Decoder(NewPlan)
 _renewal: Final = msgspec.json.Decoder(Renewal)
 _replacement: Final = msgspec.json.Decoder(Replacement)
@@ -231,94 +232,96 @@ _replacement: Final = msgspec.json.Decoder(Replacement)
 
 
 async def describe(request: Request) -> Response:
-    topic, start = TOPIC.of(request), FROM_PARTITION.of(request)
-    found = await _archives(request).describe(request.caller, topic, start)
-    return answered(200, ArchivedTopic(*_topic_shown(found)))
+    topic, start = TOPIC.require(request), FROM_PARTITION.require(request)
+    archive = await _archives(request).describe(request.caller, topic, start)
+    return json_response(200, ArchivedTopic(*_topic_fields(archive)))
 
 
 async def make_plan(request: Request) -> Response:
-    topic, body = TOPIC.of(request), json_body(request, NEW_PLAN, _new_plan)
+    topic, body = TOPIC.require(request), decode_body(request, NEW_PLAN, _new_plan)
     archives = _archives(request)
-    made = await archives.plan(
+    plan = await archives.plan(
         request.caller, topic, body.for_ms, body.partitions, offers=body.offers
     )
-    return answered(201, _planned(*await archives.planned(request.caller, made.id)))
+    return json_response(201, _planned_topic(*await archives.planned(request.caller, plan.id)))
 
 
 async def describe_plan(request: Request) -> Response:
-    plan, start = PLAN.of(request), FROM_PARTITION.of(request)
-    return answered(200, _planned(*await _archives(request).planned(request.caller, plan, start)))
+    plan, start = PLAN.require(request), FROM_PARTITION.require(request)
+    return json_response(
+        200, _planned_topic(*await _archives(request).planned(request.caller, plan, start))
+    )
 
 
 async def list_plans(request: Request) -> Response:
     plans = _archives(request).plans(request.caller)
-    return answered(200, PlanPage([_summary(plan) for plan in plans]))
+    return json_response(200, PlanPage([_plan_summary(plan) for plan in plans]))
 
 
 async def renew_plan(request: Request) -> Response:
-    plan, body = PLAN.of(request), json_body(request, RENEWAL, _renewal)
-    return answered(
-        200, _summary(await _archives(request).renew(request.caller, plan, body.for_ms))
+    plan, body = PLAN.require(request), decode_body(request, RENEWAL, _renewal)
+    return json_response(
+        200, _plan_summary(await _archives(request).renew(request.caller, plan, body.for_ms))
     )
 
 
 async def release_plan(request: Request) -> Response:
-    await _archives(request).release(request.caller, PLAN.of(request))
-    return NOTHING
+    await _archives(request).release(request.caller, PLAN.require(request))
+    return NO_CONTENT
 
 
 async def replace(request: Request) -> Response:
-    topic, partition = TOPIC.of(request), PARTITION.of(request)
-    body = json_body(request, REPLACEMENT, _replacement)
+    topic, partition = TOPIC.require(request), PARTITION.require(request)
+    body = decode_body(request, REPLACEMENT, _replacement)
     replaced = await _archives(request).replace(
         request.caller, topic, partition, body.version, body.old, body.new
     )
-    return answered(200, _partition_shown(replaced))
+    return json_response(200, _partition_shape(replaced))
 
 
 async def archive_now(request: Request) -> Response:
-    done = await _archives(request).archive(request.caller, TOPIC.of(request))
-    return answered(200, ArchivedNow(*done))
+    counts = await _archives(request).archive(request.caller, TOPIC.require(request))
+    return json_response(200, ArchivedNow(*counts))
 
 
 async def merge_now(request: Request) -> Response:
-    done = await _archives(request).merge(request.caller, TOPIC.of(request))
-    return answered(200, MergedNow(*done))
+    counts = await _archives(request).merge(request.caller, TOPIC.require(request))
+    return json_response(200, MergedNow(*counts))
 
 
 async def read_file(request: Request) -> Response | Stream:
-    place = TOPIC.of(request), PARTITION.of(request), FILE.of(request)
+    file_key = TOPIC.require(request), PARTITION.require(request), FILE.require(request)
     archives = _archives(request)
-    size = archives.file_size(request.caller, *place)
-    tag = f'"{place[2]}"'
+    size = archives.file_size(request.caller, *file_key)
+    tag = f'"{file_key[2]}"'
     headers: tuple[tuple[str, str], ...] = (("accept-ranges", "bytes"), ("etag", tag))
-    asked = None
-    if IF_RANGE.given(request) in (None, tag):
-        asked = range_of(RANGE.given(request), size)
-    first, end = asked or (0, size)
-    if asked is not None:
+    byte_range = None
+    if IF_RANGE.get(request) in (None, tag):
+        byte_range = parse_range(RANGE.get(request), size)
+    first, end = byte_range or (0, size)
+    if byte_range is not None:
         headers = (*headers, ("content-range", f"bytes {first}-{end - 1}/{size}"))
     # Read the first chunk now, so that a file that cannot be read gets an error status.
-    piece = b"" if request.method == "HEAD" else await _piece(request, place, first, end)
-    pieces = _pieces(request, place, piece, first + len(piece), end)
-    return Stream(BYTES, pieces, headers, 200 if asked is None else 206, end - first)
+    chunk = b"" if request.method == "HEAD" else await _read_chunk(request, file_key, first, end)
+    chunks = _stream_chunks(request, file_key, chunk, first + len(chunk), end)
+    return Stream(BYTES, chunks, headers, 200 if byte_range is None else 206, end - first)
 
 
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def range_of(header: str | None, size: int) -> tuple[int, int] | None:
+def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     """Return the start and the end of a range; None without a range in a supported form. Raise
     HttpFailure with status 416 if the range starts at or after the end of the file.
     """
-    found = None if header is None else _RANGE.fullmatch(header.strip())
-    if found is None or found[0] == "bytes=-":
+    match = None if header is None else _RANGE.fullmatch(header.strip())
+    if match is None or match[0] == "bytes=-":
         return None
-    if not found[1]:
-        first, end = max(0, size - int(found[2])), size
+    if not match[1]:
+        first, end = max(0, size - int(match[2])), size
     else:
-        first, end = int(found[1]), min(size, int(found[2] or size) + 1)
-        if found[2] and int(found[2]) < first:
+        first, end = int(match[1]), min(size, int(match[2] or size) + 1)
+        if match[2] and int(match[2]) < first:
             return None
     if first >= size:
         raise HttpFailure(
@@ -330,22 +333,24 @@ def range_of(header: str | None, size: int) -> tuple[int, int] | None:
     return first, end
 
 
-async def _piece(request: Request, place: tuple[str, int, str], first: int, end: int) -> bytes:
-    file = _archives(request).file(request.caller, *place)
+async def _read_chunk(
+    request: Request, file_key: tuple[str, int, str], first: int, end: int
+) -> bytes:
+    file = _archives(request).file(request.caller, *file_key)
     try:
         return await file.read(first, min(limits.ARCHIVE_CHUNK_BYTES, end - first))
     finally:
         file.close()
 
 
-async def _pieces(
-    request: Request, place: tuple[str, int, str], piece: bytes, position: int, end: int
+async def _stream_chunks(
+    request: Request, file_key: tuple[str, int, str], chunk: bytes, position: int, end: int
 ) -> AsyncIterator[bytes]:
     """Yield the chunk that was already read, then the chunks from `position` on."""
-    yield piece
+    yield chunk
     if position == end:
         return
-    file = _archives(request).file(request.caller, *place)
+    file = _archives(request).file(request.caller, *file_key)
     try:
         for start in range(position, end, limits.ARCHIVE_CHUNK_BYTES):
             yield await file.read(start, min(limits.ARCHIVE_CHUNK_BYTES, end - start))
@@ -358,38 +363,38 @@ async def _pieces(
 
 def _archives(request: Request) -> Archives:
     if request.broker.archive is None:
-        raise NotFound("this broker has no archive: its store keeps nothing on disk")
+        raise NotFound("this broker has no archive: its store is in memory only")
     return request.broker.archive
 
 
-def _topic_shown(
-    found: TopicArchive,
+def _topic_fields(
+    archive: TopicArchive,
 ) -> tuple[str, str, str, list[ArchivedPartition], int | None]:
-    topic = found.topic
-    partitions = [_partition_shown(each) for each in found.partitions]
-    return topic.name, str(topic.id), found.directory, partitions, found.next_partition
+    topic = archive.topic
+    partitions = [_partition_shape(each) for each in archive.partitions]
+    return topic.name, str(topic.id), archive.directory, partitions, archive.next_partition
 
 
-def _partition_shown(found: PartitionArchive) -> ArchivedPartition:
+def _partition_shape(archive: PartitionArchive) -> ArchivedPartition:
     return ArchivedPartition(
-        found.partition,
-        found.version,
-        found.first_offset,
-        found.next_offset,
-        found.log_first_offset,
-        found.end_offset,
-        found.log_bytes,
-        [ArchivedFile(*_file_fields(file)) for file in found.files],
-        [QuarantinedBatch(*_aside_fields(aside)) for aside in found.quarantined],
-        found.problem,
+        archive.partition,
+        archive.version,
+        archive.first_offset,
+        archive.next_offset,
+        archive.log_first_offset,
+        archive.end_offset,
+        archive.log_bytes,
+        [ArchivedFile(*_file_fields(file)) for file in archive.files],
+        [QuarantinedBatch(*_quarantined_fields(batch)) for batch in archive.quarantined],
+        archive.problem,
     )
 
 
-def _planned(plan: Plan, found: TopicArchive) -> PlannedTopic:
-    return PlannedTopic(*_topic_shown(found), plan.id, plan.expires_ms, plan.offers)
+def _planned_topic(plan: Plan, archive: TopicArchive) -> PlannedTopic:
+    return PlannedTopic(*_topic_fields(archive), plan.id, plan.expires_ms, plan.offers)
 
 
-def _summary(plan: Plan) -> PlanSummary:
+def _plan_summary(plan: Plan) -> PlanSummary:
     topic = plan.topic
     return PlanSummary(plan.id, plan.expires_ms, plan.offers, topic.name, str(topic.id))
 
@@ -403,10 +408,10 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/archive",
         handler=describe,
-        about="List the files that are archived of a topic, and where its log goes on. A file that "
-        "is listed may be merged with others and go at any moment: a plan keeps it.",
+        description="List the archive files of a topic, and where its log continues. A listed file "
+        "may be merged and deleted at any time, unless a plan keeps it.",
         parameters=(TOPIC, FROM_PARTITION),
-        answers={200: Answer("The partitions, or the first of them.", ArchivedTopic)},
+        responses={200: ResponseInfo("The partitions, or the first of them.", ArchivedTopic)},
         errors=(UnknownTopic, NotFound),
     ),
     Operation(
@@ -415,12 +420,14 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics/{topic}/archive/plans",
         handler=make_plan,
-        about="List the files that are archived of a topic and keep them for a time. What is "
-        "merged, or let go of, meanwhile stays on disk until no plan has it. After a restart of "
-        "the broker, plan again.",
+        description="List the archive files of a topic and keep them for a time. Files that are "
+        "merged or deleted meanwhile stay on disk until no plan keeps them. Plans end when the "
+        "broker restarts.",
         parameters=(TOPIC,),
         body=NEW_PLAN,
-        answers={201: Answer("The plan, and the partitions, or the first of them.", PlannedTopic)},
+        responses={
+            201: ResponseInfo("The plan, and the partitions, or the first of them.", PlannedTopic)
+        },
         errors=(UnknownTopic, UnknownPartition, LimitReached, NotFound),
     ),
     Operation(
@@ -429,8 +436,8 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/archive/plans",
         handler=list_plans,
-        about="List the plans that keep files of the archive.",
-        answers={200: Answer("All of them.", PlanPage)},
+        description="List the plans that keep files of the archive.",
+        responses={200: ResponseInfo("All plans.", PlanPage)},
         errors=(NotFound,),
     ),
     Operation(
@@ -439,9 +446,11 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/archive/plans/{plan}",
         handler=describe_plan,
-        about="Describe a plan and what it keeps.",
+        description="Describe a plan and what it keeps.",
         parameters=(PLAN, FROM_PARTITION),
-        answers={200: Answer("The plan, and its partitions, or some of them.", PlannedTopic)},
+        responses={
+            200: ResponseInfo("The plan, and its partitions, or some of them.", PlannedTopic)
+        },
         errors=(UnknownPlan, NotFound),
     ),
     Operation(
@@ -450,10 +459,10 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/archive/plans/{plan}",
         handler=renew_plan,
-        about="Let a plan keep its files for so long from now on.",
+        description="Extend a plan: it keeps its files for this long from now on.",
         parameters=(PLAN,),
         body=RENEWAL,
-        answers={200: Answer("The plan.", PlanSummary)},
+        responses={200: ResponseInfo("The plan.", PlanSummary)},
         errors=(UnknownPlan, NotFound),
     ),
     Operation(
@@ -462,10 +471,10 @@ OPERATIONS: Final = (
         method="DELETE",
         path="/v1/archive/plans/{plan}",
         handler=release_plan,
-        about="Let go of a plan. Files that only it kept go, and so does what was offered under it "
-        "and not taken.",
+        description="End a plan. Files that only it kept are deleted, and so are files that were "
+        "offered under it and not used.",
         parameters=(PLAN,),
-        answers={204: Answer("It is over.")},
+        responses={204: ResponseInfo("The plan is ended.")},
         errors=(UnknownPlan, NotFound),
     ),
     Operation(
@@ -474,11 +483,11 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/archive/partitions/{partition}/files/{file}",
         handler=read_file,
-        about="A file's bytes: of one that is listed, or that a plan keeps.",
+        description="Read the bytes of a file that is listed or that a plan keeps.",
         parameters=(TOPIC, PARTITION, FILE, RANGE, IF_RANGE),
-        answers={
-            200: Answer("All of it.", content_type=BYTES, schema={}),
-            206: Answer("The range.", content_type=BYTES, schema={}),
+        responses={
+            200: ResponseInfo("The whole file.", content_type=BYTES, schema={}),
+            206: ResponseInfo("The range.", content_type=BYTES, schema={}),
         },
         errors=(
             UnknownTopic,
@@ -496,12 +505,12 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics/{topic}/archive/partitions/{partition}/replace",
         handler=replace,
-        about="Put files that were made beside the broker in the place of others. They are read "
-        "and compared with those that they are for, record by record, and then taken at once. What "
-        "was archived since the version does no harm.",
+        description="Replace files by files that another program has made. The broker compares "
+        "the new files with the old ones, record by record, and then replaces all of them "
+        "together. Records that were archived since the version are not affected.",
         parameters=(TOPIC, PARTITION),
         body=REPLACEMENT,
-        answers={200: Answer("The partition as it is now.", ArchivedPartition)},
+        responses={200: ResponseInfo("The partition after the change.", ArchivedPartition)},
         errors=(
             UnknownTopic,
             UnknownPartition,
@@ -518,11 +527,12 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics/{topic}/archive/now",
         handler=archive_now,
-        about="Archive all of a topic that is decided, whatever its policy says, and wait for it.",
+        description="Archive all decided records of a topic now, whatever its policy says, and "
+        "wait until that is done.",
         parameters=(TOPIC,),
-        answers={200: Answer("What was done.", ArchivedNow)},
+        responses={200: ResponseInfo("What was done.", ArchivedNow)},
         errors=(UnknownTopic, NotFound, StorageError),
-        waits=True,
+        may_wait=True,
     ),
     Operation(
         name="mergeNow",
@@ -530,10 +540,11 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics/{topic}/archive/merge",
         handler=merge_now,
-        about="Merge all files of a topic for which that is worth it, and wait for it.",
+        description="Merge the files of a topic that are worth merging, and wait until that is "
+        "done.",
         parameters=(TOPIC,),
-        answers={200: Answer("What was done.", MergedNow)},
+        responses={200: ResponseInfo("What was done.", MergedNow)},
         errors=(UnknownTopic, NotFound, StorageError),
-        waits=True,
+        may_wait=True,
     ),
 )

@@ -25,24 +25,24 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, Read, Topic
 from quackmq.protocols.http import limits
-from quackmq.protocols.http.errors import HttpFailure, status_of
+from quackmq.protocols.http.errors import HttpFailure, status_for
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     BYTES,
-    GREATEST,
+    INT64_MAX,
     JSON,
     PARTITION,
     TOPIC,
     WAIT_MS,
-    Answer,
     Body,
     Number,
     OffsetField,
     Operation,
+    ResponseInfo,
     Text,
     WaitField,
-    answered,
-    json_body,
+    decode_body,
+    json_response,
 )
 from quackmq.protocols.http.v1.topics import PartitionOffsets, TopicName
 from quackmq.records.batch import Buffer, batches, spans
@@ -58,16 +58,16 @@ TIMES: Final = "quackmq-append-times"
 
 
 class Beyond(Struct, frozen=True, forbid_unknown_fields=True):
-    """A place that the asker has read up to."""
+    """A position up to which the client has read."""
 
     topic: TopicName
     partition: Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)]
     offset: OffsetField
 
 
-class OffsetsAsked(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose offsets are wanted. With `wait_ms` the answer waits until something lies beyond one of
-    the places in `beyond`, unless something does already."""
+class OffsetsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The topics whose offsets are requested. With `wait_ms` the response waits until a partition
+    has records beyond its position in `beyond`."""
 
     topics: Annotated[list[TopicName], Meta(max_length=shared_limits.HTTP_OFFSETS_TOPICS)]
     beyond: Annotated[list[Beyond], Meta(max_length=shared_limits.HTTP_OFFSETS_PARTITIONS)] = []
@@ -75,7 +75,7 @@ class OffsetsAsked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SizedPartition(PartitionOffsets, frozen=True):
-    """`bytes` is about what lies from `first_offset` on, as it is kept."""
+    """The offsets of a partition. `bytes` is about the stored size of its records."""
 
     bytes: int
 
@@ -87,141 +87,151 @@ class TopicOffsets(Struct, frozen=True):
 
 
 class OffsetsFound(Struct, frozen=True):
-    """Topics that are not there are left out."""
+    """The offsets of the topics that exist; the others are omitted."""
 
     cluster_id: str
     topics: list[TopicOffsets]
 
 
-class PublishersAsked(Struct, frozen=True, forbid_unknown_fields=True):
-    """Producer ids as they stand in batches."""
+class PublishersRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Producer ids, as batches contain them."""
 
     producer_ids: Annotated[
-        list[Annotated[int, Meta(ge=0, le=GREATEST)]],
+        list[Annotated[int, Meta(ge=0, le=INT64_MAX)]],
         Meta(max_length=shared_limits.HTTP_PAGE_ITEMS),
     ]
 
 
 class Publisher(Struct, frozen=True):
-    """A durable name, which is a transactional id, and the producer id that it has."""
+    """A durable name, which is a transactional id, with its producer id."""
 
     producer_id: int
     name: str
 
 
 class PublishersFound(Struct, frozen=True):
-    """Those that have, or had until lately, a durable name."""
+    """The producers that have a durable name, or had one recently."""
 
     publishers: list[Publisher]
 
 
 # --- handlers -------------------------------------------------------------------------------------
 
-OFFSET: Final = Number(name="offset", required=True, most=GREATEST, about="Where to begin.")
+OFFSET: Final = Number(
+    name="offset", required=True, maximum=INT64_MAX, description="The first offset."
+)
 TOPIC_ID: Final = Text(
     name="topic_id",
-    about="The topic's id: one that was made anew under the same name is not read.",
+    description="The topic's id. If the topic was deleted and created again, the request fails.",
     pattern="[0-9a-f-]{36}",
 )
 END: Final = Number(
-    name="end", most=GREATEST, about="Batches that begin here or later are left out."
+    name="end",
+    maximum=INT64_MAX,
+    description="Batches that begin at this offset or later are omitted.",
 )
 APPEND_TIMES: Final = Text(
     name="append_times",
     choices=("true", "false"),
-    about=f"Whether to tell when batches were appended, in the header `{TIMES}`.",
+    description=f"Whether to send the append times of batches, in the header `{TIMES}`.",
 )
 MAX_BYTES: Final = Number(
     name="max_bytes",
-    least=1,
-    most=limits.HTTP_BATCHES_BYTES,
+    minimum=1,
+    maximum=limits.HTTP_BATCHES_BYTES,
     default=limits.HTTP_BATCHES_BYTES,
-    about="How many bytes to answer at the most; the first batch is given whole.",
+    description="The greatest size of the response; the first batch is always whole.",
 )
-ASKED: Final = Body("Whose offsets are wanted.", {JSON: OffsetsAsked})
-PRODUCERS: Final = Body("Whose names are wanted.", {JSON: PublishersAsked})
-_producers: Final = msgspec.json.Decoder(PublishersAsked)
-_asked: Final = msgspec.json.Decoder(OffsetsAsked)
+OFFSETS_REQUEST: Final = Body("The requested topics.", {JSON: OffsetsRequest})
+PUBLISHERS_REQUEST: Final = Body("The producer ids.", {JSON: PublishersRequest})
+_publishers_decoder: Final = msgspec.json.Decoder(PublishersRequest)
+_offsets_decoder: Final = msgspec.json.Decoder(OffsetsRequest)
 
 
 async def read_batches(request: Request) -> Response:
     broker, caller = request.broker, request.caller
-    topic = check_id(broker.topic(TOPIC.of(request)), TOPIC_ID.given(request))
-    key = PartitionKey(topic.id, PARTITION.of(request))
-    offset, end = OFFSET.of(request), END.given(request)
-    max_bytes, wait_ms = MAX_BYTES.of(request), WAIT_MS.of(request)
+    topic = check_topic_id(broker.topic(TOPIC.require(request)), TOPIC_ID.get(request))
+    key = PartitionKey(topic.id, PARTITION.require(request))
+    offset, end = OFFSET.require(request), END.get(request)
+    max_bytes, wait_ms = MAX_BYTES.require(request), WAIT_MS.require(request)
     reads = [Read(key, offset, max_bytes, committed=True)]
-    (found,) = await broker.read(caller, reads, max_bytes=max_bytes, wait_ms=wait_ms)
-    if isinstance(found.error, DamagedData):
-        raise damaged(found.error)
-    if found.error is not None:
-        raise found.error
-    chunks: Sequence[Buffer] = found.chunks if end is None else _before(found.chunks, end)
-    headers = [(FIRST_OFFSET, str(found.first_offset)), (END_OFFSET, str(found.stable_offset))]
+    (slice_,) = await broker.read(caller, reads, max_bytes=max_bytes, wait_ms=wait_ms)
+    if isinstance(slice_.error, DamagedData):
+        raise damaged_failure(slice_.error)
+    if slice_.error is not None:
+        raise slice_.error
+    chunks: Sequence[Buffer] = (
+        slice_.chunks if end is None else _drop_batches_from(slice_.chunks, end)
+    )
+    headers = [(FIRST_OFFSET, str(slice_.first_offset)), (END_OFFSET, str(slice_.stable_offset))]
     if chunks:
-        next_offset = _end_of(chunks[-1])
+        next_offset = _next_offset(chunks[-1])
     else:
         # The next batch begins at or after the requested end. The offsets before it are a hole, as
         # aborted records leave one in the archive.
-        next_offset = end if end is not None and found.chunks else offset
-    if APPEND_TIMES.given(request) == "true" and chunks:
+        next_offset = end if end is not None and slice_.chunks else offset
+    if APPEND_TIMES.get(request) == "true" and chunks:
         times = await broker.append_times(caller, key, offset, next_offset)
         if len(times) > limits.HTTP_APPEND_TIMES:
-            chunks = _before(chunks, times[limits.HTTP_APPEND_TIMES].offset)
-            next_offset = _end_of(chunks[-1])
-        headers.append((TIMES, _times(times[: limits.HTTP_APPEND_TIMES])))
-    if found.aborted:
-        chunks = _committed(chunks, found.aborted)
+            chunks = _drop_batches_from(chunks, times[limits.HTTP_APPEND_TIMES].offset)
+            next_offset = _next_offset(chunks[-1])
+        headers.append((TIMES, _encode_append_times(times[: limits.HTTP_APPEND_TIMES])))
+    if slice_.aborted:
+        chunks = _committed_batches(chunks, slice_.aborted)
     headers.append((NEXT_OFFSET, str(max(next_offset, offset))))
     return Response(200, b"".join(chunks), BYTES, tuple(headers))
 
 
 async def find_publishers(request: Request) -> Response:
-    asked = json_body(request, PRODUCERS, _producers)
+    body = decode_body(request, PUBLISHERS_REQUEST, _publishers_decoder)
     name_of = request.broker.transactions.name_of
-    names = ((producer_id, name_of(producer_id)) for producer_id in asked.producer_ids)
+    names = ((producer_id, name_of(producer_id)) for producer_id in body.producer_ids)
     publishers = [Publisher(producer_id, name) for producer_id, name in names if name is not None]
-    return answered(200, PublishersFound(publishers))
+    return json_response(200, PublishersFound(publishers))
 
 
 async def find_offsets(request: Request) -> Response:
     broker, caller = request.broker, request.caller
-    asked = json_body(request, ASKED, _asked)
-    found = await _offsets_of(request, asked.topics)
-    if asked.wait_ms and asked.beyond:
-        reads = _waits(found, asked.beyond)
+    body = decode_body(request, OFFSETS_REQUEST, _offsets_decoder)
+    offsets_by_topic = await _find_offsets(request, body.topics)
+    if body.wait_ms and body.beyond:
+        reads = _reads_to_wait_for(offsets_by_topic, body.beyond)
         if reads:
-            await broker.read(caller, reads, max_bytes=1, wait_ms=asked.wait_ms)
-            found = await _offsets_of(request, asked.topics)
+            await broker.read(caller, reads, max_bytes=1, wait_ms=body.wait_ms)
+            offsets_by_topic = await _find_offsets(request, body.topics)
     topics = [
-        TopicOffsets(topic.name, str(topic.id), partitions) for topic, partitions in found.values()
+        TopicOffsets(topic.name, str(topic.id), partitions)
+        for topic, partitions in offsets_by_topic.values()
     ]
-    return answered(200, OffsetsFound(broker.cluster_id, topics))
+    return json_response(200, OffsetsFound(broker.cluster_id, topics))
 
 
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def check_id(topic: Topic, wanted_id: str | None) -> Topic:
-    """Return the topic; raise UnknownTopic if its id is not `wanted_id`."""
-    if wanted_id is not None and wanted_id != str(topic.id):
-        raise UnknownTopic(f"topic {topic.name} was made anew: there is none with id {wanted_id}")
+def check_topic_id(topic: Topic, expected_id: str | None) -> Topic:
+    """Return the topic; raise UnknownTopic if its id is not `expected_id`."""
+    if expected_id is not None and expected_id != str(topic.id):
+        raise UnknownTopic(
+            f"topic {topic.name} was deleted and created again: no topic has the id {expected_id}"
+        )
     return topic
 
 
-def damaged(error: DamagedData) -> HttpFailure:
-    """Return the same failure with a header for the offset at which reading can continue, if
-    known."""
+def damaged_failure(error: DamagedData) -> HttpFailure:
+    """Return the same failure, with the offset at which reading can continue in a header, if it is
+    known.
+    """
     headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
-    return HttpFailure(status_of(error), error.code, str(error), headers)
+    return HttpFailure(status_for(error), error.code, str(error), headers)
 
 
-_Found = dict[str, tuple[Topic, list[SizedPartition]]]
+_OffsetsByTopic = dict[str, tuple[Topic, list[SizedPartition]]]
 
 
-async def _offsets_of(request: Request, names: Iterable[str]) -> _Found:
+async def _find_offsets(request: Request, names: Iterable[str]) -> _OffsetsByTopic:
     broker = request.broker
-    found: _Found = {}
+    offsets_by_topic: _OffsetsByTopic = {}
     count = 0
     for name in names:
         try:
@@ -229,9 +239,8 @@ async def _offsets_of(request: Request, names: Iterable[str]) -> _Found:
             count += topic.partitions
             if count > shared_limits.HTTP_OFFSETS_PARTITIONS:
                 raise LimitReached(
-                    f"{shared_limits.HTTP_OFFSETS_PARTITIONS} partitions are the most "
-                    "in one answer: ask "
-                    "for fewer topics at a time"
+                    f"one response lists at most {shared_limits.HTTP_OFFSETS_PARTITIONS} "
+                    "partitions: request fewer topics at a time"
                 )
             partitions = []
             for partition in range(topic.partitions):
@@ -241,18 +250,18 @@ async def _offsets_of(request: Request, names: Iterable[str]) -> _Found:
                 partitions.append(SizedPartition(partition, first, end, stable, size))
         except UnknownTopic:
             continue
-        found[name] = topic, partitions
+        offsets_by_topic[name] = topic, partitions
         await asyncio.sleep(0)  # let other tasks run between topics
-    return found
+    return offsets_by_topic
 
 
-def _waits(found: _Found, beyond: Iterable[Beyond]) -> list[Read]:
-    """Return the reads to wait for. Return none if a place is not the end of its partition, because
-    there is news already.
+def _reads_to_wait_for(offsets_by_topic: _OffsetsByTopic, beyond: Iterable[Beyond]) -> list[Read]:
+    """Return the reads to wait for. Return none if a position is not the end of its partition: then
+    there are new records already.
     """
     reads = []
     for name, partition, offset in ((each.topic, each.partition, each.offset) for each in beyond):
-        topic, partitions = found.get(name, (None, []))
+        topic, partitions = offsets_by_topic.get(name, (None, []))
         if topic is None or partition >= len(partitions):
             return []
         if offset != partitions[partition].stable_offset:
@@ -261,66 +270,65 @@ def _waits(found: _Found, beyond: Iterable[Beyond]) -> list[Read]:
     return reads
 
 
-def _before(chunks: Sequence[Buffer], end: int) -> Sequence[Buffer]:
+def _drop_batches_from(chunks: Sequence[Buffer], end: int) -> Sequence[Buffer]:
     """Remove the batches that begin at or after `end`. A chunk holds whole batches; only the last
     remaining chunk, which may contain `end`, is scanned.
     """
-    kept: list[Buffer] = []
+    remaining: list[Buffer] = []
     for chunk in chunks:
-        if _base_of(chunk) >= end:
+        if _first_offset(chunk) >= end:
             break
-        kept.append(chunk)
-    if kept and _base_of(kept[-1]) < end:
-        last = kept[-1]
+        remaining.append(chunk)
+    if remaining and _first_offset(remaining[-1]) < end:
+        last = remaining[-1]
         for span in spans(last):
             if span.base_offset >= end:
-                kept[-1] = memoryview(last)[: span.position]
+                remaining[-1] = memoryview(last)[: span.position]
                 break
-    return kept
+    return remaining
 
 
-def _committed(chunks: Sequence[Buffer], aborted: Sequence[AbortedTransaction]) -> list[Buffer]:
+def _committed_batches(
+    chunks: Sequence[Buffer], aborted: Sequence[AbortedTransaction]
+) -> list[Buffer]:
     return [
         batch.view for chunk in chunks for batch in batches(chunk) if is_committed(batch, aborted)
     ]
 
 
-def _base_of(chunk: Buffer) -> int:
+def _first_offset(chunk: Buffer) -> int:
     return int.from_bytes(memoryview(chunk)[:8], "big", signed=True)
 
 
-def _end_of(chunk: Buffer) -> int:
+def _next_offset(chunk: Buffer) -> int:
     end = 0
     for span in spans(chunk):
         end = span.next_offset
     return end
 
 
-def _times(times: Sequence[OffsetTime]) -> str:
-    """Encode the append times as differences, which are short."""
-    told = []
+def _encode_append_times(times: Sequence[OffsetTime]) -> str:
+    """Encode the append times as differences to the previous pair, which are short."""
+    pairs = []
     offset = time_ms = 0
     for each in times:
-        told.append(f"{each.offset - offset}:{each.timestamp_ms - time_ms}")
+        pairs.append(f"{each.offset - offset}:{each.timestamp_ms - time_ms}")
         offset, time_ms = each
-    return ",".join(told)
-
-
-# --- operations -----------------------------------------------------------------------------------
+    return ",".join(pairs)
 
 
 # --- offsets that hold no record for readers ------------------------------------------------------
 #
 # Offsets have no gaps, but a reader of committed records sees gaps: transaction markers and the
-# records of aborted transactions. A program that has to prove that nothing is missing asks here
-# what each gap is. The answer covers the log only. An archive file holds only committed records;
-# its manifest has the number of records that it was made with.
+# records of aborted transactions. A program that must prove that no record is missing can find out
+# here what each gap is. The response covers the log only. An archive file holds only committed
+# records; its manifest has the number of records that it was made with.
 
 
 class Hole(Struct, frozen=True):
-    """From `first_offset` to before `next_offset` lies a batch of an aborted transaction, or a
-    marker that ended one. `first_sequence` is the producer's number of its first record, -1 for a
-    marker."""
+    """A batch of an aborted transaction, or a marker that ended a transaction, from `first_offset`
+    up to, not including, `next_offset`. `first_sequence` is the sequence number of the batch's
+    first record, or -1 for a marker."""
 
     first_offset: int
     next_offset: int
@@ -331,8 +339,8 @@ class Hole(Struct, frozen=True):
 
 
 class HolesFound(Struct, frozen=True):
-    """All up to `next_offset`, where to go on; nothing lies beyond `end_offset`, as far as it is
-    decided."""
+    """The holes before `next_offset`, where the next request starts. `end_offset` is the
+    partition's stable offset."""
 
     holes: list[Hole]
     next_offset: int
@@ -341,21 +349,21 @@ class HolesFound(Struct, frozen=True):
 
 async def find_holes(request: Request) -> Response:
     broker = request.broker
-    topic = check_id(broker.topic(TOPIC.of(request)), TOPIC_ID.given(request))
-    key, offset = PartitionKey(topic.id, PARTITION.of(request)), OFFSET.of(request)
-    most = limits.HTTP_HOLES_BYTES
-    reads = [Read(key, offset, most, committed=True)]
-    (found,) = await broker.read(request.caller, reads, max_bytes=most)
-    if isinstance(found.error, DamagedData):
-        raise damaged(found.error)
-    if found.error is not None:
-        raise found.error
-    holes = [Hole(*each) for each in left_out(found)]
+    topic = check_topic_id(broker.topic(TOPIC.require(request)), TOPIC_ID.get(request))
+    key, offset = PartitionKey(topic.id, PARTITION.require(request)), OFFSET.require(request)
+    max_bytes = limits.HTTP_HOLES_BYTES
+    reads = [Read(key, offset, max_bytes, committed=True)]
+    (slice_,) = await broker.read(request.caller, reads, max_bytes=max_bytes)
+    if isinstance(slice_.error, DamagedData):
+        raise damaged_failure(slice_.error)
+    if slice_.error is not None:
+        raise slice_.error
+    holes = [Hole(*each) for each in left_out(slice_)]
     next_offset = offset
-    for chunk in found.chunks[-1:]:
+    for chunk in slice_.chunks[-1:]:
         for batch in batches(chunk):
             next_offset = batch.next_offset
-    return answered(200, HolesFound(holes, next_offset, found.stable_offset))
+    return json_response(200, HolesFound(holes, next_offset, slice_.stable_offset))
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -367,17 +375,17 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/partitions/{partition}/batches",
         handler=read_batches,
-        about="Read a partition from an offset on as record batches of Kafka's format (magic 2), "
-        "one after the other. The first may begin before the offset asked for. Only what is "
-        "committed is there; markers of transactions may be among it. The header "
-        f"`{NEXT_OFFSET}` tells where to go on, `{FIRST_OFFSET}` and `{END_OFFSET}` what can be "
-        f"read. `{TIMES}` has pairs `offset:milliseconds`, with commas in between: from which "
-        "offset on which append time, the first as it is, each further as what it is more than the "
-        "one before; nothing of what is archived.",
+        description="Read a partition from an offset on as record batches of Kafka's format "
+        "(magic 2), one after the other. The first batch may begin before the requested offset. "
+        "Only committed batches are sent; transaction markers may be among them. The header "
+        f"`{NEXT_OFFSET}` is the offset for the next request; `{FIRST_OFFSET}` and `{END_OFFSET}` "
+        f"bound the readable offsets. `{TIMES}` has pairs `offset:milliseconds`, separated by "
+        "commas: the points where the append time changes. The first pair is absolute, later ones "
+        "are differences. Archived batches have no append times here.",
         parameters=(TOPIC, PARTITION, OFFSET, END, TOPIC_ID, APPEND_TIMES, MAX_BYTES, WAIT_MS),
-        answers={200: Answer("Batches, or nothing where there is none yet.", bytes, BYTES)},
+        responses={200: ResponseInfo("Batches, or nothing if there are none yet.", bytes, BYTES)},
         errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
-        waits=True,
+        may_wait=True,
     ),
     Operation(
         name="findOffsets",
@@ -385,11 +393,11 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/offsets",
         handler=find_offsets,
-        about="Tell where the partitions of topics begin and end, and wait for more.",
-        body=ASKED,
-        answers={200: Answer("Their offsets.", OffsetsFound)},
+        description="Find the first and last offsets of topics' partitions, and wait for records.",
+        body=OFFSETS_REQUEST,
+        responses={200: ResponseInfo("The offsets.", OffsetsFound)},
         errors=(LimitReached,),
-        waits=True,
+        may_wait=True,
     ),
     Operation(
         name="findPublishers",
@@ -397,9 +405,9 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/publishers",
         handler=find_publishers,
-        about="Tell the durable names of producers.",
-        body=PRODUCERS,
-        answers={200: Answer("Their names, as far as they have any.", PublishersFound)},
+        description="Find the durable names of producers.",
+        body=PUBLISHERS_REQUEST,
+        responses={200: ResponseInfo("The names of the producers that have one.", PublishersFound)},
     ),
     Operation(
         name="findHoles",
@@ -407,11 +415,11 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/partitions/{partition}/holes",
         handler=find_holes,
-        about="Tell which offsets hold nothing for readers, and why: of what is in the log, from "
-        "an offset on, a stretch at a time. What is damaged is refused, and the header "
-        f"`{NEXT_OFFSET}` tells where to go on.",
+        description="Find offsets in the log that hold no record for readers, with the reason: a "
+        "range of offsets at a time, from an offset on. Damaged batches are refused; then the "
+        f"header `{NEXT_OFFSET}` says where to continue.",
         parameters=(TOPIC, PARTITION, OFFSET, TOPIC_ID),
-        answers={200: Answer("The holes of a stretch.", HolesFound)},
+        responses={200: ResponseInfo("The holes in a range of offsets.", HolesFound)},
         errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
     ),
 )

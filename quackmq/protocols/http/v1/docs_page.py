@@ -13,8 +13,8 @@ from html import escape
 from typing import Any, Final
 
 from quackmq.protocols.http.types import Request, Response
-from quackmq.protocols.http.v1.openapi import document
-from quackmq.protocols.http.v1.operations import Answer, Operation, answered
+from quackmq.protocols.http.v1.openapi import make_document
+from quackmq.protocols.http.v1.operations import Operation, ResponseInfo, json_response
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --code: #0a7; }
@@ -35,17 +35,17 @@ nav a { margin-right: 1rem; }
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 
 
-def page(document: Mapping[str, Any]) -> str:
-    return "\n".join(_page(document))
+def render_page(document: Mapping[str, Any]) -> str:
+    return "\n".join(_render_page(document))
 
 
-def _page(document: Mapping[str, Any]) -> Iterator[str]:
+def _render_page(document: Mapping[str, Any]) -> Iterator[str]:
     info = document["info"]
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>"
     yield f"<h1>{escape(info['title'])} API <small>{escape(info['version'])}</small></h1>"
-    yield f"<p>{_prose(info['description'])}</p>"
+    yield f"<p>{_render_prose(info['description'])}</p>"
     yield '<p>For programs: <a href="/v1/openapi.json">openapi.json</a></p><nav>'
     tags = document["tags"]
     yield from (
@@ -54,18 +54,18 @@ def _page(document: Mapping[str, Any]) -> Iterator[str]:
     yield '<a href="#shapes">shapes</a></nav><main>'
     for tag in tags:
         yield f'<h2 id="tag-{escape(tag["name"])}">{escape(tag["name"].capitalize())}</h2>'
-        yield f"<p>{_prose(tag['description'])}</p>"
-        for method, path, operation in _operations(document, tag["name"]):
-            yield from _operation(method, path, operation)
+        yield f"<p>{_render_prose(tag['description'])}</p>"
+        for method, path, operation in _operations_of_tag(document, tag["name"]):
+            yield from _render_operation(method, path, operation)
     yield '<h2 id="shapes">Shapes</h2>'
     for name, schema in document["components"]["schemas"].items():
         yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code> '
-        yield f"<span>{_prose(schema.get('description', ''))}</span></summary>"
+        yield f"<span>{_render_prose(schema.get('description', ''))}</span></summary>"
         yield f"<pre>{escape(json.dumps(schema, indent=2))}</pre></details>"
     yield "</main></body></html>"
 
 
-def _operations(
+def _operations_of_tag(
     document: Mapping[str, Any], tag: str
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     for path, methods in document["paths"].items():
@@ -74,51 +74,55 @@ def _operations(
                 yield method, path, methods[method]
 
 
-def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+def _render_operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield f'<details id="{escape(operation["operationId"])}"><summary><b>{method.upper()}</b> '
-    yield f"<code>{escape(path)}</code> <span>{_prose(operation['summary'])}</span></summary>"
-    yield f"<p>{_prose(operation['description'])}</p>"
+    yield f"<code>{escape(path)}</code> "
+    yield f"<span>{_render_prose(operation['summary'])}</span></summary>"
+    yield f"<p>{_render_prose(operation['description'])}</p>"
     parameters = operation.get("parameters", ())
     if parameters:
-        yield "<table><tr><th>parameter</th><th>in</th><th>what it may be</th><th></th></tr>"
+        yield "<table><tr><th>parameter</th><th>in</th><th>allowed values</th><th></th></tr>"
         for each in parameters:
-            needed = " (needed)" if each["required"] else ""
-            yield f"<tr><td><code>{escape(each['name'])}</code>{needed}</td><td>{each['in']}</td>"
-            yield f"<td>{escape(_bounds(each['schema']))}</td>"
-            yield f"<td>{_prose(each['description'])}</td></tr>"
+            required = " (required)" if each["required"] else ""
+            yield f"<tr><td><code>{escape(each['name'])}</code>{required}</td><td>{each['in']}</td>"
+            yield f"<td>{escape(_describe_bounds(each['schema']))}</td>"
+            yield f"<td>{_render_prose(each['description'])}</td></tr>"
         yield "</table>"
     if "requestBody" in operation:
         body = operation["requestBody"]
-        yield f"<p>Body: {_prose(body['description'])}</p><ul>"
+        yield f"<p>Body: {_render_prose(body['description'])}</p><ul>"
         for content_type, content in body["content"].items():
-            yield f"<li><code>{escape(content_type)}</code> {_shape(content['schema'])}</li>"
+            links = _render_schema_links(content["schema"])
+            yield f"<li><code>{escape(content_type)}</code> {links}</li>"
         yield "</ul>"
-    yield "<table><tr><th>answer</th><th></th><th></th></tr>"
-    for status, answer in operation["responses"].items():
-        shapes = ", ".join(_shape(each["schema"]) for each in answer.get("content", {}).values())
-        yield f"<tr><td>{status}</td><td>{_prose(answer['description'])}</td><td>{shapes}</td></tr>"
+    yield "<table><tr><th>response</th><th></th><th></th></tr>"
+    for status, response in operation["responses"].items():
+        contents = response.get("content", {}).values()
+        links = ", ".join(_render_schema_links(content["schema"]) for content in contents)
+        yield f"<tr><td>{status}</td><td>{_render_prose(response['description'])}</td>"
+        yield f"<td>{links}</td></tr>"
     yield "</table></details>"
 
 
-def _shape(schema: Mapping[str, Any]) -> str:
+def _render_schema_links(schema: Mapping[str, Any]) -> str:
     """Render a schema as links to the shapes that it refers to."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
-    return " or ".join(_shape(each) for each in schema.get("anyOf", ()))
+    return " or ".join(_render_schema_links(each) for each in schema.get("anyOf", ()))
 
 
-def _bounds(schema: Mapping[str, Any]) -> str:
+def _describe_bounds(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
-        said = " or ".join(schema["enum"])
+        bounds = " or ".join(schema["enum"])
     elif schema["type"] == "integer":
-        said = f"{schema['minimum']:,} to {schema['maximum']:,}"
+        bounds = f"{schema['minimum']:,} to {schema['maximum']:,}"
     else:
-        said = schema.get("pattern", "text")
-    return f"{said}; default {schema['default']}" if "default" in schema else said
+        bounds = schema.get("pattern", "text")
+    return f"{bounds}; default {schema['default']}" if "default" in schema else bounds
 
 
-def _prose(text: str) -> str:
+def _render_prose(text: str) -> str:
     """Render text in which backquotes mark code."""
     pieces = escape(text).split("`")
     return "".join(
@@ -138,7 +142,7 @@ _HEADERS: Final = (
 )
 
 
-def operations(offered: Iterable[Operation]) -> tuple[Operation, ...]:
+def document_operations(api_operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations that serve the documents of all operations, including themselves."""
     documents = _Documents()
     own = (
@@ -148,8 +152,8 @@ def operations(offered: Iterable[Operation]) -> tuple[Operation, ...]:
             method="GET",
             path="/v1/openapi.json",
             handler=documents.openapi,
-            about="This API as an OpenAPI document.",
-            answers={200: Answer("The document.", schema={"type": "object"})},
+            description="This API as an OpenAPI document.",
+            responses={200: ResponseInfo("The document.", schema={"type": "object"})},
         ),
         Operation(
             name="docs",
@@ -157,11 +161,13 @@ def operations(offered: Iterable[Operation]) -> tuple[Operation, ...]:
             method="GET",
             path="/v1/docs",
             handler=documents.docs,
-            about="This API as a page for people.",
-            answers={200: Answer("The page.", content_type="text/html", schema={"type": "string"})},
+            description="This API as a page for people.",
+            responses={
+                200: ResponseInfo("The page.", content_type="text/html", schema={"type": "string"})
+            },
         ),
     )
-    documents.all = (*offered, *own)
+    documents.all = (*api_operations, *own)
     return own
 
 
@@ -171,15 +177,15 @@ class _Documents:
 
     @cached_property
     def _document(self) -> dict[str, Any]:
-        return document(self.all)
+        return make_document(self.all)
 
     @cached_property
     def _openapi(self) -> Response:
-        return answered(200, self._document)
+        return json_response(200, self._document)
 
     @cached_property
     def _docs(self) -> Response:
-        return Response(200, page(self._document).encode(), _HTML, _HEADERS)
+        return Response(200, render_page(self._document).encode(), _HTML, _HEADERS)
 
     async def openapi(self, request: Request) -> Response:
         return self._openapi

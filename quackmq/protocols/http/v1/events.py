@@ -35,16 +35,16 @@ from quackmq.errors import (
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Stream
-from quackmq.protocols.http.v1.messages import stored
+from quackmq.protocols.http.v1.messages import to_stored_message
 from quackmq.protocols.http.v1.operations import (
     EVENTS,
-    GREATEST,
+    INT64_MAX,
     TOPIC,
-    Answer,
     Number,
     Operation,
+    ResponseInfo,
     Text,
-    encoded,
+    encode_json,
 )
 
 #: Browsers reconnect after this time; their own default is longer.
@@ -58,31 +58,32 @@ _HEADERS: Final = (
 
 PARTITION: Final = Number(
     name="partition",
-    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
-    about="The partition to follow; without it, all of them.",
+    maximum=shared_limits.PARTITIONS_PER_TOPIC - 1,
+    description="The partition to follow; without it, all of them.",
 )
 START: Final = Text(
     name="start",
     choices=("beginning", "end"),
-    about="Where to begin: with what is there, or with what comes, which is the default.",
+    description="Where to start: with the first stored message, or with the next new one, which is "
+    "the default.",
 )
 OFFSET: Final = Number(
-    name="offset", most=GREATEST, about="Begin at this offset, in every partition."
+    name="offset", maximum=INT64_MAX, description="Start at this offset, in every partition."
 )
 TIMESTAMP_MS: Final = Number(
     name="timestamp_ms",
-    most=GREATEST,
-    about="Begin at the first message with this timestamp or a later one.",
+    maximum=INT64_MAX,
+    description="Start at the first message with this timestamp or a later one.",
 )
 LAST_EVENT_ID: Final = Text(
     name="Last-Event-ID",
-    where="header",
-    about="Go on behind this event; it goes before every other place to begin.",
+    location="header",
+    description="Continue after this event. It takes precedence over every other start position.",
 )
 
 
 class Ended(Struct, frozen=True):
-    """Why a stream has ended."""
+    """The reason why a stream has ended."""
 
     code: str
     detail: str
@@ -90,18 +91,20 @@ class Ended(Struct, frozen=True):
 
 async def events(request: Request) -> Stream:
     broker, caller = request.broker, request.caller
-    topic = broker.topic(TOPIC.of(request))
-    partition = PARTITION.given(request)
+    topic = broker.topic(TOPIC.require(request))
+    partition = PARTITION.get(request)
     if partition is None:
         _check_partitions(topic)
-    if request.door.stream_count >= limits.HTTP_EVENT_STREAMS:
-        raise LimitReached(f"{limits.HTTP_EVENT_STREAMS} streams are being sent: try again later")
-    positions = await _beginning(request, topic, partition)
-    following = _Following(broker, caller, topic, partition, positions)
-    return Stream(EVENTS, following.chunks(), _HEADERS)
+    if request.server.stream_count >= limits.HTTP_EVENT_STREAMS:
+        raise LimitReached(
+            f"there are already {limits.HTTP_EVENT_STREAMS} event streams: try again later"
+        )
+    positions = await _start_offsets(request, topic, partition)
+    follower = _TopicFollower(broker, caller, topic, partition, positions)
+    return Stream(EVENTS, follower.chunks(), _HEADERS)
 
 
-class _Following:
+class _TopicFollower:
     """A reader's position in a topic: the next offset of each partition that it follows."""
 
     def __init__(
@@ -119,61 +122,63 @@ class _Following:
         self._positions = positions
         #: Lost messages of each partition that are not reported yet.
         self._losses: dict[int, Losses] = {}
-        #: The partition to read first, so that a busy partition does not starve the others.
-        self._turn = 0
+        #: The partition that is read first next time: a busy one must not starve the others.
+        self._first_partition = 0
 
     async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the bytes of the stream until the topic is deleted or the reader disconnects."""
         yield _RETRY
         try:
             while True:
-                self._follow_topic()
-                part = await self._next()
-                if part is None:
+                self._update_topic()
+                ready = await self._wait_for_records()
+                if ready is None:
                     yield _HEARTBEAT
-                elif isinstance(part.error, OffsetOutOfRange):
-                    self._go_over(part)
+                elif isinstance(ready.error, OffsetOutOfRange):
+                    self._skip_dropped(ready)
                 else:
-                    self._follow_topic()  # a new topic of the same name must not be read instead
-                    chunk = await self._read(part.key.partition)
+                    self._update_topic()  # a new topic of the same name must not be read instead
+                    chunk = await self._read_events(ready.key.partition)
                     if chunk:
                         yield chunk
         except QuackError as error:
-            yield b"event: end\ndata: " + encoded(Ended(error.code, str(error))) + b"\n\n"
+            yield b"event: end\ndata: " + encode_json(Ended(error.code, str(error))) + b"\n\n"
 
-    def _follow_topic(self) -> None:
+    def _update_topic(self) -> None:
         """Follow partitions that were added; raise UnknownTopic if the topic is deleted."""
         self._topic = self._broker.topic_by_id(self._topic.id)
         if self._partition is None and len(self._positions) < self._topic.partitions:
             _check_partitions(self._topic)
-            for new in range(len(self._positions), self._topic.partitions):
-                self._positions[new] = 0
+            for added in range(len(self._positions), self._topic.partitions):
+                self._positions[added] = 0
 
-    async def _next(self) -> Slice | None:
-        """Wait for records; return the first partition with records or an error, starting with the
-        one whose turn it is. Return None after `HTTP_HEARTBEAT_MS` without records.
+    async def _wait_for_records(self) -> Slice | None:
+        """Wait for records; return the slice of the first partition with records or an error. Begin
+        at `_first_partition`. Return None after `HTTP_HEARTBEAT_MS` without records.
         """
-        order = sorted(self._positions, key=lambda each: (each < self._turn, each))
+        partitions = sorted(self._positions, key=lambda each: (each < self._first_partition, each))
         reads = [
             Read(PartitionKey(self._topic.id, each), self._positions[each], 1, committed=True)
-            for each in order
+            for each in partitions
         ]
         slices = await self._broker.read(
             self._caller, reads, max_bytes=1, wait_ms=limits.HTTP_HEARTBEAT_MS
         )
-        found = next((each for each in slices if each.chunks or each.error is not None), None)
-        if found is not None:
-            self._turn = found.key.partition + 1
-        return found
+        ready = next((each for each in slices if each.chunks or each.error is not None), None)
+        if ready is not None:
+            self._first_partition = ready.key.partition + 1
+        return ready
 
-    def _go_over(self, part: Slice) -> None:
+    def _skip_dropped(self, refused: Slice) -> None:
         """Skip records that the topic has dropped, and count them as lost."""
-        partition = part.key.partition
-        before = self._positions[partition]
-        if before < part.first_offset:
-            self._losses.setdefault(partition, Losses()).add(before, part.first_offset)
-        self._positions[partition] = min(max(before, part.first_offset), part.next_offset)
+        partition = refused.key.partition
+        position = self._positions[partition]
+        if position < refused.first_offset:
+            self._losses.setdefault(partition, Losses()).add(position, refused.first_offset)
+        self._positions[partition] = min(max(position, refused.first_offset), refused.next_offset)
 
-    async def _read(self, partition: int) -> bytes:
+    async def _read_events(self, partition: int) -> bytes:
+        """Read messages of a partition, advance its position, and return them as events."""
         try:
             page = await self._broker.messages.read(
                 self._caller,
@@ -184,58 +189,60 @@ class _Following:
                 max_bytes=limits.HTTP_EVENTS_BYTES,
             )
         except OffsetOutOfRange:
-            return b""  # the topic has just dropped it: the next read skips it
+            return b""  # the topic has just dropped this offset: the next read skips it
         pieces: list[bytes] = []
         for message in page.messages:
             self._positions[partition] = message.record.offset + 1
-            data = encoded(stored(message, self._losses.pop(partition, None)))
-            pieces += (b"id: ", self._token(message.id), b"\ndata: ", data, b"\n\n")
+            data = encode_json(to_stored_message(message, self._losses.pop(partition, None)))
+            pieces += (b"id: ", self._event_id(message.id), b"\ndata: ", data, b"\n\n")
         self._positions[partition] = page.next_offset
         for begin, end in page.losses.ranges():
             self._losses.setdefault(partition, Losses()).add(begin, end)
         return b"".join(pieces)
 
-    def _token(self, message_id: str) -> bytes:
+    def _event_id(self, message_id: str) -> bytes:
+        """Return the event id of the message that was just passed (see "event ids" below)."""
         if len(self._positions) == 1:
             return message_id.encode()
         offsets = [self._positions[each] for each in range(len(self._positions))]
-        return place_token(self._topic.id, offsets).encode()
+        return encode_event_id(self._topic.id, offsets).encode()
 
 
-async def _beginning(request: Request, topic: Topic, partition: int | None) -> dict[int, int]:
-    """Return the first offset for each partition."""
+async def _start_offsets(request: Request, topic: Topic, partition: int | None) -> dict[int, int]:
+    """Return the offset at which the stream starts, for each partition that it follows."""
     broker, caller = request.broker, request.caller
-    start, offset = START.given(request), OFFSET.given(request)
-    timestamp_ms = TIMESTAMP_MS.given(request)
+    start, offset = START.get(request), OFFSET.get(request)
+    timestamp_ms = TIMESTAMP_MS.get(request)
     if sum(each is not None for each in (start, offset, timestamp_ms)) > 1:
-        raise InvalidRequest("start, offset and timestamp_ms: give one of them at the most")
-    partitions = range(topic.partitions) if partition is None else (partition,)
-    keys = {each: PartitionKey(topic.id, each) for each in partitions}
-    ranges = {each: await broker.offsets(caller, key) for each, key in keys.items()}
-    last = LAST_EVENT_ID.given(request)
-    if last:
-        return next_offsets(last, topic, partition)
+        raise InvalidRequest("start, offset and timestamp_ms: send at most one of them")
+    numbers = range(topic.partitions) if partition is None else (partition,)
+    keys = [PartitionKey(topic.id, number) for number in numbers]
+    offsets = {key.partition: await broker.offsets(caller, key) for key in keys}
+    last_event_id = LAST_EVENT_ID.get(request)
+    if last_event_id:
+        return parse_event_id(last_event_id, topic, partition)
     if timestamp_ms is not None:
-        found = {
-            each: await broker.offset_for_time(caller, key, timestamp_ms)
-            for each, key in keys.items()
-        }
-        return {each: ranges[each].next if at is None else at.offset for each, at in found.items()}
+        starts = {number: each.next for number, each in offsets.items()}
+        for key in keys:
+            found = await broker.offset_for_time(caller, key, timestamp_ms)
+            if found is not None:
+                starts[key.partition] = found.offset
+        return starts
     if offset is not None:
-        end = max(each.next for each in ranges.values())
+        end = max(each.next for each in offsets.values())
         if offset > end:
-            raise OffsetOutOfRange(f"offset {offset} lies behind the end, which is {end}")
-        return {key: min(max(offset, each.first), each.next) for key, each in ranges.items()}
-    return {
-        key: each.first if start == "beginning" else each.stable for key, each in ranges.items()
-    }
+            raise OffsetOutOfRange(f"offset {offset} is greater than the end offset {end}")
+        return {number: min(max(offset, each.first), each.next) for number, each in offsets.items()}
+    if start == "beginning":
+        return {number: each.first for number, each in offsets.items()}
+    return {number: each.stable for number, each in offsets.items()}
 
 
 def _check_partitions(topic: Topic) -> None:
     if topic.partitions > limits.HTTP_EVENT_PARTITIONS:
         raise LimitReached(
-            f"topic {topic.name} has {topic.partitions} partitions, and a stream follows "
-            f"{limits.HTTP_EVENT_PARTITIONS} at the most: follow one by its number"
+            f"topic {topic.name} has {topic.partitions} partitions, but a stream follows at most "
+            f"{limits.HTTP_EVENT_PARTITIONS}: name one partition"
         )
 
 
@@ -246,25 +253,27 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/events",
         handler=events,
-        about="Follow a topic: its messages as Server-Sent Events, until the reader goes away.",
+        description="Follow a topic: its messages as Server-Sent Events, until the reader "
+        "disconnects.",
         parameters=(TOPIC, PARTITION, START, OFFSET, TIMESTAMP_MS, LAST_EVENT_ID),
-        answers={
-            200: Answer(
-                "Events without a type: `data` is a message as JSON, `id` is where to go on. At "
-                "the end there is one of the type `end` that says why.",
+        responses={
+            200: ResponseInfo(
+                "Events without a type: `data` is a message as JSON, `id` is the position to "
+                "continue from. If the topic is deleted, the last event has the type `end` and "
+                "gives the reason.",
                 content_type=EVENTS,
                 schema={"type": "string"},
             )
         },
         errors=(UnknownTopic, UnknownPartition, InvalidMessageId, OffsetOutOfRange, LimitReached),
-        safe=False,
+        answers_head=False,
     ),
 )
 
 
 # --- event ids ------------------------------------------------------------------------------------
 #
-# The id of an event tells where a reader that has seen this event goes on. In a stream of one
+# The id of an event says where a reader that has received this event continues. In a stream of one
 # partition it is the message's own id. In a stream of all partitions it holds the next offset of
 # each partition, counted from partition 0:
 #
@@ -274,7 +283,7 @@ OPERATIONS: Final = (
 #      | u8, 2   | 16 bytes         | partition 0, u64   |     |
 #      +---------+------------------+--------------------+-----+
 #
-# Partitions that were added to the topic since are read from their beginning.
+# Partitions that were added to the topic later are read from their first offset.
 
 
 _HEAD: Final = struct.Struct(">B16s")
@@ -285,33 +294,33 @@ _MESSAGE_ID_CHARS: Final = 39
 _CHARS: Final = (_HEAD.size + _OFFSET_BYTES * limits.HTTP_EVENT_PARTITIONS + 2) * 4 // 3
 
 
-def place_token(topic_id: uuid.UUID, offsets: Sequence[int]) -> str:
+def encode_event_id(topic_id: uuid.UUID, offsets: Sequence[int]) -> str:
     packed = _HEAD.pack(_VERSION, topic_id.bytes) + struct.pack(f">{len(offsets)}Q", *offsets)
     return base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii")
 
 
-def next_offsets(token: str, topic: Topic, partition: int | None) -> dict[int, int]:
+def parse_event_id(token: str, topic: Topic, partition: int | None) -> dict[int, int]:
     """Return the next offset of each partition after an event. Raise InvalidMessageId if the token
     is not an event id of this topic, or belongs to a stream of other partitions.
     """
-    topic_id, offsets = _parse(token)
+    topic_id, offsets = _decode_event_id(token)
     if topic_id != topic.id:
         raise InvalidMessageId(
-            f"the event {token[:100]} is of another topic, or of one of this name that was deleted"
+            f"event {token[:100]} belongs to another topic, or to a deleted one of the same name"
         )
     # A stream of a topic with one partition used message ids as event ids.
-    wanted = 0 if partition is None else partition
-    if wanted not in offsets or max(offsets) >= topic.partitions:
-        raise InvalidMessageId(f"the event {token[:100]} is of a stream of other partitions")
+    required = 0 if partition is None else partition
+    if required not in offsets or max(offsets) >= topic.partitions:
+        raise InvalidMessageId(f"event {token[:100]} belongs to a stream of other partitions")
     if partition is not None:
         return {partition: offsets[partition]}
     return {each: offsets.get(each, 0) for each in range(topic.partitions)}
 
 
-def _parse(token: str) -> tuple[uuid.UUID, dict[int, int]]:
-    if _is_message(token):
-        topic_id, place = parse_message_id(token)
-        return topic_id, {place.partition: place.offset + 1}
+def _decode_event_id(token: str) -> tuple[uuid.UUID, dict[int, int]]:
+    if _is_message_id(token):
+        topic_id, position = parse_message_id(token)
+        return topic_id, {position.partition: position.offset + 1}
     try:
         if len(token) > _CHARS:
             raise ValueError("too long")
@@ -320,14 +329,14 @@ def _parse(token: str) -> tuple[uuid.UUID, dict[int, int]]:
         count, rest = divmod(len(packed) - _HEAD.size, _OFFSET_BYTES)
         offsets = struct.unpack_from(f">{count}Q", packed, _HEAD.size)
         if version != _VERSION or rest or not offsets or max(offsets) >= 2**63:
-            raise ValueError("makes no sense")
+            raise ValueError("not an event id")
     except (ValueError, binascii.Error, struct.error):
         raise InvalidMessageId(
-            f"{token[:100]!r} is no event's id: give back an id as it came with an event"
+            f"{token[:100]!r} is not an event id: send an id that came with an event, unchanged"
         ) from None
     return uuid.UUID(bytes=topic_bytes), dict(enumerate(offsets))
 
 
-def _is_message(token: str) -> bool:
+def _is_message_id(token: str) -> bool:
     """Return whether the token is a message id: no token of offsets has the same length."""
     return len(token) == _MESSAGE_ID_CHARS

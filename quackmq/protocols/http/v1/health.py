@@ -1,10 +1,11 @@
-"""The broker's own state: whether it lives and takes writes, its clock, who is connected.
+"""The broker's own state: whether it lives and accepts writes, its clock, its connections.
 
 `/v1/health` is for a supervisor that restarts a stuck process: it does not touch the disk.
 `/v1/ready` is for a load balancer: a broker whose disk is full lives and can be read, but should
-not be written to. Both name an archive that is stuck, which keeps nobody from publishing: the log
+not be written to. Both report a stuck archive. Publishing continues meanwhile, because the log
 keeps all records until they are archived. `/v1/clock` shows the broker's clock beside the wall
-clock and lets an operator confirm the latter. `/v1/connections` lists the peers of the line door.
+clock and lets an operator confirm the latter. `/v1/connections` lists the peers of the line
+protocol.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     JSON,
     LIMIT,
-    Answer,
     Body,
     Operation,
+    ResponseInfo,
     Text,
-    answered,
-    json_body,
+    decode_body,
+    json_response,
 )
 
 _TAG: Final = "health"
 
 
 class ArchiveHealth(Struct, frozen=True):
-    """How the archive is doing, which nothing that is published waits for. It is `stuck` where
-    something needs somebody's help, or time: `problems` are some of what it is, in words, and the
-    log keeps everything meanwhile. `backlog_bytes` are about the bytes of the log that are decided
-    and not archived, `quarantined` batches that nobody can open; `kept_aside` names some of them.
-    """
+    """The state of the archive. Publishing does not depend on it. The status is `stuck` if
+    archiving needs help or time. `problems` describes some of the reasons; the log keeps all
+    records meanwhile. `backlog_bytes` is about the size of the records that can be archived and are
+    not yet. `quarantined` is the number of batches that cannot be decoded; `kept_aside` names some
+    of them."""
 
     status: Literal["well", "stuck"]
     problems: list[str]
@@ -56,8 +57,8 @@ class ArchiveHealth(Struct, frozen=True):
 
 
 class LongestPause(Struct, frozen=True):
-    """The longest time since the start in which the broker served nobody: how long it took, how
-    much of it the broker computed, when it ended, and what ran."""
+    """The longest pause since the start, in which the broker served no peer: its duration, the
+    processor time that the broker used in it, when it ended, and what ran."""
 
     pause_ms: int
     cpu_ms: int
@@ -66,11 +67,11 @@ class LongestPause(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """`connections` and `streams` are those of this door; `archive` is null where there is none.
-    `not_cleaned` says of topics that cannot let go of what they should what keeps them from it,
-    `held_back` which subscriptions keep some from letting go of entries, and since when,
-    `not_reached` of some clients of the proxy why they cannot be brought what they have missed.
-    `longest_pause` is null where no pause was noticed."""
+    """The broker's health. `connections` and `streams` are those of the HTTP listener. `archive`
+    is null if the broker has none. `not_cleaned` lists topics for which retention failed, with the
+    reason. `held_back` lists subscriptions that keep topics from deleting entries, and since when.
+    `not_reached` lists some clients of the proxy to which missed messages cannot be sent, with the
+    reason. `longest_pause` is null if no pause was noticed."""
 
     status: Literal["live", "ready"]
     version: str
@@ -86,24 +87,24 @@ class Health(Struct, frozen=True):
 
 
 async def health(request: Request) -> Response:
-    return answered(200, _health(request, "live"))
+    return json_response(200, _health(request, "live"))
 
 
 async def ready(request: Request) -> Response:
     request.broker.check_writable()
-    return answered(200, _health(request, "ready"))
+    return json_response(200, _health(request, "ready"))
 
 
 def _health(request: Request, status: Literal["live", "ready"]) -> Health:
-    door = request.door
+    server = request.server
     topics = len(request.broker.topics())
-    unreached = request.broker.pushing.unreached
+    unreached_clients = request.broker.pushing.unreached
     return Health(
         status,
         __version__,
         topics,
-        door.connection_count,
-        door.stream_count,
+        server.connection_count,
+        server.stream_count,
         _archive_health(request),
         [
             f"{failure.topic_name}, partition {failure.partition}: {failure.error}"
@@ -112,7 +113,9 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
         [str(held) for held in request.broker.held_back.all()],
         [
             f"{name}, topic {topic_name}: {reason}"
-            for (name, topic_name), reason in islice(unreached.items(), limits.PUSH_TOLD)
+            for (name, topic_name), reason in islice(
+                unreached_clients.items(), limits.UNREACHED_CLIENTS_LISTED
+            )
         ],
         state_of(request.broker.timekeeping.status(request.caller)),
         None if (pause := loop_clock().longest) is None else LongestPause(*pause),
@@ -141,12 +144,12 @@ def _archive_health(request: Request) -> ArchiveHealth | None:
 
 
 class ClockState(Struct, frozen=True):
-    """The broker's clock, which stamps everything and by which everything expires, beside the wall
-    clock. `ahead_ms` is how far the wall clock is ahead. `status` is `steady` where they agree,
-    `adjusting` while the broker's clock approaches the wall clock, `jumped` where the wall clock
-    jumped while the machine ran, and `paused` where it is not known how much time has passed since
-    the last start: nothing is deleted or expired by age then. `jumped` and `paused` last until the
-    wall clock is set right, or is confirmed."""
+    """The broker's clock, by which records are stamped and expire, beside the wall clock.
+    `ahead_ms` is how far the wall clock is ahead. `status` is `steady` if they agree, `adjusting`
+    while the broker's clock approaches the wall clock, `jumped` if the wall clock jumped while the
+    machine ran, and `paused` if it is unknown how much time has passed since the last start.
+    While the clock is paused, nothing is deleted or expires by age. `jumped` and `paused` last
+    until the wall clock is corrected or confirmed."""
 
     status: Literal["steady", "adjusting", "jumped", "paused"]
     time_ms: int
@@ -155,24 +158,24 @@ class ClockState(Struct, frozen=True):
 
 
 class Confirmation(Struct, frozen=True, forbid_unknown_fields=True):
-    """`passed` says whether the difference between the two clocks is time that passed. Where it is
-    null, that is decided by what the broker knows: while the machine ran the time did not pass;
-    after a start of the machine, ages follow the wall clock."""
+    """A confirmation that the wall clock is right. `passed` says whether the difference between the
+    two clocks is time that has really passed. If it is null, the broker decides: if the machine ran
+    all the time, it has not passed; after a start of the machine, it has."""
 
     passed: bool | None = None
 
 
 class Confirmed(Struct, frozen=True):
-    """`confirmed` is false where there was nothing to confirm."""
+    """The clocks after a confirmation. `confirmed` is false if there was nothing to confirm."""
 
     confirmed: Annotated[bool, Meta(description="Whether there was anything to confirm.")]
     clock: ClockState
 
 
 CONFIRMATION: Final = Body(
-    "What is known of the time that passed.", {JSON: Confirmation}, required=False
+    "Whether the difference is time that has passed.", {JSON: Confirmation}, required=False
 )
-_decoder: Final = msgspec.json.Decoder(Confirmation)
+_confirmation_decoder: Final = msgspec.json.Decoder(Confirmation)
 
 
 def state_of(status: ClockStatus) -> ClockState:
@@ -180,23 +183,23 @@ def state_of(status: ClockStatus) -> ClockState:
 
 
 async def show_clock(request: Request) -> Response:
-    return answered(200, state_of(request.broker.timekeeping.status(request.caller)))
+    return json_response(200, state_of(request.broker.timekeeping.status(request.caller)))
 
 
 async def confirm_clock(request: Request) -> Response:
     timekeeping = request.broker.timekeeping
-    confirmation = json_body(request, CONFIRMATION, _decoder)
+    confirmation = decode_body(request, CONFIRMATION, _confirmation_decoder)
     confirmed = await timekeeping.confirm(request.caller, confirmation.passed)
-    return answered(200, Confirmed(confirmed, state_of(timekeeping.status(request.caller))))
+    return json_response(200, Confirmed(confirmed, state_of(timekeeping.status(request.caller))))
 
 
 # --- connections ----------------------------------------------------------------------------------
 
 
 class Connection(Struct, frozen=True):
-    """A peer. Through which `door` it came and in which `role`, `pub` or `sub`; the `id` that it
-    calls itself; the `channel`, its address for instance. `topics` are some of those that it has
-    chosen, `topic_count` is how many there are."""
+    """A connected peer: its listener (`door`), its `role`, `pub` or `sub`, its own `id`, and its
+    `channel`, usually an address. `topics` are some of its topics, `topic_count` is their
+    number."""
 
     door: str
     role: str
@@ -207,8 +210,8 @@ class Connection(Struct, frozen=True):
 
 
 class ConnectionPage(Struct, frozen=True):
-    """Connections by door, role, id and channel. `next` goes into `after` to ask for more; null
-    where there are no more."""
+    """Connections, ordered by door, role, id and channel. Pass `next` as `after` to get more; it is
+    null at the end."""
 
     connections: list[Connection]
     next: str | None
@@ -216,31 +219,33 @@ class ConnectionPage(Struct, frozen=True):
 
 #: Door, role and id contain no spaces.
 AFTER: Final = Text(
-    name="after", about="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+ [^ ]+ .+"
+    name="after", description="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+ [^ ]+ .+"
 )
 
 
 async def list_connections(request: Request) -> Response:
-    after, limit = AFTER.given(request), LIMIT.of(request)
-    found = request.broker.connections.all()
+    after, limit = AFTER.get(request), LIMIT.require(request)
+    connections = request.broker.connections.all()
     if after is not None:
-        found = found[bisect_right(found, tuple(after.split(" ", 3)), key=_place) :]
+        connections = connections[
+            bisect_right(connections, tuple(after.split(" ", 3)), key=_sort_key) :
+        ]
     page = [
         Connection(
             each.door,
             each.role,
             each.id,
             each.channel,
-            list(each.topics[: limits.CONNECTION_TOPICS_TOLD]),
+            list(each.topics[: limits.CONNECTION_TOPICS_LISTED]),
             len(each.topics),
         )
-        for each in found[:limit]
+        for each in connections[:limit]
     ]
-    more = " ".join(_place(found[limit - 1])) if len(found) > limit else None
-    return answered(200, ConnectionPage(page, more))
+    next_after = " ".join(_sort_key(connections[limit - 1])) if len(connections) > limit else None
+    return json_response(200, ConnectionPage(page, next_after))
 
 
-def _place(peer: Connected) -> tuple[str, ...]:
+def _sort_key(peer: Connected) -> tuple[str, ...]:
     return peer.door, peer.role, peer.id, peer.channel
 
 
@@ -253,8 +258,8 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/health",
         handler=health,
-        about="Whether the broker lives.",
-        answers={200: Answer("It does.", Health)},
+        description="Check that the broker lives.",
+        responses={200: ResponseInfo("It lives.", Health)},
     ),
     Operation(
         name="ready",
@@ -262,8 +267,8 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/ready",
         handler=ready,
-        about="Whether the broker takes what is published; if not, why.",
-        answers={200: Answer("It does.", Health)},
+        description="Check that the broker accepts writes; an error says why not.",
+        responses={200: ResponseInfo("It accepts writes.", Health)},
         errors=(StoreReadOnly, BrokerClosing),
     ),
     Operation(
@@ -272,8 +277,8 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/clock",
         handler=show_clock,
-        about="Show the broker's clock beside the wall clock.",
-        answers={200: Answer("Both clocks.", ClockState)},
+        description="Show the broker's clock beside the wall clock.",
+        responses={200: ResponseInfo("Both clocks.", ClockState)},
     ),
     Operation(
         name="confirm_clock",
@@ -281,10 +286,10 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/clock/confirm",
         handler=confirm_clock,
-        about="Confirm that the wall clock is right, after it jumped or the broker was off for "
-        "long. Deletion and expiry by age go on from then on.",
+        description="Confirm that the wall clock is right, after it jumped or the broker was off "
+        "for long. Then deletion and expiry by age continue.",
         body=CONFIRMATION,
-        answers={200: Answer("The clocks from now on.", Confirmed)},
+        responses={200: ResponseInfo("The clocks from now on.", Confirmed)},
         errors=(StoreReadOnly, BrokerClosing),
     ),
     Operation(
@@ -293,8 +298,8 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/connections",
         handler=list_connections,
-        about="List who is connected at the line door.",
+        description="List the connected peers of the line protocol.",
         parameters=(AFTER, LIMIT),
-        answers={200: Answer("A page of connections.", ConnectionPage)},
+        responses={200: ResponseInfo("A page of connections.", ConnectionPage)},
     ),
 )

@@ -26,7 +26,7 @@ from quackmq import limits as shared_limits
 from quackmq.broker import Losses, Message
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits
-from quackmq.protocols.http.types import Request, decoded
+from quackmq.protocols.http.types import Request, decode_json
 from quackmq.protocols.http.v1.operations import (
     BYTES,
     JSON,
@@ -36,7 +36,7 @@ from quackmq.protocols.http.v1.operations import (
     Schema,
     Text,
     at_most_one_of,
-    content_type_of,
+    check_content_type,
     one_of,
 )
 from quackmq.records.batch import NO_TIMESTAMP, Headers, Record
@@ -52,13 +52,13 @@ Base64 = Annotated[
 ]
 
 
-# --- what is published ----------------------------------------------------------------------------
+# --- messages to be published ---------------------------------------------------------------------
 
 
 class NewHeader(Struct, frozen=True, forbid_unknown_fields=True):
-    """A header of a message to be published; without any value its value is null."""
+    """A header of a message to be published. Without a value field, its value is null."""
 
-    MORE: ClassVar[Schema] = at_most_one_of("value", "value_base64")
+    EXTRA_SCHEMA: ClassVar[Schema] = at_most_one_of("value", "value_base64")
 
     name: str
     value: str | None | UnsetType = UNSET
@@ -75,7 +75,7 @@ NewHeaders = (
 class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
     """A message to be published."""
 
-    MORE: ClassVar[Schema] = {
+    EXTRA_SCHEMA: ClassVar[Schema] = {
         **one_of("value", "value_base64"),
         **at_most_one_of("key", "key_base64"),
     }
@@ -83,8 +83,8 @@ class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
     value: Annotated[
         Raw | UnsetType,
         Meta(
-            description="A string is published as its UTF-8, null as no value, and any other JSON "
-            "as the text that it is here."
+            description="A string is published as UTF-8, null as no value, and any other JSON "
+            "value as its text in the request."
         ),
     ] = UNSET
     value_base64: Base64 | UnsetType = UNSET
@@ -94,7 +94,7 @@ class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OneMessage(NewMessage, frozen=True, forbid_unknown_fields=True):
-    """One message, and the partition that it is for."""
+    """One message, and the partition to which it is published."""
 
     partition: Annotated[int, Meta(ge=0, lt=shared_limits.PARTITIONS_PER_TOPIC)] | None = None
 
@@ -114,15 +114,18 @@ class _OneOrMany(OneMessage, frozen=True, forbid_unknown_fields=True):
 
 KEY: Final = Text(
     name="key",
-    about="The key of messages that have none of their own, as raw bytes never have.",
-    most=limits.HTTP_KEY_BYTES,
+    description="The key of messages without their own key; raw bytes never have one.",
+    max_chars=limits.HTTP_KEY_BYTES,
 )
 KEY_BASE64: Final = Text(
-    name="key_base64", about="The same as base64.", most=limits.HTTP_KEY_BYTES, pattern=_BASE64
+    name="key_base64",
+    description="The same as base64.",
+    max_chars=limits.HTTP_KEY_BYTES,
+    pattern=_BASE64,
 )
 
 MESSAGES: Final = Body(
-    "What is published: JSON with one message or many, a message a line (NDJSON), or the bytes of "
+    "The messages: JSON with one message or many, one message per line (NDJSON), or the bytes of "
     "one value.",
     {JSON: (OneMessage, ManyMessages), NDJSON: NewMessage, BYTES: bytes},
 )
@@ -132,69 +135,79 @@ _one: Final = msgspec.json.Decoder(NewMessage)
 _text: Final = msgspec.json.Decoder(str)
 
 
-def published(request: Request, partition: Number) -> tuple[list[Record], int | None]:
+def parse_messages(
+    request: Request, partition_parameter: Number
+) -> tuple[list[Record], int | None]:
     """Return the records that a body publishes, and the partition if the request names one."""
-    kind = content_type_of(request, MESSAGES)
-    at = partition.given(request)
-    key = _bytes_of("the key in the query", KEY.given(request), KEY_BASE64.given(request))
+    content_type = check_content_type(request, MESSAGES)
+    partition = partition_parameter.get(request)
+    key = _decode_bytes("the key in the query", KEY.get(request), KEY_BASE64.get(request))
     records: list[Record]
-    if kind == BYTES:
+    if content_type == BYTES:
         records = [Record(0, NO_TIMESTAMP, None, request.body)]
-    elif kind == NDJSON:
-        records = [record_of(each, where) for where, each in _lines(request.body)]
+    elif content_type == NDJSON:
+        records = [make_record(each, source) for source, each in _parse_lines(request.body)]
     else:
-        records, at = _json_records(request, at)
+        records, partition = _parse_json(request, partition)
     if key is not None:
         records = [each if each.key is not None else each._replace(key=key) for each in records]
-    return records, at
+    return records, partition
 
 
-def _json_records(request: Request, at: int | None) -> tuple[list[Record], int | None]:
-    body = decoded(request.body, _one_or_many)
+def _parse_json(request: Request, partition: int | None) -> tuple[list[Record], int | None]:
+    body = decode_json(request.body, _one_or_many)
     if body.partition is not None:
-        if at not in (None, body.partition):
-            raise InvalidRequest(f"partition {at} in the query and {body.partition} in the body")
-        at = body.partition
+        if partition not in (None, body.partition):
+            raise InvalidRequest(
+                f"the query says partition {partition}, but the body {body.partition}: send one"
+            )
+        partition = body.partition
     if isinstance(body.messages, UnsetType):
-        return [record_of(body, "the body")], at
-    if any(name != "messages" and name != "partition" for name in _given(body)):
+        return [make_record(body, "the body")], partition
+    if any(name != "messages" and name != "partition" for name in _present_fields(body)):
         raise InvalidRequest("the body has both messages and a message's own fields")
-    return [record_of(each, f"messages[{number}]") for number, each in enumerate(body.messages)], at
+    records = [make_record(each, f"messages[{n}]") for n, each in enumerate(body.messages)]
+    return records, partition
 
 
-def record_of(message: NewMessage, where: str, timestamp_ms: int = NO_TIMESTAMP) -> Record:
+def make_record(message: NewMessage, source: str, timestamp_ms: int = NO_TIMESTAMP) -> Record:
+    """Return the record of a message. Raise InvalidRequest if its fields contradict each other;
+    `source` names the message in the error.
+    """
     if isinstance(message.value, Raw):
         if not isinstance(message.value_base64, UnsetType):
-            raise InvalidRequest(f"{where} has both value and value_base64")
-        value = _json_value(bytes(message.value))
+            raise InvalidRequest(f"{source} has both value and value_base64")
+        value = _value_bytes(bytes(message.value))
     elif isinstance(message.value_base64, UnsetType):
-        raise InvalidRequest(f"{where} has neither value nor value_base64")
+        raise InvalidRequest(f"{source} has neither value nor value_base64")
     else:
-        value = _from_base64(f"{where}: value_base64", message.value_base64)
-    key = _bytes_of(f"{where}: the key", message.key, message.key_base64)
-    return Record(0, timestamp_ms, key, value, _headers_of(message.headers, where))
+        value = _decode_base64(f"{source}: value_base64", message.value_base64)
+    key = _decode_bytes(f"{source}: the key", message.key, message.key_base64)
+    return Record(0, timestamp_ms, key, value, _make_headers(message.headers, source))
 
 
-def _json_value(raw: bytes) -> bytes | None:
+def _value_bytes(raw: bytes) -> bytes | None:
+    """Return the value to store for a JSON text: a string's UTF-8, None for null, else the text."""
     if raw[:1] == b'"':
         return _text.decode(raw).encode()
     return None if raw == b"null" else raw
 
 
-def _headers_of(headers: NewHeaders, where: str) -> Headers:
+def _make_headers(headers: NewHeaders, source: str) -> Headers:
     if isinstance(headers, UnsetType):
         return ()
     if isinstance(headers, dict):
         if len(headers) > limits.HTTP_MESSAGE_HEADERS:
-            raise InvalidRequest(f"{where} has more than {limits.HTTP_MESSAGE_HEADERS} headers")
+            raise InvalidRequest(f"{source} has more than {limits.HTTP_MESSAGE_HEADERS} headers")
         return tuple((name, value.encode()) for name, value in headers.items())
     return tuple(
-        (each.name, _bytes_of(f"{where}: header {each.name!r}", each.value, each.value_base64))
+        (each.name, _decode_bytes(f"{source}: header {each.name!r}", each.value, each.value_base64))
         for each in headers
     )
 
 
-def _lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
+def _parse_lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
+    """Yield each message of an NDJSON body with the name of its line."""
     if body.count(b"\n") > 2 * limits.HTTP_MESSAGES:
         raise InvalidRequest(f"more than {2 * limits.HTTP_MESSAGES} lines in one request")
     count = 0
@@ -204,13 +217,13 @@ def _lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
         count += 1
         if count > limits.HTTP_MESSAGES:
             raise InvalidRequest(f"more than {limits.HTTP_MESSAGES} messages in one request")
-        yield f"line {number}", decoded(line, _one, f"line {number}")
+        yield f"line {number}", decode_json(line, _one, f"line {number}")
     if not count:
         raise InvalidRequest("the body has no message")
 
 
-def _given(body: OneMessage) -> list[str]:
-    """Return the names of the fields that a body has."""
+def _present_fields(body: OneMessage) -> list[str]:
+    """Return the names of the fields that are present in a body and not null."""
     return [
         name
         for name in body.__struct_fields__
@@ -218,33 +231,34 @@ def _given(body: OneMessage) -> list[str]:
     ]
 
 
-def _bytes_of(
-    where: str, text: str | None | UnsetType, coded: str | None | UnsetType
+def _decode_bytes(
+    source: str, text: str | None | UnsetType, base64_text: str | None | UnsetType
 ) -> bytes | None:
-    if isinstance(coded, str):
+    """Return the bytes of a field that has a text and a base64 form; None if it has neither."""
+    if isinstance(base64_text, str):
         if isinstance(text, str):
-            raise InvalidRequest(f"{where} is given both as text and as base64")
-        return _from_base64(where, coded)
+            raise InvalidRequest(f"{source} is present both as text and as base64")
+        return _decode_base64(source, base64_text)
     return text.encode() if isinstance(text, str) else None
 
 
-def _from_base64(where: str, coded: str) -> bytes:
+def _decode_base64(source: str, base64_text: str) -> bytes:
     try:
-        data = binascii.a2b_base64(coded, strict_mode=True)
+        data = binascii.a2b_base64(base64_text, strict_mode=True)
     except ValueError:
-        raise InvalidRequest(f"{where} is no base64") from None
-    if len(coded) != (len(data) + 2) // 3 * 4:  # a2b_base64 accepts too much padding
-        raise InvalidRequest(f"{where} is no base64: its padding is too long")
+        raise InvalidRequest(f"{source} is not valid base64") from None
+    if len(base64_text) != (len(data) + 2) // 3 * 4:  # a2b_base64 accepts too much padding
+        raise InvalidRequest(f"{source} is not valid base64: its padding is too long")
     return data
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- messages that were read ----------------------------------------------------------------------
 
 
 class Header(Struct, frozen=True):
-    """A header of a message. Its value is text, or base64 where it is not UTF-8, or null."""
+    """A header of a message. Its value is text, base64 if it is not UTF-8, or null."""
 
-    MORE: ClassVar[Schema] = one_of("value", "value_base64")
+    EXTRA_SCHEMA: ClassVar[Schema] = one_of("value", "value_base64")
 
     name: str
     value: str | None | UnsetType = UNSET
@@ -259,14 +273,14 @@ class Range(Struct, frozen=True):
 
 
 class StoredMessage(Struct, frozen=True):
-    """A message of a topic. `value` is there, or `value_base64` where it is not UTF-8; the same
-    holds of the key, which is null where there is none."""
+    """A message of a topic. It has `value`, or `value_base64` if the value is not UTF-8. The same
+    applies to the key, which is null if the message has none."""
 
-    MORE: ClassVar[Schema] = {
+    EXTRA_SCHEMA: ClassVar[Schema] = {
         "allOf": [one_of("value", "value_base64"), one_of("key", "key_base64")]
     }
 
-    id: Annotated[str, Meta(description="An opaque token, to be given back as it is.")]
+    id: Annotated[str, Meta(description="An opaque token, to be sent back unchanged.")]
     topic: str
     partition: int
     offset: int
@@ -276,8 +290,8 @@ class StoredMessage(Struct, frozen=True):
     lost: Annotated[
         int,
         Meta(
-            description="How many messages of its partition right before it are gone for this "
-            "reader: the topic has let go of them, or they cannot be read."
+            description="How many messages directly before it, in its partition, are lost for this "
+            "reader: the topic has deleted them, or they cannot be read."
         ),
     ]
     headers: list[Header]
@@ -288,8 +302,8 @@ class StoredMessage(Struct, frozen=True):
     lost_ranges: Annotated[
         list[Range] | UnsetType,
         Meta(
-            description="Where messages are lost: the offsets of those that are gone, "
-            f"{shared_limits.LOST_RANGES} ranges of them at the most."
+            description="If messages are lost: their offsets, in at most "
+            f"{shared_limits.LOST_RANGES} ranges."
         ),
     ] = UNSET
     consumers_left: Annotated[
@@ -301,15 +315,15 @@ class StoredMessage(Struct, frozen=True):
     ] = UNSET
 
 
-def stored(message: Message, losses: Losses | None = None) -> StoredMessage:
-    """Convert a message for JSON; `losses` are lost messages before it that it does not count
-    itself.
+def to_stored_message(message: Message, losses: Losses | None = None) -> StoredMessage:
+    """Convert a message for JSON. `losses` are lost messages before it that `message.lost` does not
+    count.
     """
     offset, timestamp_ms, key, value, headers = message.record
     lost, ranges = message.lost, message.lost_ranges
     if losses is not None:
         lost, ranges = lost + losses.count, losses.ranges() + ranges
-    left = message.consumers_left
+    consumers_left = message.consumers_left
     return StoredMessage(
         message.id,
         message.topic_name,
@@ -317,15 +331,16 @@ def stored(message: Message, losses: Losses | None = None) -> StoredMessage:
         offset,
         None if timestamp_ms == NO_TIMESTAMP else timestamp_ms,
         lost,
-        [Header(name, *_shown(each)) for name, each in headers],
-        *_shown(key),
-        *_shown(value),
+        [Header(name, *_text_or_base64(each)) for name, each in headers],
+        *_text_or_base64(key),
+        *_text_or_base64(value),
         [Range(*each) for each in ranges[: shared_limits.LOST_RANGES]] if ranges else UNSET,
-        UNSET if left is None else left,
+        UNSET if consumers_left is None else consumers_left,
     )
 
 
-def _shown(data: bytes | None) -> tuple[str | None | UnsetType, str | UnsetType]:
+def _text_or_base64(data: bytes | None) -> tuple[str | None | UnsetType, str | UnsetType]:
+    """Return the text form and the base64 form of bytes; one of them is unset."""
     if data is None:
         return None, UNSET
     try:

@@ -24,7 +24,7 @@ from quackmq.errors import (
 )
 from quackmq.protocols.http.errors import STATUSES
 from quackmq.protocols.http.types import PROBLEM
-from quackmq.protocols.http.v1.operations import Answer, Body, Operation, Parameter
+from quackmq.protocols.http.v1.operations import Body, Operation, Parameter, ResponseInfo
 
 _REF: Final = "#/components/schemas/{name}"
 #: Errors that any request may get, in addition to those of its operation.
@@ -36,18 +36,18 @@ _COMMON: Final[tuple[type[QuackError], ...]] = (
     QuackError,
 )
 _COMMON_WITH_BODY: Final[tuple[type[QuackError], ...]] = (RecordTooLarge,)
-_ABOUT: Final = (
-    "Topics, messages, subscriptions and staging of a QuackMQ broker. What is answered with "
-    "success is on disk. Failures are problem details (RFC 9457) with a `code`, the same word in "
-    "every door of the broker."
+_DESCRIPTION: Final = (
+    "Topics, messages, subscriptions and staging of a QuackMQ broker. A change is on disk when its "
+    "response says success. Failures are problem details (RFC 9457) with a `code`, which is the "
+    "same in every protocol of the broker."
 )
 TAGS: Final = {
     "topics": "Logs of messages, in partitions, under a policy.",
     "messages": "Publish, read by offset, follow.",
     "subscriptions": "Durable names that get each message exactly once.",
     "stages": "Many writers, one commit.",
-    "archive": "All history as Parquet files, for who reads or rewrites it as such.",
-    "health": "Whether the broker lives, and takes what is published; who is connected.",
+    "archive": "The history as Parquet files, for programs that read or rewrite the files.",
+    "health": "Whether the broker lives and accepts writes; its connections.",
     "document": "This document.",
 }
 
@@ -62,127 +62,138 @@ class Problem(Struct, frozen=True):
     code: str
 
 
-def document(operations: Iterable[Operation]) -> dict[str, Any]:
+def make_document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document that describes these operations."""
     operations = tuple(operations)
-    kinds = _Kinds(operations)
+    schemas = _Schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
-            operation, kinds
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(
+            operation, schemas
         )
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "QuackMQ",
             "version": __version__,
-            "description": _ABOUT,
+            "description": _DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": about} for name, about in TAGS.items()],
+        "tags": [{"name": name, "description": description} for name, description in TAGS.items()],
         "paths": paths,
-        "components": {"schemas": kinds.schemas},
+        "components": {"schemas": schemas.schemas},
     }
 
 
-class _Kinds:
+class _Schemas:
     """The schemas of all types that operations use."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        self._kinds = list(dict.fromkeys([Problem, *_spoken_of(operations)]))
-        references, self.schemas = msgspec.json.schema_components(self._kinds, ref_template=_REF)
+        self._types = list(dict.fromkeys([Problem, *_types_used_by(operations)]))
+        references, self.schemas = msgspec.json.schema_components(self._types, ref_template=_REF)
         self._references: dict[Any, dict[str, Any]] = dict(
-            zip(self._kinds, references, strict=True)
+            zip(self._types, references, strict=True)
         )
-        for name, rule in _rules().items():
+        for name, extra in _extra_schemas().items():
             if name in self.schemas:
-                self.schemas[name].update(rule)
+                self.schemas[name].update(extra)
 
-    def schema(self, kind: Any) -> Mapping[str, Any]:
-        if isinstance(kind, tuple):
-            return {"anyOf": [self.schema(each) for each in kind]}
-        if kind is bytes:
+    def schema_for(self, type_: Any) -> Mapping[str, Any]:
+        """Return the schema of a type, or of any type of a tuple."""
+        if isinstance(type_, tuple):
+            return {"anyOf": [self.schema_for(member) for member in type_]}
+        if type_ is bytes:
             return {}  # any bytes
-        return self._references[kind]
+        return self._references[type_]
 
 
-def _rules() -> dict[str, Mapping[str, Any]]:
-    """Return the rules (`MORE`) of this package's types that fields cannot express, by type
-    name."""
-    found: dict[str, Mapping[str, Any]] = {}
-    waiting: list[type] = [Struct]
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        if kind.__module__.startswith(__package__ or "") and hasattr(kind, "MORE"):
-            found[kind.__name__] = kind.MORE
-    return found
+def _extra_schemas() -> dict[str, Mapping[str, Any]]:
+    """Return the schema rules (`EXTRA_SCHEMA`) of this package's types, by type name."""
+    extra_by_name: dict[str, Mapping[str, Any]] = {}
+    classes: list[type] = [Struct]
+    while classes:
+        type_ = classes.pop()
+        classes += type_.__subclasses__()
+        extra = getattr(type_, "EXTRA_SCHEMA", None)
+        if extra is not None and type_.__module__.startswith(__package__ or ""):
+            extra_by_name[type_.__name__] = extra
+    return extra_by_name
 
 
-def _spoken_of(operations: Iterable[Operation]) -> Iterable[Any]:
+def _types_used_by(operations: Iterable[Operation]) -> Iterable[Any]:
+    """Yield the types of the bodies of requests and responses."""
     for operation in operations:
-        said = [answer.kind for answer in operation.answers.values()]
+        types = [response.type for response in operation.responses.values()]
         if operation.body is not None:
-            said += operation.body.kinds.values()
-        for kind in said:
-            each = kind if isinstance(kind, tuple) else (kind,)
-            yield from (one for one in each if one is not None and one is not bytes)
+            types += operation.body.types_by_content_type.values()
+        for type_ in types:
+            members = type_ if isinstance(type_, tuple) else (type_,)
+            yield from (member for member in members if member is not None and member is not bytes)
 
 
-def _operation(operation: Operation, kinds: _Kinds) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _describe_operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    description: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.tag],
-        "summary": operation.about.partition(". ")[0].rstrip("."),
-        "description": operation.about,
+        "summary": operation.description.partition(". ")[0].rstrip("."),
+        "description": operation.description,
     }
     if operation.parameters:
-        shown["parameters"] = [_parameter(each) for each in operation.parameters]
+        description["parameters"] = [
+            _describe_parameter(parameter) for parameter in operation.parameters
+        ]
     if operation.body is not None:
-        shown["requestBody"] = _body(operation.body, kinds)
-    answers = {str(status): _answer(answer, kinds) for status, answer in operation.answers.items()}
-    shown["responses"] = answers | _errors(operation, kinds)
-    return shown
+        description["requestBody"] = _describe_body(operation.body, schemas)
+    responses = {
+        str(status): _describe_response(response, schemas)
+        for status, response in operation.responses.items()
+    }
+    description["responses"] = responses | _describe_errors(operation, schemas)
+    return description
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
-        "in": parameter.where,
+        "in": parameter.location,
         "required": parameter.required,
-        "description": parameter.about,
+        "description": parameter.description,
         "schema": dict(parameter.schema),
     }
 
 
-def _body(body: Body, kinds: _Kinds) -> dict[str, Any]:
-    content = {name: {"schema": kinds.schema(kind)} for name, kind in body.kinds.items()}
-    return {"description": body.about, "required": body.required, "content": content}
+def _describe_body(body: Body, schemas: _Schemas) -> dict[str, Any]:
+    content = {
+        name: {"schema": schemas.schema_for(type_)}
+        for name, type_ in body.types_by_content_type.items()
+    }
+    return {"description": body.description, "required": body.required, "content": content}
 
 
-def _answer(answer: Answer, kinds: _Kinds) -> dict[str, Any]:
-    shown: dict[str, Any] = {"description": answer.about}
-    schema = answer.schema if answer.kind is None else kinds.schema(answer.kind)
+def _describe_response(response: ResponseInfo, schemas: _Schemas) -> dict[str, Any]:
+    description: dict[str, Any] = {"description": response.description}
+    schema = response.schema if response.type is None else schemas.schema_for(response.type)
     if schema is not None:
-        shown["content"] = {answer.content_type: {"schema": schema}}
-    return shown
+        description["content"] = {response.content_type: {"schema": schema}}
+    return description
 
 
-def _errors(operation: Operation, kinds: _Kinds) -> dict[str, Any]:
+def _describe_errors(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     """Return the error responses by status, each with its error codes."""
-    own = (*operation.errors, *_COMMON)
+    errors = (*operation.errors, *_COMMON)
     if operation.body is not None:
-        own += _COMMON_WITH_BODY
-    codes: dict[int, list[str]] = {}
-    for error in dict.fromkeys(own):
-        codes.setdefault(STATUSES[error], []).append(error.code)
+        errors += _COMMON_WITH_BODY
+    codes_by_status: dict[int, list[str]] = {}
+    for error in dict.fromkeys(errors):
+        codes_by_status.setdefault(STATUSES[error], []).append(error.code)
     if operation.body is not None:
-        codes.setdefault(415, []).append("unsupported_media_type")
-    problem = {PROBLEM: {"schema": kinds.schema(Problem)}}
+        codes_by_status.setdefault(415, []).append("unsupported_media_type")
+    problem = {PROBLEM: {"schema": schemas.schema_for(Problem)}}
     return {
         str(status): {
-            "description": f"{HTTPStatus(status).phrase}: {', '.join(codes[status])}",
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(codes_by_status[status])}",
             "content": problem,
         }
-        for status in sorted(codes)
+        for status in sorted(codes_by_status)
     }

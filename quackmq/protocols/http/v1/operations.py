@@ -27,7 +27,7 @@ from quackmq.protocols.http.types import (
     Request,
     Response,
     Stream,
-    decoded,
+    decode_json,
 )
 
 JSON: Final = "application/json"
@@ -43,13 +43,14 @@ T = TypeVar("T")
 
 
 def one_of(*names: str) -> Schema:
-    """Return the schema rule that exactly one of these fields is given. Fields cannot express such
-    a rule, so a type has it as `MORE`, and the code that decodes the type checks it.
+    """Return the schema rule that exactly one of these fields is present. Fields cannot express
+    such a rule, so a type has it as `EXTRA_SCHEMA`, and the code that decodes the type checks it.
     """
     return {"oneOf": [{"required": [name]} for name in names]}
 
 
 def at_most_one_of(*names: str) -> Schema:
+    """Return the schema rule that at most one of these two fields is present."""
     return {"not": {"required": list(names)}}
 
 
@@ -61,42 +62,44 @@ class Number:
     """A whole number in the path or the query."""
 
     name: str
-    about: str
-    least: int = 0
-    most: int
+    description: str
+    minimum: int = 0
+    maximum: int
     default: int | None = None
-    where: Literal["path", "query"] = "query"
+    location: Literal["path", "query"] = "query"
     required: bool = False
 
-    def of(self, request: Request) -> int:
+    def require(self, request: Request) -> int:
         """Return the value or the default; raise InvalidRequest if there is neither."""
-        value = self.given(request)
+        value = self.get(request)
         if value is None:
             value = self.default
         if value is None:
-            raise InvalidRequest(f"{self.name} is missing: {self.about}")
+            raise InvalidRequest(f"{self.name} is missing: {self.description}")
         return value
 
-    def given(self, request: Request) -> int | None:
-        """Return the value, or None if it is not given; raise InvalidRequest if it is out of
+    def get(self, request: Request) -> int | None:
+        """Return the value, or None if the request has none. Raise InvalidRequest if it is out of
         bounds.
         """
-        text = (request.parts if self.where == "path" else request.query).get(self.name)
+        text = (request.path_parameters if self.location == "path" else request.query).get(
+            self.name
+        )
         if text is None:
             return None
         digits = text.removeprefix("-")
         if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS:
             value = int(text)
-            if self.least <= value <= self.most:
+            if self.minimum <= value <= self.maximum:
                 return value
         raise InvalidRequest(
-            f"{self.name} cannot be {text[:100]!r}: it is a whole number from {self.least} to "
-            f"{self.most}"
+            f"invalid {self.name} {text[:100]!r}: it must be a whole number from {self.minimum} to "
+            f"{self.maximum}"
         )
 
     @property
     def schema(self) -> Schema:
-        schema = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        schema = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
         return schema if self.default is None else {**schema, "default": self.default}
 
 
@@ -107,42 +110,45 @@ class Text:
     """
 
     name: str
-    about: str
-    where: Literal["path", "query", "header"] = "query"
+    description: str
+    location: Literal["path", "query", "header"] = "query"
     required: bool = False
     choices: tuple[str, ...] = ()
     default: str | None = None
     pattern: str = ""
-    most: int | None = None
+    max_chars: int | None = None
 
-    def of(self, request: Request) -> str:
-        value = self.given(request)
+    def require(self, request: Request) -> str:
+        value = self.get(request)
         if value is None:
-            raise InvalidRequest(f"{self.name} is missing: {self.about}")
+            raise InvalidRequest(f"{self.name} is missing: {self.description}")
         return value
 
-    def given(self, request: Request) -> str | None:
-        if self.where == "path":
-            return request.parts[self.name]
-        given = request.headers if self.where == "header" else request.query
-        text = given.get(self.name.lower() if self.where == "header" else self.name, self.default)
-        if text is not None and not self._may_be(text):
+    def get(self, request: Request) -> str | None:
+        if self.location == "path":
+            return request.path_parameters[self.name]
+        values = request.headers if self.location == "header" else request.query
+        text = values.get(
+            self.name.lower() if self.location == "header" else self.name, self.default
+        )
+        if text is not None and not self._is_valid(text):
             raise InvalidRequest(
-                f"{self.name} cannot be {text[:100]!r}: it is {self._rule()}. {self.about}"
+                f"invalid {self.name} {text[:100]!r}: it must be {self._describe_rule()}. "
+                f"{self.description}"
             )
         return text
 
-    def _rule(self) -> str:
+    def _describe_rule(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        most = "" if self.most is None else f" to {self.most}"
+        max_chars = "" if self.max_chars is None else f" to {self.max_chars}"
         pattern = f" of the pattern {self.pattern}" if self.pattern else ""
-        return f"a text of 1{most} characters{pattern}"
+        return f"a text of 1{max_chars} characters{pattern}"
 
-    def _may_be(self, text: str) -> bool:
+    def _is_valid(self, text: str) -> bool:
         if self.choices:
             return text in self.choices
-        if not text or (self.most is not None and len(text) > self.most):
+        if not text or (self.max_chars is not None and len(text) > self.max_chars):
             return False
         return not self.pattern or re.fullmatch(self.pattern, text) is not None
 
@@ -155,8 +161,8 @@ class Text:
             schema["minLength"] = 1
         if self.pattern:
             schema["pattern"] = f"^{self.pattern}$"
-        if self.most is not None:
-            schema["maxLength"] = self.most
+        if self.max_chars is not None:
+            schema["maxLength"] = self.max_chars
         if self.default is not None:
             schema["default"] = self.default
         return schema
@@ -168,23 +174,22 @@ Parameter = Number | Text
 # --- operations -----------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
-    """The meaning of a status. `kind` is the type of the JSON body, or None."""
+class ResponseInfo(NamedTuple):
+    """The description of a response with one status. `type` is that of the JSON body, or None."""
 
-    about: str
-    kind: Any = None
+    description: str
+    type: Any = None
     content_type: str = JSON
     schema: Schema | None = None
 
 
 class Body(NamedTuple):
-    """The accepted bodies of a request: a type for each content type (`bytes` if it is not
-    JSON)."""
+    """The accepted bodies of a request: a type for each content type, `bytes` if it is not JSON."""
 
-    about: str
-    kinds: Mapping[str, Any]
+    description: str
+    types_by_content_type: Mapping[str, Any]
     required: bool = True
-    bytes: int = limits.HTTP_BODY_BYTES
+    max_bytes: int = limits.HTTP_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,123 +201,136 @@ class Operation:
     method: str
     path: str
     handler: Handler
-    about: str
+    description: str
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
-    answers: Mapping[int, Answer]
+    responses: Mapping[int, ResponseInfo]
     errors: tuple[type[QuackError], ...] = ()
     #: The same as in `Route`.
-    safe: bool = True
-    waits: bool = False
+    answers_head: bool = True
+    may_wait: bool = False
 
 
-def routes_of(operations: tuple[Operation, ...]) -> tuple[Route, ...]:
-    return tuple(_route(operation) for operation in operations)
+def make_routes(operations: tuple[Operation, ...]) -> tuple[Route, ...]:
+    return tuple(_make_route(operation) for operation in operations)
 
 
-def _route(operation: Operation) -> Route:
-    known = frozenset(each.name for each in operation.parameters if each.where == "query")
+def _make_route(operation: Operation) -> Route:
+    """Return the route of an operation. It refuses query parameters that are not described."""
+    parameter_names = frozenset(
+        each.name for each in operation.parameters if each.location == "query"
+    )
     handler = operation.handler
 
     def handle(request: Request) -> Awaitable[Response | Stream] | DeferredResponse:
-        unknown = request.query.keys() - known
+        unknown = request.query.keys() - parameter_names
         if unknown:
             raise InvalidRequest(
-                f"there is no parameter {min(unknown)[:100]!r} here; there "
-                + (f"are {', '.join(sorted(known))}" if known else "is none")
+                f"unknown parameter {min(unknown)[:100]!r}; allowed parameters: "
+                + (", ".join(sorted(parameter_names)) or "none")
             )
         return handler(request)
 
-    # An operation without a body ignores one: some clients always send one.
-    body_bytes = limits.HTTP_UNRESERVED_BYTES if operation.body is None else operation.body.bytes
+    # An operation that expects no body ignores one: some clients always send one.
+    body_bytes = (
+        limits.HTTP_UNRESERVED_BYTES if operation.body is None else operation.body.max_bytes
+    )
     return Route(
-        operation.method, operation.path, handle, body_bytes, operation.safe, operation.waits
+        operation.method,
+        operation.path,
+        handle,
+        body_bytes,
+        operation.answers_head,
+        operation.may_wait,
     )
 
 
-# --- bodies and answers ---------------------------------------------------------------------------
+# --- bodies and responses -------------------------------------------------------------------------
 
 
-def content_type_of(request: Request, body: Body) -> str:
+def check_content_type(request: Request, body: Body) -> str:
     """Return the content type of a request's body, JSON by default. Raise HttpFailure with status
     415 if the operation does not accept it.
     """
-    said = request.headers.get("content-type", JSON)
-    kind = said.partition(";")[0].strip().lower()
-    if kind not in body.kinds:
+    declared = request.headers.get("content-type", JSON)
+    content_type = declared.partition(";")[0].strip().lower()
+    if content_type not in body.types_by_content_type:
         raise HttpFailure(
             415,
             "unsupported_media_type",
-            f"the body is {said[:100]!r}: send it as {' or '.join(body.kinds)}",
+            f"unsupported content type {declared[:100]!r}: send the body as "
+            f"{' or '.join(body.types_by_content_type)}",
         )
-    return kind
+    return content_type
 
 
-def json_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the JSON body of an operation; a missing optional body counts as `{}`."""
     if not request.body and not body.required:
         return decoder.decode(b"{}")
-    content_type_of(request, body)
-    return decoded(request.body, decoder)
+    check_content_type(request, body)
+    return decode_json(request.body, decoder)
 
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def answered(status: int, value: object, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def json_response(
+    status: int, value: object, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     return Response(status, _encode(value), JSON, headers)
 
 
-def encoded(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     return _encode(value)
 
 
 #: A response without content.
-NOTHING: Final = Response(204, b"", "")
+NO_CONTENT: Final = Response(204, b"", "")
 
 
 # --- parameters that several operations share -----------------------------------------------------
 
 
-GREATEST: Final = 2**63 - 1
+INT64_MAX: Final = 2**63 - 1
 
 TOPIC: Final = Text(
     name="topic",
-    where="path",
+    location="path",
     required=True,
-    about="A topic's name.",
+    description="A topic's name.",
     pattern=f"[A-Za-z0-9._-]{{1,{shared_limits.TOPIC_NAME_CHARS}}}",
 )
 PARTITION: Final = Number(
     name="partition",
-    where="path",
+    location="path",
     required=True,
-    most=shared_limits.PARTITIONS_PER_TOPIC - 1,
-    about="A partition of the topic, counted from 0.",
+    maximum=shared_limits.PARTITIONS_PER_TOPIC - 1,
+    description="A partition of the topic, counted from 0.",
 )
 LIMIT: Final = Number(
     name="limit",
-    least=1,
-    most=shared_limits.HTTP_PAGE_ITEMS,
+    minimum=1,
+    maximum=shared_limits.HTTP_PAGE_ITEMS,
     default=100,
-    about="How many to answer at the most.",
+    description="The greatest number of items to return.",
 )
 WAIT_MS: Final = Number(
     name="wait_ms",
-    most=limits.HTTP_WAIT_MS,
+    maximum=limits.HTTP_WAIT_MS,
     default=0,
-    about="How long to wait for a message where there is none yet.",
+    description="How long to wait if there is no message yet.",
 )
 
-OffsetField = Annotated[int, Meta(ge=0, le=GREATEST)]
+OffsetField = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 WaitField = Annotated[int, Meta(ge=0, le=limits.HTTP_WAIT_MS)]
 
 
 class Position(Struct, frozen=True, forbid_unknown_fields=True):
-    """A place in every partition of a topic: an offset, or the first message with a timestamp that
-    is this or a later one."""
+    """A position in every partition of a topic: an offset, or the first message whose timestamp is
+    not earlier than `timestamp_ms`."""
 
-    MORE: ClassVar[Schema] = one_of("offset", "timestamp_ms")
+    EXTRA_SCHEMA: ClassVar[Schema] = one_of("offset", "timestamp_ms")
 
     offset: OffsetField | UnsetType = UNSET
     timestamp_ms: OffsetField | UnsetType = UNSET
@@ -321,22 +339,25 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
 #: The start position in JSON.
 StartField = Annotated[
     Literal["beginning", "end"] | Position,
-    Meta(description="Where to begin: at what is there, at what comes, or at a place."),
+    Meta(
+        description="Where to start: with the first stored message, with the next new message, or "
+        "at a position."
+    ),
 ]
 
 
-def start_of(start: Literal["beginning", "end"] | Position) -> Start:
+def parse_start(start: Literal["beginning", "end"] | Position) -> Start:
     if not isinstance(start, Position):
         return start
     if isinstance(start.offset, int) == isinstance(start.timestamp_ms, int):
-        raise InvalidRequest("a place is told by offset or by timestamp_ms: give one of them")
+        raise InvalidRequest("a position has either offset or timestamp_ms: send exactly one")
     if isinstance(start.offset, int):
         return Offset(start.offset)
     assert isinstance(start.timestamp_ms, int)
     return Time(start.timestamp_ms)
 
 
-def start_shown(start: Start) -> Literal["beginning", "end"] | Position:
+def render_start(start: Start) -> Literal["beginning", "end"] | Position:
     if isinstance(start, Offset):
         return Position(offset=start.value)
     return Position(timestamp_ms=start.timestamp_ms) if isinstance(start, Time) else start

@@ -1,6 +1,6 @@
 """Publish one message or many, as JSON, NDJSON or bytes; repeated requests are recognized.
 
-A request is one unit: when it is answered, all its messages are on disk, or none is. A repeated
+A request is atomic: when the response is sent, all its messages are on disk, or none is. A repeated
 request is recognized by its `Idempotency-Key`, or by the sequence number of a named publisher.
 """
 
@@ -31,8 +31,15 @@ from quackmq.errors import (
 from quackmq.model.offset_notes import GREATEST_NUMBER, PUBLISHER_PREFIX
 from quackmq.model.topic import AppendResult
 from quackmq.protocols.http.types import DeferredResponse, Request, Response
-from quackmq.protocols.http.v1.messages import KEY, KEY_BASE64, MESSAGES, published
-from quackmq.protocols.http.v1.operations import TOPIC, Answer, Number, Operation, Text, answered
+from quackmq.protocols.http.v1.messages import KEY, KEY_BASE64, MESSAGES, parse_messages
+from quackmq.protocols.http.v1.operations import (
+    TOPIC,
+    Number,
+    Operation,
+    ResponseInfo,
+    Text,
+    json_response,
+)
 from quackmq.records.batch import Record
 
 _TAG: Final = "messages"
@@ -40,24 +47,25 @@ _PUBLISHER_CHARS: Final = limits.NAME_BYTES - len(PUBLISHER_PREFIX)
 
 
 class Published(Struct, frozen=True):
-    """Where a message lies."""
+    """The position of a published message."""
 
-    id: Annotated[str, Meta(description="An opaque token, to be given back as it is.")]
+    id: Annotated[str, Meta(description="An opaque token, to be sent back unchanged.")]
     partition: int
     offset: int
 
 
-class PublishAnswer(Struct, frozen=True):
-    """Where each message lies, in the order in which they came. `repeated` says that the broker had
-    them already and has added nothing; where a numbered one lies may then be forgotten, and
-    `messages` is empty."""
+class PublishResponse(Struct, frozen=True):
+    """The positions of the messages, in the order of the request. `repeated` says that the broker
+    had them already and added nothing. The position of a repeated numbered message may be
+    forgotten; then `messages` is empty."""
 
     messages: list[Published]
     repeated: bool
 
 
 class LastSequence(Struct, frozen=True):
-    """The last number that the broker holds of a publisher; null before the first."""
+    """The last sequence number that the broker has stored for a publisher; null before the
+    first."""
 
     publisher: str
     last_sequence: int | None
@@ -67,89 +75,92 @@ class LastSequence(Struct, frozen=True):
 
 PARTITION: Final = Number(
     name="partition",
-    most=limits.PARTITIONS_PER_TOPIC - 1,
-    about="Where to publish. Without it each key has its partition, and what has no key goes to "
-    "one whose turn it is.",
+    maximum=limits.PARTITIONS_PER_TOPIC - 1,
+    description="The partition. By default a message's key determines it, and messages without a "
+    "key go to the partitions in turn.",
 )
 PUBLISHER: Final = Text(
     name="publisher",
-    about="The durable name of who publishes; `sequence` is then needed too.",
-    most=_PUBLISHER_CHARS,
+    description="The durable name of the publisher; requires `sequence`.",
+    max_chars=_PUBLISHER_CHARS,
 )
 SEQUENCE: Final = Number(
     name="sequence",
-    most=GREATEST_NUMBER,
-    about="The publisher's number of this request. One that is not greater than the last that the "
-    "broker holds of this publisher in this topic is a repeat, and adds nothing.",
+    maximum=GREATEST_NUMBER,
+    description="The publisher's number of this request. If it is not greater than the last one "
+    "that the broker has stored for this publisher and topic, the request is a repeat and adds "
+    "nothing.",
 )
 IDEMPOTENCY_KEY: Final = Text(
     name="Idempotency-Key",
-    where="header",
-    about="The same key again, within a week, is answered like the first time.",
+    location="header",
+    description="A request with the same key, within a week, is a repeat and adds nothing.",
     pattern="[!-~]+",
-    most=limits.IDEMPOTENCY_KEY_BYTES,
+    max_chars=limits.IDEMPOTENCY_KEY_BYTES,
 )
-PUBLISHER_PART: Final = Text(
+PUBLISHER_IN_PATH: Final = Text(
     name="publisher",
-    where="path",
+    location="path",
     required=True,
-    about="The durable name of a publisher.",
-    most=_PUBLISHER_CHARS,
+    description="The durable name of a publisher.",
+    max_chars=_PUBLISHER_CHARS,
 )
 
 
 def publish(request: Request) -> DeferredResponse | Awaitable[Response]:
-    records, partition = published(request, PARTITION)
-    key = IDEMPOTENCY_KEY.given(request)
+    records, partition = parse_messages(request, PARTITION)
+    key = IDEMPOTENCY_KEY.get(request)
     if len(records) == 1 and key is None and partition is None and not request.query:
-        record, topic = records[0], TOPIC.of(request)
+        record, topic = records[0], TOPIC.require(request)
         put = request.broker.messages.begin_put(
             request.caller, topic, record.value, record.key, record.headers
         )
         if put is not None:
-            return DeferredResponse(put.appended, partial(_published, put))
+            return DeferredResponse(put.appended, partial(_render_put, put))
     return _publish(request, records, partition, key)
 
 
-def _published(put: BegunPut, where: AppendResult) -> Response:
-    message = Published(put.id_at(where), put.partition, where.base_offset)
-    return answered(201, PublishAnswer([message], repeated=False))
+def _render_put(put: BegunPut, appended: AppendResult) -> Response:
+    message = Published(put.id_at(appended), put.partition, appended.base_offset)
+    return json_response(201, PublishResponse([message], repeated=False))
 
 
 async def _publish(
     request: Request, records: Sequence[Record], partition: int | None, key: str | None
 ) -> Response:
-    await _others_turn(records)
-    publisher, sequence = PUBLISHER.given(request), SEQUENCE.given(request)
+    await _yield_if_many(records)
+    publisher, sequence = PUBLISHER.get(request), SEQUENCE.get(request)
     if (publisher is None) != (sequence is None):
-        raise InvalidRequest("publisher and sequence go together: give both, or none")
+        raise InvalidRequest("publisher and sequence go together: send both or neither")
     put = await request.broker.messages.put(
         request.caller,
-        TOPIC.of(request),
+        TOPIC.require(request),
         records,
         partition=partition,
         publisher=publisher,
         sequence=sequence,
         idempotency_key=key,
     )
-    await _others_turn(records)
-    places = [(token, parse_message_id(token)[1]) for token in put.ids]
-    messages = [Published(token, *place) for token, place in places]
-    return answered(200 if put.repeated else 201, PublishAnswer(messages, put.repeated))
+    await _yield_if_many(records)
+    positions_by_id = [(token, parse_message_id(token)[1]) for token in put.ids]
+    messages = [Published(token, *position) for token, position in positions_by_id]
+    return json_response(200 if put.repeated else 201, PublishResponse(messages, put.repeated))
 
 
-async def _others_turn(records: Sequence[Record]) -> None:
-    """Let other tasks run if there are many records. Decoding thousands of records, encoding them,
-    and listing their offsets each block the loop for long enough.
+async def _yield_if_many(records: Sequence[Record]) -> None:
+    """Let other tasks run if there are many records. Each step over thousands of records (decoding,
+    encoding, listing their offsets) already blocks the loop for long.
     """
     if len(records) > limits.HTTP_PAGE_ITEMS:
         await asyncio.sleep(0)
 
 
 async def last_sequence(request: Request) -> Response:
-    publisher = PUBLISHER_PART.of(request)
-    last = await request.broker.messages.last_sequence(request.caller, TOPIC.of(request), publisher)
-    return answered(200, LastSequence(publisher, last))
+    publisher = PUBLISHER_IN_PATH.require(request)
+    last = await request.broker.messages.last_sequence(
+        request.caller, TOPIC.require(request), publisher
+    )
+    return json_response(200, LastSequence(publisher, last))
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -161,13 +172,13 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics/{topic}/messages",
         handler=publish,
-        about="Publish one message or many, all of them or none. When it is answered, they are on "
-        "disk. The topic may come to life by it.",
+        description="Publish one message or many, all of them or none. When the response arrives, "
+        "they are on disk. The topic is created if the broker allows that.",
         parameters=(TOPIC, PARTITION, PUBLISHER, SEQUENCE, KEY, KEY_BASE64, IDEMPOTENCY_KEY),
         body=MESSAGES,
-        answers={
-            201: Answer("They are published.", PublishAnswer),
-            200: Answer("A repeat: they were published before.", PublishAnswer),
+        responses={
+            201: ResponseInfo("The messages are published.", PublishResponse),
+            200: ResponseInfo("A repeat: the messages were published before.", PublishResponse),
         },
         errors=(
             IllegalTopicName,
@@ -188,10 +199,10 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/publishers/{publisher}",
         handler=last_sequence,
-        about="The last number that the broker holds of a publisher: where it goes on after a "
-        "crash of its own.",
-        parameters=(TOPIC, PUBLISHER_PART),
-        answers={200: Answer("The number.", LastSequence)},
+        description="Find the last sequence number of a publisher, which continues there after a "
+        "crash.",
+        parameters=(TOPIC, PUBLISHER_IN_PATH),
+        responses={200: ResponseInfo("The number.", LastSequence)},
         errors=(UnknownTopic,),
     ),
 )

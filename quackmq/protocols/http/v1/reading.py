@@ -11,25 +11,25 @@ from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, Unkn
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
-from quackmq.protocols.http.v1.messages import Range, StoredMessage, stored
+from quackmq.protocols.http.v1.messages import Range, StoredMessage, to_stored_message
 from quackmq.protocols.http.v1.operations import (
-    GREATEST,
+    INT64_MAX,
     LIMIT,
     PARTITION,
     TOPIC,
     WAIT_MS,
-    Answer,
     Number,
     Operation,
-    answered,
+    ResponseInfo,
+    json_response,
 )
 
 
 class MessagePage(Struct, frozen=True):
-    """Messages of one partition. `next_offset` goes into `offset` to ask for more; it also steps
-    over what is no message. Readable is what lies from `first_offset` up to, not including,
-    `end_offset`. Where `next_offset` also steps over messages that cannot be read, `lost` says how
-    many of them lie behind the last one here, and `lost_ranges` which."""
+    """Messages of one partition. Pass `next_offset` as `offset` to get more; offsets without a
+    message are skipped. Messages from `first_offset` up to, not including, `end_offset` can be
+    read. If unreadable messages follow the last one here, `lost` is their number and `lost_ranges`
+    are their offsets."""
 
     messages: list[StoredMessage]
     next_offset: int
@@ -40,14 +40,16 @@ class MessagePage(Struct, frozen=True):
 
 
 OFFSET: Final = Number(
-    name="offset", most=GREATEST, about="Where to begin; without it, at the beginning."
+    name="offset",
+    maximum=INT64_MAX,
+    description="The first offset; by default that of the first message.",
 )
 
 
 async def read(request: Request) -> Response:
     broker, caller = request.broker, request.caller
-    topic, partition = TOPIC.of(request), PARTITION.of(request)
-    offset, limit, wait_ms = OFFSET.given(request), LIMIT.of(request), WAIT_MS.of(request)
+    topic, partition = TOPIC.require(request), PARTITION.require(request)
+    offset, limit, wait_ms = OFFSET.get(request), LIMIT.require(request), WAIT_MS.require(request)
     if offset is None:
         key = PartitionKey(broker.topic(topic).id, partition)
         offset = (await broker.offsets(caller, key)).first
@@ -60,19 +62,19 @@ async def read(request: Request) -> Response:
         max_bytes=limits.HTTP_PAGE_BYTES,
         wait_ms=wait_ms,
     )
-    messages = [stored(message) for message in page.messages]
+    messages = [to_stored_message(message) for message in page.messages]
     if messages and broker.topic(topic).policy.keep_until_consumed:
         key = PartitionKey(broker.topic(topic).id, partition)
-        left = broker.consumers_left(caller, key, [each.offset for each in messages])
+        counts = broker.consumers_left(caller, key, [each.offset for each in messages])
         messages = [
             msgspec.structs.replace(each, consumers_left=count)
-            for each, count in zip(messages, left, strict=True)
+            for each, count in zip(messages, counts, strict=True)
         ]
-    shown = MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
+    response = MessagePage(messages, page.next_offset, page.first_offset, page.end_offset)
     if page.losses.count:
         ranges = [Range(*each) for each in page.losses.ranges()]
-        shown = msgspec.structs.replace(shown, lost=page.losses.count, lost_ranges=ranges)
-    return answered(200, shown)
+        response = msgspec.structs.replace(response, lost=page.losses.count, lost_ranges=ranges)
+    return json_response(200, response)
 
 
 OPERATIONS: Final = (
@@ -82,11 +84,11 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}/partitions/{partition}/messages",
         handler=read,
-        about="Read a partition from an offset on. It moves nobody's position; only what is "
-        "committed is shown.",
+        description="Read the committed messages of a partition from an offset on. No "
+        "subscription's position changes.",
         parameters=(TOPIC, PARTITION, OFFSET, LIMIT, WAIT_MS),
-        answers={200: Answer("Messages, or none where there is none yet.", MessagePage)},
+        responses={200: ResponseInfo("Messages, or none if there are none yet.", MessagePage)},
         errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
-        waits=True,
+        may_wait=True,
     ),
 )

@@ -25,65 +25,66 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.protocols.http.types import Request, Response
-from quackmq.protocols.http.v1.messages import StoredMessage, stored
+from quackmq.protocols.http.v1.messages import StoredMessage, to_stored_message
 from quackmq.protocols.http.v1.operations import (
     JSON,
     LIMIT,
-    NOTHING,
+    NO_CONTENT,
     TOPIC,
-    Answer,
     Body,
     Operation,
+    ResponseInfo,
     StartField,
     Text,
     WaitField,
-    answered,
-    json_body,
-    start_of,
-    start_shown,
+    decode_body,
+    json_response,
+    parse_start,
+    render_start,
 )
 
 _TAG: Final = "subscriptions"
-_ONE: Final = "/v1/subscriptions/{name}/topics/{topic}"
+_ONE_PATH: Final = "/v1/subscriptions/{name}/topics/{topic}"
 
-MessageId = Annotated[str, Meta(description="The id of a message, as it came with it.")]
+MessageId = Annotated[str, Meta(description="The id of a message, unchanged.")]
 
 
 # --- shapes ---------------------------------------------------------------------------------------
 
 
 class NewSubscription(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a new subscription begins. With `receipts` each step of its cursors is told to the
-    topic `quackmq.receipts`, in the same change; this is also taken for one that is there, pushed
-    or not, whose receipts stay as they are if nothing is said."""
+    """A subscription to be created: where it starts, and whether it leaves receipts. With
+    `receipts`, each step of its cursors is recorded in the topic `quackmq.receipts`, in the same
+    commit. `receipts` also changes an existing subscription, unless it is null."""
 
     start: StartField = "end"
     receipts: bool | None = None
 
 
-class Asking(Struct, frozen=True, forbid_unknown_fields=True):
-    """`last_id` is the id of the last message that was received and is done with; without it, or
-    with any other, the outstanding message comes again."""
+class GetRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the next message. `last_id` is the id of the last message that was received and
+    processed. Without it, or with another id, the outstanding message is sent again."""
 
     last_id: MessageId | None = None
     wait_ms: WaitField = 0
 
 
-class Done(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything of this message's partition up to and including it is done with."""
+class Acknowledgement(Struct, frozen=True, forbid_unknown_fields=True):
+    """The acknowledgement of this message and of all earlier ones in its partition."""
 
     id: MessageId
 
 
-class Move(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to go on."""
+class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The position from which a subscription is to continue."""
 
     to: StartField
 
 
 class PushedShape(Struct, frozen=True):
-    """How a pushed subscription is served: every entry, or what is live; how long an entry is lent
-    before it is sent again; how many may be lent at once; how many of the newest come first."""
+    """How entries are pushed to a subscription: every entry, or live ones only; how long an entry
+    is leased before it is sent again; how many may be leased at the same time; how many of the
+    newest come first."""
 
     reading: Literal["every", "live"]
     lease_ms: int
@@ -92,9 +93,9 @@ class PushedShape(Struct, frozen=True):
 
 
 class SubscriptionShape(Struct, frozen=True, rename={"offsets": "next_offsets"}):
-    """A name's interest in a topic. `next_offsets` are those that it wants next, by partition;
-    `receipts` says whether it leaves any. `pushed` is there for one that a door pushes: everything
-    before its `next_offsets` is acknowledged, and perhaps more."""
+    """A subscription. `next_offsets` are its cursors, by partition. `receipts` says whether it
+    leaves receipts. A push subscription also has `pushed`; all entries before its `next_offsets`
+    are acknowledged, and perhaps later ones."""
 
     name: str
     topic: str
@@ -106,7 +107,7 @@ class SubscriptionShape(Struct, frozen=True, rename={"offsets": "next_offsets"})
 
 
 class SubscriptionSummary(Struct, frozen=True):
-    """A name's interest in a topic, and whether it leaves receipts."""
+    """A subscription without its cursors."""
 
     name: str
     topic: str
@@ -117,17 +118,18 @@ class SubscriptionSummary(Struct, frozen=True):
 
 
 class SubscriptionPage(Struct, frozen=True):
-    """Subscriptions by name and topic. `next` goes into `after` to ask for more; null where there
-    are no more."""
+    """Subscriptions, ordered by name and topic. Pass `next` as `after` to get more; it is null at
+    the end."""
 
     subscriptions: list[SubscriptionSummary]
     next: str | None
 
 
 class Lag(Struct, frozen=True):
-    """How many messages are still to come, the outstanding one included, and how many the
-    subscription has lost since it began: the topic let go of them, or they cannot be read. Of one
-    that is pushed also how many are outstanding, were acknowledged, and were skipped as too old."""
+    """The number of messages that the subscription has not processed, including the outstanding
+    one, and the number that it has lost since it was created: the topic deleted them, or they
+    cannot be read. For a push subscription also the numbers of outstanding, acknowledged and
+    skipped (too old) entries."""
 
     lag: int
     lost: int
@@ -140,42 +142,44 @@ class Lag(Struct, frozen=True):
 
 NAME: Final = Text(
     name="name",
-    where="path",
+    location="path",
     required=True,
-    about="A subscription's name: one printable word.",
-    most=limits.NAME_BYTES,
+    description="A subscription's name: one printable word.",
+    max_chars=limits.NAME_BYTES,
 )
 ONLY_NAME: Final = Text(
-    name="name", about="Only subscriptions of this name.", most=limits.NAME_BYTES
+    name="name", description="Only subscriptions of this name.", max_chars=limits.NAME_BYTES
 )
 ONLY_TOPIC: Final = Text(
-    name="topic", about="Only subscriptions to this topic.", most=limits.TOPIC_NAME_CHARS
+    name="topic", description="Only subscriptions to this topic.", max_chars=limits.TOPIC_NAME_CHARS
 )
 #: Neither a name nor a topic contains a space.
 AFTER: Final = Text(
-    name="after", about="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+"
+    name="after", description="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+"
 )
 
-NEW: Final = Body("Where it begins.", {JSON: NewSubscription}, required=False)
-ASKING: Final = Body("What was received last.", {JSON: Asking}, required=False)
-DONE: Final = Body("What is done with.", {JSON: Done})
-MOVE: Final = Body("Where to go on.", {JSON: Move})
+NEW_SUBSCRIPTION: Final = Body(
+    "The subscription to be created.", {JSON: NewSubscription}, required=False
+)
+GET: Final = Body("The last received message.", {JSON: GetRequest}, required=False)
+ACKNOWLEDGEMENT: Final = Body("The last processed message.", {JSON: Acknowledgement})
+SEEK: Final = Body("The position to continue from.", {JSON: SeekRequest})
 
-_new: Final = msgspec.json.Decoder(NewSubscription)
-_asking: Final = msgspec.json.Decoder(Asking)
-_done: Final = msgspec.json.Decoder(Done)
-_move: Final = msgspec.json.Decoder(Move)
+_new_decoder: Final = msgspec.json.Decoder(NewSubscription)
+_get_decoder: Final = msgspec.json.Decoder(GetRequest)
+_acknowledgement_decoder: Final = msgspec.json.Decoder(Acknowledgement)
+_seek_decoder: Final = msgspec.json.Decoder(SeekRequest)
 
 
 # --- handlers -------------------------------------------------------------------------------------
 
 
 async def list_subscriptions(request: Request) -> Response:
-    after, limit = _after(AFTER.given(request)), LIMIT.of(request)
-    found = await request.broker.subscriptions(
+    after, limit = _parse_after(AFTER.get(request)), LIMIT.require(request)
+    subscriptions = await request.broker.subscriptions(
         request.caller,
-        name=ONLY_NAME.given(request),
-        topic_name=ONLY_TOPIC.given(request),
+        name=ONLY_NAME.get(request),
+        topic_name=ONLY_TOPIC.get(request),
         after=after,
         limit=limit + 1,
     )
@@ -183,95 +187,97 @@ async def list_subscriptions(request: Request) -> Response:
         SubscriptionSummary(
             each.name,
             each.topic_name,
-            start_shown(each.start),
+            render_start(each.start),
             each.created_ms,
             each.receipts,
-            _pushed(each),
+            _push_shape(each),
         )
-        for each in found[:limit]
+        for each in subscriptions[:limit]
     ]
-    more = f"{page[-1].name} {page[-1].topic}" if len(found) > limit else None
-    return answered(200, SubscriptionPage(page, more))
+    next_after = f"{page[-1].name} {page[-1].topic}" if len(subscriptions) > limit else None
+    return json_response(200, SubscriptionPage(page, next_after))
 
 
 async def subscribe(request: Request) -> Response:
-    new = json_body(request, NEW, _new)
-    name, topic = NAME.of(request), TOPIC.of(request)
+    body = decode_body(request, NEW_SUBSCRIPTION, _new_decoder)
+    name, topic = NAME.require(request), TOPIC.require(request)
     is_new = await request.broker.subscribe(
-        request.caller, name, topic, start_of(new.start), new.receipts
+        request.caller, name, topic, parse_start(body.start), body.receipts
     )
-    return answered(201 if is_new else 200, await _described(request))
+    return json_response(201 if is_new else 200, await _describe(request))
 
 
 async def describe(request: Request) -> Response:
-    return answered(200, await _described(request))
+    return json_response(200, await _describe(request))
 
 
 async def unsubscribe(request: Request) -> Response:
-    await request.broker.unsubscribe(request.caller, NAME.of(request), TOPIC.of(request))
-    return NOTHING
+    await request.broker.unsubscribe(request.caller, NAME.require(request), TOPIC.require(request))
+    return NO_CONTENT
 
 
 async def get(request: Request) -> Response:
-    asking = json_body(request, ASKING, _asking)
+    body = decode_body(request, GET, _get_decoder)
     message = await request.broker.get(
-        request.caller, NAME.of(request), TOPIC.of(request), asking.last_id, asking.wait_ms
+        request.caller, NAME.require(request), TOPIC.require(request), body.last_id, body.wait_ms
     )
-    return NOTHING if message is None else answered(200, stored(message))
+    return NO_CONTENT if message is None else json_response(200, to_stored_message(message))
 
 
 async def acknowledge(request: Request) -> Response:
-    done = json_body(request, DONE, _done)
-    await request.broker.commit(request.caller, NAME.of(request), TOPIC.of(request), done.id)
-    return NOTHING
+    body = decode_body(request, ACKNOWLEDGEMENT, _acknowledgement_decoder)
+    await request.broker.commit(
+        request.caller, NAME.require(request), TOPIC.require(request), body.id
+    )
+    return NO_CONTENT
 
 
 async def seek(request: Request) -> Response:
-    move = json_body(request, MOVE, _move)
-    to = start_of(move.to)
-    await request.broker.seek(request.caller, NAME.of(request), TOPIC.of(request), to)
-    return NOTHING
+    body = decode_body(request, SEEK, _seek_decoder)
+    to = parse_start(body.to)
+    await request.broker.seek(request.caller, NAME.require(request), TOPIC.require(request), to)
+    return NO_CONTENT
 
 
 async def lag(request: Request) -> Response:
-    name, topic = NAME.of(request), TOPIC.of(request)
-    (found,) = await request.broker.subscriptions(request.caller, name=name, topic_name=topic) or (
-        None,
-    )
-    if found is None or found.mode != "pushed":
-        return answered(200, Lag(*await request.broker.standing(request.caller, name, topic)))
+    name, topic = NAME.require(request), TOPIC.require(request)
+    (subscription,) = await request.broker.subscriptions(
+        request.caller, name=name, topic_name=topic
+    ) or (None,)
+    if subscription is None or subscription.mode != "pushed":
+        return json_response(200, Lag(*await request.broker.standing(request.caller, name, topic)))
     pushed = await request.broker.pushing.progress(request.caller, name, topic)
     counts = pushed.counts
-    shown = Lag(pushed.lag, counts.lost, pushed.outstanding, counts.acked, counts.skipped)
-    return answered(200, shown)
+    lag_counts = Lag(pushed.lag, counts.lost, pushed.outstanding, counts.acked, counts.skipped)
+    return json_response(200, lag_counts)
 
 
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _after(text: str | None) -> tuple[str, str]:
+def _parse_after(text: str | None) -> tuple[str, str]:
     name, _, topic = (text or "").partition(" ")
     return name, topic
 
 
-async def _described(request: Request) -> SubscriptionShape:
-    name, topic = NAME.of(request), TOPIC.of(request)
-    found = await request.broker.subscriptions(request.caller, name=name, topic_name=topic)
-    if not found:
+async def _describe(request: Request) -> SubscriptionShape:
+    name, topic = NAME.require(request), TOPIC.require(request)
+    subscriptions = await request.broker.subscriptions(request.caller, name=name, topic_name=topic)
+    if not subscriptions:
         raise UnknownSubscription(f"{name[:100]!r} has not subscribed to topic {topic}")
-    (each,) = found
+    (subscription,) = subscriptions
     return SubscriptionShape(
-        each.name,
-        each.topic_name,
-        start_shown(each.start),
-        each.created_ms,
-        list(each.cursors),
-        each.receipts,
-        _pushed(each),
+        subscription.name,
+        subscription.topic_name,
+        render_start(subscription.start),
+        subscription.created_ms,
+        list(subscription.cursors),
+        subscription.receipts,
+        _push_shape(subscription),
     )
 
 
-def _pushed(subscription: Subscription) -> PushedShape | UnsetType:
+def _push_shape(subscription: Subscription) -> PushedShape | UnsetType:
     terms = subscription.terms
     if terms is None:
         return UNSET
@@ -290,25 +296,26 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/subscriptions",
         handler=list_subscriptions,
-        about="List subscriptions: all, those of a name, those to a topic.",
+        description="List subscriptions: all of them, those of a name, or those to a topic.",
         parameters=(ONLY_NAME, ONLY_TOPIC, AFTER, LIMIT),
-        answers={200: Answer("A page of subscriptions.", SubscriptionPage)},
+        responses={200: ResponseInfo("A page of subscriptions.", SubscriptionPage)},
         errors=(UnknownTopic,),
     ),
     Operation(
         name="subscribe",
         tag=_TAG,
         method="PUT",
-        path=_ONE,
+        path=_ONE_PATH,
         handler=subscribe,
-        about="Subscribe a name to a topic, until it is unsubscribed. What it has not read is kept "
-        "for it, as long as the topic's policy says. The topic may come to life by it; a "
-        "subscription that is there stays as it is.",
+        description="Subscribe a name to a topic, until it is unsubscribed. The topic keeps "
+        "messages that the subscription has not read, for as long as its policy says. The topic is "
+        "created if the broker allows that. An existing subscription does not change, except for "
+        "`receipts`.",
         parameters=_BY_NAME,
-        body=NEW,
-        answers={
-            201: Answer("It is there now.", SubscriptionShape),
-            200: Answer("It was there, and is as it was.", SubscriptionShape),
+        body=NEW_SUBSCRIPTION,
+        responses={
+            201: ResponseInfo("The subscription is created.", SubscriptionShape),
+            200: ResponseInfo("The subscription existed already.", SubscriptionShape),
         },
         errors=(
             IllegalTopicName,
@@ -323,74 +330,74 @@ OPERATIONS: Final = (
         name="describeSubscription",
         tag=_TAG,
         method="GET",
-        path=_ONE,
+        path=_ONE_PATH,
         handler=describe,
-        about="Describe a subscription.",
+        description="Describe a subscription.",
         parameters=_BY_NAME,
-        answers={200: Answer("The subscription.", SubscriptionShape)},
+        responses={200: ResponseInfo("The subscription.", SubscriptionShape)},
         errors=_UNKNOWN,
     ),
     Operation(
         name="unsubscribe",
         tag=_TAG,
         method="DELETE",
-        path=_ONE,
+        path=_ONE_PATH,
         handler=unsubscribe,
-        about="End a subscription. With its last one an ephemeral topic goes.",
+        description="End a subscription. An ephemeral topic is deleted with its last subscription.",
         parameters=_BY_NAME,
-        answers={204: Answer("It is gone.")},
+        responses={204: ResponseInfo("The subscription is ended.")},
         errors=(*_UNKNOWN, StoreReadOnly),
     ),
     Operation(
         name="getMessage",
         tag=_TAG,
         method="POST",
-        path=f"{_ONE}/get",
+        path=f"{_ONE_PATH}/get",
         handler=get,
-        about="Get the next message, naming the last one that was received. Until a message is "
-        "named, it comes again.",
+        description="Get the next message, and name the last one that was received. A message is "
+        "sent again until it is named.",
         parameters=_BY_NAME,
-        body=ASKING,
-        answers={
-            200: Answer("The message.", StoredMessage),
-            204: Answer("There is none, also after having waited."),
+        body=GET,
+        responses={
+            200: ResponseInfo("The message.", StoredMessage),
+            204: ResponseInfo("There is no message, even after the wait."),
         },
         errors=(*_UNKNOWN, InvalidMessageId, NameInOtherMode, StoreReadOnly),
-        waits=True,
+        may_wait=True,
     ),
     Operation(
         name="acknowledge",
         tag=_TAG,
         method="POST",
-        path=f"{_ONE}/ack",
+        path=f"{_ONE_PATH}/ack",
         handler=acknowledge,
-        about="Be done with everything of a message's partition up to and including it.",
+        description="Acknowledge a message and all earlier ones in its partition.",
         parameters=_BY_NAME,
-        body=DONE,
-        answers={204: Answer("It is behind, and stays so.")},
+        body=ACKNOWLEDGEMENT,
+        responses={204: ResponseInfo("Acknowledged durably.")},
         errors=(*_UNKNOWN, InvalidMessageId, NameInOtherMode, StoreReadOnly),
     ),
     Operation(
         name="seek",
         tag=_TAG,
         method="POST",
-        path=f"{_ONE}/seek",
+        path=f"{_ONE_PATH}/seek",
         handler=seek,
-        about="Go on from somewhere else, further on or back.",
+        description="Move a subscription to another position, forward or back.",
         parameters=_BY_NAME,
-        body=MOVE,
-        answers={204: Answer("It goes on from there.")},
+        body=SEEK,
+        responses={204: ResponseInfo("The subscription continues from there.")},
         errors=(*_UNKNOWN, OffsetOutOfRange, NameInOtherMode, StoreReadOnly),
     ),
     Operation(
         name="lag",
         tag=_TAG,
         method="GET",
-        path=f"{_ONE}/lag",
+        path=f"{_ONE_PATH}/lag",
         handler=lag,
-        about="How far a subscription is behind, and how much it has lost.",
+        description="Count the messages that a subscription has not processed, and those it lost.",
         parameters=_BY_NAME,
-        answers={200: Answer("The lag.", Lag)},
+        responses={200: ResponseInfo("The lag.", Lag)},
         errors=_UNKNOWN,
     ),
 )

@@ -29,15 +29,15 @@ from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     JSON,
     LIMIT,
-    NOTHING,
+    NO_CONTENT,
     TOPIC,
-    Answer,
     Body,
     Number,
     Operation,
+    ResponseInfo,
     Text,
-    answered,
-    json_body,
+    decode_body,
+    json_response,
 )
 
 _TAG: Final = "topics"
@@ -63,7 +63,7 @@ PolicyChanges: Any = msgspec.defstruct(
     frozen=True,
     forbid_unknown_fields=True,
     module=__name__,
-    namespace={"__doc__": "What is to be changed of a topic's policy; null is for no bound."},
+    namespace={"__doc__": "The changes of a topic's policy; null means no bound."},
 )
 TopicPolicy: Any = msgspec.defstruct(
     "TopicPolicy",
@@ -71,8 +71,8 @@ TopicPolicy: Any = msgspec.defstruct(
     frozen=True,
     module=__name__,
     namespace={
-        "__doc__": "What a topic keeps, for how long, and what it does when it is full; null is "
-        "for no bound."
+        "__doc__": "What a topic keeps, for how long, and what it does when it is full; null means "
+        "no bound."
     },
 )
 
@@ -81,7 +81,7 @@ TopicName = Annotated[str, Meta(pattern=f"^[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_
 
 
 class NewTopic(Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic to be created; what is not said is as the broker's settings have it."""
+    """A topic to be created; the broker's settings have the defaults."""
 
     name: TopicName
     partitions: Partitions | None = None
@@ -89,16 +89,16 @@ class NewTopic(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be changed: more partitions, another policy; the rest of it stays as it is."""
+    """The changes of a topic: more partitions, or fields of its policy; the rest stays the same."""
 
     partitions: Partitions | None = None
     policy: PolicyChanges | None = None
 
 
 class HeldBackShape(Struct, frozen=True):
-    """Entries of a partition that the topic's policy would let go of, but for a subscription or a
-    group: from `first_offset` up to, not including, `end_offset`. `name` has been at `offset` since
-    `since_ms`; `others` hold some of them, too."""
+    """Entries of a partition that the topic would delete if a subscription or group did not hold
+    them: from `first_offset` up to, not including, `end_offset`. The cursor of `name` has been at
+    `offset` since `since_ms`. `others` is the number of further holders."""
 
     partition: int
     first_offset: int
@@ -110,8 +110,8 @@ class HeldBackShape(Struct, frozen=True):
 
 
 class TopicSummary(Struct, frozen=True):
-    """A topic, in short. A topic made anew under an old name has another id. `held_back` says what
-    retention waits for, of some partitions, as of the last cleaning."""
+    """A short description of a topic. A topic that is created again under an old name has another
+    id. `held_back` lists what retention waited for at its last run, for some partitions."""
 
     name: str
     id: str
@@ -121,15 +121,16 @@ class TopicSummary(Struct, frozen=True):
 
 
 class TopicPage(Struct, frozen=True):
-    """Topics by name. `next` goes into `after` to ask for more; null where there are no more."""
+    """Topics, ordered by name. Pass `next` as `after` to get more; it is null at the end."""
 
     topics: list[TopicSummary]
     next: str | None
 
 
 class PartitionOffsets(Struct, frozen=True):
-    """Messages lie from `first_offset` up to, not including, `next_offset`; up to `stable_offset`
-    no transaction is open, and readers here read as far."""
+    """The offsets of a partition's messages: from `first_offset` up to, not including,
+    `next_offset`. Readers of this API read up to `stable_offset`, before which no transaction is
+    open."""
 
     partition: int
     first_offset: int
@@ -138,8 +139,8 @@ class PartitionOffsets(Struct, frozen=True):
 
 
 class TopicDescription(TopicSummary, frozen=True):
-    """A topic with its policy and some of its partitions. `next_partition` goes into
-    `from_partition` to ask for more; null where there are no more."""
+    """A topic with its policy and some of its partitions. Pass `next_partition` as
+    `from_partition` to get more; it is null at the end."""
 
     policy: TopicPolicy
     partitions: list[PartitionOffsets]
@@ -150,103 +151,106 @@ class TopicDescription(TopicSummary, frozen=True):
 
 AFTER: Final = Text(
     name="after",
-    about="Only topics whose names come after this one.",
-    most=limits.TOPIC_NAME_CHARS,
+    description="Only topics whose names come after this one.",
+    max_chars=limits.TOPIC_NAME_CHARS,
 )
 FROM_PARTITION: Final = Number(
     name="from_partition",
-    most=limits.PARTITIONS_PER_TOPIC - 1,
+    maximum=limits.PARTITIONS_PER_TOPIC - 1,
     default=0,
-    about="The first partition to describe.",
+    description="The first partition to describe.",
 )
 NEW_TOPIC: Final = Body("The topic to be created.", {JSON: NewTopic})
-CHANGES: Final = Body("What is to be changed.", {JSON: TopicChanges})
+CHANGES: Final = Body("The changes.", {JSON: TopicChanges})
 
 _new_topic: Final = msgspec.json.Decoder(NewTopic)
 _changes: Final = msgspec.json.Decoder(TopicChanges)
 
 
 async def list_topics(request: Request) -> Response:
-    after, limit = AFTER.given(request) or "", LIMIT.of(request)
+    after, limit = AFTER.get(request) or "", LIMIT.require(request)
     topics = request.broker.topics()
     names = heapq.nsmallest(limit + 1, (name for name in topics if name > after))
-    page = [TopicSummary(*_summary(request, topics[name])) for name in names[:limit]]
-    return answered(200, TopicPage(page, names[limit - 1] if len(names) > limit else None))
+    page = [TopicSummary(*_summary_fields(request, topics[name])) for name in names[:limit]]
+    return json_response(200, TopicPage(page, names[limit - 1] if len(names) > limit else None))
 
 
 async def create_topic(request: Request) -> Response:
-    new = json_body(request, NEW_TOPIC, _new_topic)
+    body = decode_body(request, NEW_TOPIC, _new_topic)
     policy = None
-    if new.policy is not None:
-        policy = _changed(request.broker.settings.default_policy, new.policy)
+    if body.policy is not None:
+        policy = _apply_changes(request.broker.settings.default_policy, body.policy)
     topic = await request.broker.create_topic(
-        request.caller, new.name, partitions=new.partitions, policy=policy
+        request.caller, body.name, partitions=body.partitions, policy=policy
     )
     location = ("location", f"/v1/topics/{topic.name}")
-    return answered(201, await _description(request, topic), (location,))
+    return json_response(201, await _describe(request, topic), (location,))
 
 
 async def use_topic(request: Request) -> Response:
-    topic = await request.broker.ensure_topic(request.caller, TOPIC.of(request))
-    return answered(200, await _description(request, topic))
+    topic = await request.broker.ensure_topic(request.caller, TOPIC.require(request))
+    return json_response(200, await _describe(request, topic))
 
 
 async def describe_topic(request: Request) -> Response:
-    topic = request.broker.topic(TOPIC.of(request))
-    begin, limit = FROM_PARTITION.of(request), LIMIT.of(request)
-    return answered(200, await _description(request, topic, begin, limit))
+    topic = request.broker.topic(TOPIC.require(request))
+    first_partition, limit = FROM_PARTITION.require(request), LIMIT.require(request)
+    return json_response(200, await _describe(request, topic, first_partition, limit))
 
 
 async def alter_topic(request: Request) -> Response:
-    changes = json_body(request, CHANGES, _changes)
+    changes = decode_body(request, CHANGES, _changes)
 
     def changed(policy: Policy) -> Policy:
-        return _changed(policy, changes.policy)
+        return _apply_changes(policy, changes.policy)
 
     topic = await request.broker.alter_topic(
         request.caller,
-        TOPIC.of(request),
+        TOPIC.require(request),
         partitions=changes.partitions,
         policy=None if changes.policy is None else changed,
     )
-    return answered(200, await _description(request, topic))
+    return json_response(200, await _describe(request, topic))
 
 
 async def delete_topic(request: Request) -> Response:
-    await request.broker.delete_topic(request.caller, TOPIC.of(request))
-    return NOTHING
+    await request.broker.delete_topic(request.caller, TOPIC.require(request))
+    return NO_CONTENT
 
 
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _changed(policy: Policy, changes: Any) -> Policy:
-    given = {
+def _apply_changes(policy: Policy, changes: Any) -> Policy:
+    """Return the policy with the fields that are set in `changes`."""
+    changed_fields = {
         name: value
         for name in changes.__struct_fields__
         if (value := getattr(changes, name)) is not UNSET
     }
-    return dataclasses.replace(policy, **given)
+    return dataclasses.replace(policy, **changed_fields)
 
 
-async def _description(
-    request: Request, topic: Topic, begin: int = 0, limit: int = LIMIT.default or 1
+async def _describe(
+    request: Request, topic: Topic, first_partition: int = 0, limit: int = LIMIT.default or 1
 ) -> TopicDescription:
     partitions = []
-    end = min(begin + limit, topic.partitions)
-    for partition in range(begin, end):
+    end = min(first_partition + limit, topic.partitions)
+    for partition in range(first_partition, end):
         key = PartitionKey(topic.id, partition)
         offsets = await request.broker.offsets(request.caller, key)
         partitions.append(PartitionOffsets(partition, offsets.first, offsets.next, offsets.stable))
     policy = TopicPolicy(*(getattr(topic.policy, name) for name in TopicPolicy.__struct_fields__))
-    more = end if end < topic.partitions else None
-    return TopicDescription(*_summary(request, topic), policy, partitions, more)
+    next_partition = end if end < topic.partitions else None
+    return TopicDescription(*_summary_fields(request, topic), policy, partitions, next_partition)
 
 
-def _summary(request: Request, topic: Topic) -> tuple[str, str, int, int, list[HeldBackShape]]:
+def _summary_fields(
+    request: Request, topic: Topic
+) -> tuple[str, str, int, int, list[HeldBackShape]]:
     # Skip the first field, the topic's name, which the summary already has.
-    held = [HeldBackShape(*each[1:]) for each in request.broker.held_back.all(topic.id)]
-    return topic.name, str(topic.id), topic.partitions, topic.created_ms, held
+    held_back = [HeldBackShape(*each[1:]) for each in request.broker.held_back.all(topic.id)]
+    return topic.name, str(topic.id), topic.partitions, topic.created_ms, held_back
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -258,9 +262,9 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics",
         handler=list_topics,
-        about="List topics by name, a page at a time.",
+        description="List topics by name, a page at a time.",
         parameters=(AFTER, LIMIT),
-        answers={200: Answer("A page of topics.", TopicPage)},
+        responses={200: ResponseInfo("A page of topics.", TopicPage)},
     ),
     Operation(
         name="createTopic",
@@ -268,9 +272,9 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/topics",
         handler=create_topic,
-        about="Create a topic.",
+        description="Create a topic.",
         body=NEW_TOPIC,
-        answers={201: Answer("It is there, and will be after a crash.", TopicDescription)},
+        responses={201: ResponseInfo("The topic is created durably.", TopicDescription)},
         errors=(IllegalTopicName, InvalidPolicy, TopicExists, LimitReached, StoreReadOnly),
     ),
     Operation(
@@ -279,10 +283,11 @@ OPERATIONS: Final = (
         method="PUT",
         path="/v1/topics/{topic}",
         handler=use_topic,
-        about="Describe a topic, and create it with the broker's defaults if it is not there, as "
-        "its first message would. A broker that creates no topics by their first use refuses that.",
+        description="Describe a topic; create it with the broker's defaults if it does not exist, "
+        "as its first message would. A broker that does not create topics on first use refuses "
+        "that.",
         parameters=(TOPIC,),
-        answers={200: Answer("The topic.", TopicDescription)},
+        responses={200: ResponseInfo("The topic.", TopicDescription)},
         errors=(IllegalTopicName, UnknownTopic, LimitReached, StoreReadOnly),
     ),
     Operation(
@@ -291,9 +296,9 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/topics/{topic}",
         handler=describe_topic,
-        about="Describe a topic: its policy, and its partitions with their offsets.",
+        description="Describe a topic: its policy, and its partitions with their offsets.",
         parameters=(TOPIC, FROM_PARTITION, LIMIT),
-        answers={200: Answer("The topic.", TopicDescription)},
+        responses={200: ResponseInfo("The topic.", TopicDescription)},
         errors=(UnknownTopic,),
     ),
     Operation(
@@ -302,10 +307,10 @@ OPERATIONS: Final = (
         method="PATCH",
         path="/v1/topics/{topic}",
         handler=alter_topic,
-        about="Change a topic's policy, or give it more partitions.",
+        description="Change a topic's policy, or give it more partitions.",
         parameters=(TOPIC,),
         body=CHANGES,
-        answers={200: Answer("The topic as it is now.", TopicDescription)},
+        responses={200: ResponseInfo("The topic after the change.", TopicDescription)},
         errors=(UnknownTopic, InvalidPolicy, LimitReached, StoreReadOnly),
     ),
     Operation(
@@ -314,9 +319,9 @@ OPERATIONS: Final = (
         method="DELETE",
         path="/v1/topics/{topic}",
         handler=delete_topic,
-        about="Delete a topic, with all that it holds and all its subscriptions.",
+        description="Delete a topic with all its messages and subscriptions.",
         parameters=(TOPIC,),
-        answers={204: Answer("It is gone.")},
+        responses={204: ResponseInfo("The topic is deleted.")},
         errors=(UnknownTopic, StoreReadOnly),
     ),
 )

@@ -19,7 +19,7 @@ from quackmq.archive.parquet.rows import RowsWriter
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
-from quackmq.protocols.http.v1.archive import range_of
+from quackmq.protocols.http.v1.archive import parse_range
 from tests.kit.tables import each
 from tests.protocols.http.v1.serving import CALLER, Answered, Client, Serving, serving
 
@@ -291,9 +291,9 @@ def test_only_names_that_are_listed_are_files(api: Client, archived: str, name: 
 def test_a_range_is_one_of_bytes_that_are_there(header: str | None, wanted: object) -> None:
     if wanted == 416:
         with pytest.raises(HttpFailure):
-            range_of(header, 10)
+            parse_range(header, 10)
     else:
-        assert range_of(header, 10) == wanted
+        assert parse_range(header, 10) == wanted
 
 
 # --- replacing -----------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_topic_made_anew_is_not_read_by_who_names_the_former_id(
     served.run(served.broker.delete_topic(CALLER, topic))
     append(served, topic, [b"new"])
     detail = api.get(path_of(topic, f"offset=0&topic_id={former}")).problem(404, "unknown_topic")
-    assert "made anew" in detail
+    assert "created again" in detail
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ async def test_connections_come_in_pages(tmp_path: Path) -> None:
 
 
 async def test_of_many_topics_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "CONNECTION_TOPICS_TOLD", 2)
+    monkeypatch.setattr(http_limits, "CONNECTION_TOPICS_LISTED", 2)
     async with listing() as listed:
         await listed.running.publisher("donald", "1", "2", "3")
         (only,) = (await listed.page())["connections"]

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 from quackmq.protocols.http import v1
 from quackmq.protocols.http.errors import STATUSES
-from quackmq.protocols.http.v1.openapi import TAGS, document
+from quackmq.protocols.http.v1.openapi import TAGS, make_document
 from tests.kit.tables import each
 from tests.protocols.http.v1.serving import Client
 
-DOCUMENT = document(v1.OPERATIONS)
+DOCUMENT = make_document(v1.OPERATIONS)
 OPERATIONS = {
     (method.upper(), path): operation
     for path, methods in DOCUMENT["paths"].items()

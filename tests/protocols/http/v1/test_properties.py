@@ -18,9 +18,9 @@ from quackmq.model.topic import Topic
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.types import Request
-from quackmq.protocols.http.v1.events import next_offsets, place_token
-from quackmq.protocols.http.v1.messages import published, stored
-from quackmq.protocols.http.v1.operations import encoded
+from quackmq.protocols.http.v1.events import encode_event_id, parse_event_id
+from quackmq.protocols.http.v1.messages import parse_messages, to_stored_message
+from quackmq.protocols.http.v1.operations import encode_json
 from quackmq.protocols.http.v1.publishing import PARTITION
 from quackmq.records.batch import NO_TIMESTAMP, Record
 
@@ -41,7 +41,7 @@ def records_in(body: bytes, content_type: str = "application/json") -> list[Reco
     nobody: Any = None
     headers = [(b"content-type", content_type.encode())]
     request = Request(nobody, Caller(), "POST", "/", {}, b"", headers, body, nobody)
-    return published(request, PARTITION)[0]
+    return parse_messages(request, PARTITION)[0]
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4))
@@ -49,7 +49,7 @@ def test_what_is_read_can_be_published_again_as_it_is(records: list[Record]) -> 
     fields = ("value", "value_base64", "key", "key_base64", "headers")
     messages = []
     for record in records:
-        read = json.loads(encoded(stored(Message("id", "ducks", 0, record))))
+        read = json.loads(encode_json(to_stored_message(Message("id", "ducks", 0, record))))
         messages.append({name: read[name] for name in fields if name in read})
     together = json.dumps({"messages": messages}).encode()
     lines = "\n".join(map(json.dumps, messages)).encode()
@@ -78,17 +78,17 @@ def test_any_content_type_is_known_or_refused(content_type: str) -> None:
 @given(st.lists(OFFSETS, min_size=2, max_size=http_limits.HTTP_EVENT_PARTITIONS), st.integers(0, 3))
 def test_an_events_id_tells_where_to_go_on_in_every_partition(offsets: list[int], new: int) -> None:
     topic = topic_of(len(offsets) + new)
-    token = place_token(topic.id, offsets)
+    token = encode_event_id(topic.id, offsets)
     expected = dict(enumerate([*offsets, *[0] * new]))
-    assert next_offsets(token, topic, None) == expected
-    assert next_offsets(token, topic, 1) == {1: offsets[1]}
+    assert parse_event_id(token, topic, None) == expected
+    assert parse_event_id(token, topic, 1) == {1: offsets[1]}
 
 
 @given(st.integers(0, 4), st.integers(0, 2**63 - 2))
 def test_a_messages_id_tells_where_to_go_on_in_its_partition(partition: int, offset: int) -> None:
     topic = topic_of(5)
     token = message_id(topic.id, RecordPosition(partition, offset))
-    assert next_offsets(token, topic, partition) == {partition: offset + 1}
+    assert parse_event_id(token, topic, partition) == {partition: offset + 1}
 
 
 @given(
@@ -97,7 +97,7 @@ def test_a_messages_id_tells_where_to_go_on_in_its_partition(partition: int, off
 )
 def test_any_other_text_is_refused_as_an_events_id(token: str) -> None:
     with pytest.raises(InvalidMessageId):
-        next_offsets(token, topic_of(3), None)
+        parse_event_id(token, topic_of(3), None)
 
 
 @given(st.lists(OFFSETS, min_size=2, max_size=5), st.data())
@@ -105,10 +105,10 @@ def test_an_id_that_was_changed_is_refused_or_of_the_same_topic(
     offsets: list[int], data: st.DataObject
 ) -> None:
     topic = topic_of(5)
-    token = place_token(topic.id, offsets)
+    token = encode_event_id(topic.id, offsets)
     cut = token[: data.draw(st.integers(0, len(token) - 1))]
     try:
-        found = next_offsets(cut, topic, None)
+        found = parse_event_id(cut, topic, None)
     except InvalidMessageId:
         return
     assert set(found) == set(range(5))

@@ -225,12 +225,12 @@ def test_a_numbered_message_is_taken_once_r2(api: Client, topic: str) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b'{"value": NaN}', "no JSON"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"value": NaN}', "not valid JSON"),
         (b'{"value": "\xff"}', "UTF-8"),
         (b'{"value": ["\xff"]}', "UTF-8"),
-        (b'{"value": "\\ud800"}', "no JSON"),
+        (b'{"value": "\\ud800"}', "not valid JSON"),
         (b'{"value": ' + b"[" * 100_000, "nested"),
         (b"{}", "neither value nor value_base64"),
         (b'{"value": 1, "value_base64": ""}', "both value and value_base64"),

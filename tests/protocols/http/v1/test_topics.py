@@ -164,7 +164,7 @@ def test_a_deleted_topic_is_gone_and_one_made_anew_is_another(api: Client, topic
         ("limit=%2B5", "limit"),
         ("limit=", "limit"),
         ("limit=" + "9" * 500, "limit"),
-        ("limt=5", "no parameter 'limt' here; there are after, limit"),
+        ("limt=5", "unknown parameter 'limt'; allowed parameters: after, limit"),
         ("limit=1&limit=2", "twice"),
         ("after=%ff", "UTF-8"),
     ],
