@@ -29,13 +29,13 @@ from quackmq.errors import InternalError
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")
 _IO_EVENT: Final = struct.Struct("<QQqq")
 _FDATASYNC: Final = 3
-_TELLS_BY_EVENT_DESCRIPTOR: Final = 1
+_NOTIFY_BY_EVENTFD: Final = 1
 
 #: Called on the loop with the error of a sync, or None.
 Synced = Callable[[OSError | None], None]
 
 
-class _Numbers(NamedTuple):
+class _SystemCallNumbers(NamedTuple):
     """The system calls' numbers; the C library has no functions for them."""
 
     setup: int
@@ -44,36 +44,39 @@ class _Numbers(NamedTuple):
     events: int
 
 
-_NUMBERS: Final = {"x86_64": _Numbers(206, 207, 209, 208), "aarch64": _Numbers(0, 1, 2, 4)}
+_NUMBERS: Final = {
+    "x86_64": _SystemCallNumbers(setup=206, destroy=207, submit=209, events=208),
+    "aarch64": _SystemCallNumbers(setup=0, destroy=1, submit=2, events=4),
+}
 
 
 class KernelSync:
     """Runs one sync at a time. Not thread-safe: call from the event loop."""
 
-    def __init__(self, numbers: _Numbers, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, numbers: _SystemCallNumbers, loop: asyncio.AbstractEventLoop) -> None:
         """Raises OSError if the system does not have these calls, or forbids them."""
         self._numbers = numbers
         self._loop = loop
         # None of these calls blocks, so none releases the interpreter's lock.
-        self._call = ctypes.PyDLL(None, use_errno=True).syscall
-        self._call.restype = ctypes.c_long
+        self._syscall = ctypes.PyDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
         self._system_call(
             ctypes.c_long(numbers.setup), ctypes.c_long(1), ctypes.byref(self._context)
         )
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        loop.add_reader(self._event, self._ended)
-        self._done: Synced | None = None
-        self._request = ctypes.create_string_buffer(_IOCB.size)
-        self._answer = ctypes.create_string_buffer(_IO_EVENT.size)
+        loop.add_reader(self._event, self._on_event)
+        self._on_done: Synced | None = None
+        self._request_buffer = ctypes.create_string_buffer(_IOCB.size)
+        self._event_buffer = ctypes.create_string_buffer(_IO_EVENT.size)
         # The arguments are built once: building them costs more than the calls.
         one = ctypes.c_long(1)
-        requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
-        at_once = (ctypes.c_long * 2)(0, 0)
-        self._submit = (ctypes.c_long(numbers.submit), self._context, one, requests)
-        self._take = (
+        requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request_buffer))
+        no_wait = (ctypes.c_long * 2)(0, 0)
+        self._submit_arguments = (ctypes.c_long(numbers.submit), self._context, one, requests)
+        self._get_events_arguments = (
             *(ctypes.c_long(numbers.events), self._context, one, one),
-            *(self._answer, at_once),
+            *(self._event_buffer, no_wait),
         )
 
     @classmethod
@@ -89,41 +92,41 @@ class KernelSync:
     def begin(self, descriptor: int, done: Synced) -> bool:
         """Start a sync, one at a time. Return whether the system accepted it; `done` is called when
         it ends."""
-        if self._done is not None:
+        if self._on_done is not None:
             raise InternalError("a sync was started while another one was running")
         _IOCB.pack_into(
-            self._request,
+            self._request_buffer,
             0,
             *(0, 0, 0, _FDATASYNC, 0, descriptor, 0, 0, 0, 0),
-            _TELLS_BY_EVENT_DESCRIPTOR,
+            _NOTIFY_BY_EVENTFD,
             self._event,
         )
         try:
-            self._system_call(*self._submit)
+            self._system_call(*self._submit_arguments)
         except OSError:
             return False
-        self._done = done
+        self._on_done = done
         return True
 
-    def _ended(self) -> None:
+    def _on_event(self) -> None:
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
             return  # nothing has ended
-        done, self._done = self._done, None
+        done, self._on_done = self._on_done, None
         if done is None:
             raise InternalError("a sync ended that was never started")
-        done(self._outcome())
+        done(self._read_result())
 
-    def _outcome(self) -> OSError | None:
+    def _read_result(self) -> OSError | None:
         """Return the error of the sync that ended, or None. An unknown result counts as failed."""
         try:
-            count = self._system_call(*self._take)
+            count = self._system_call(*self._get_events_arguments)
         except OSError as error:
             return error
         if count != 1:
             return OSError(errno.EIO, "the system did not report the result of a sync")
-        _, _, result, _ = _IO_EVENT.unpack(self._answer)
+        _, _, result, _ = _IO_EVENT.unpack(self._event_buffer)
         return OSError(-result, os.strerror(-result)) if result else None
 
     def close(self) -> None:
@@ -133,7 +136,7 @@ class KernelSync:
         os.close(self._event)
 
     def _system_call(self, *arguments: object) -> int:
-        result: int = self._call(*arguments)
+        result: int = self._syscall(*arguments)
         if result < 0:
             number = ctypes.get_errno() or errno.EIO
             raise OSError(number, os.strerror(number))

@@ -23,22 +23,24 @@ from quackmq.disk import limits
 
 
 class LoopSyncPolicy:
-    __slots__ = ("_asked_s", "_has_seen", "_used_s", "_waits_from")
+    __slots__ = ("_last_query_s", "_has_observed_sync", "_last_cpu_s", "_may_wait_from_s")
 
     def __init__(self) -> None:
-        self._has_seen = False
-        self._waits_from = 0.0
-        self._asked_s = 0.0
-        self._used_s = 0.0
+        self._has_observed_sync = False
+        self._may_wait_from_s = 0.0
+        self._last_query_s = 0.0
+        self._last_cpu_s = 0.0
 
-    def took(self, seconds: float, now_s: float) -> None:
+    def record_duration(self, seconds: float, now_s: float) -> None:
         """Record how long a sync took; `now_s` is `time.monotonic`."""
-        self._has_seen = True
+        self._has_observed_sync = True
         if seconds > limits.LOOP_SYNC_MS / 1000:
-            self._waits_from = max(self._waits_from, now_s + limits.LOOP_SYNC_PAUSE * seconds)
+            self._may_wait_from_s = max(
+                self._may_wait_from_s, now_s + limits.LOOP_SYNC_PAUSE * seconds
+            )
 
     def may_wait(self, now_s: float) -> bool:
-        asked_s, used_s = self._asked_s, self._used_s
-        self._asked_s, self._used_s = now_s, time.thread_time()
-        is_idle = 2 * (self._used_s - used_s) <= now_s - asked_s
-        return is_idle and self._has_seen and now_s >= self._waits_from
+        last_query_s, last_cpu_s = self._last_query_s, self._last_cpu_s
+        self._last_query_s, self._last_cpu_s = now_s, time.thread_time()
+        is_idle = 2 * (self._last_cpu_s - last_cpu_s) <= now_s - last_query_s
+        return is_idle and self._has_observed_sync and now_s >= self._may_wait_from_s

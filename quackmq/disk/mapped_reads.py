@@ -70,7 +70,7 @@ class MappedFiles:
 
     def _open(self, file: Hashable, descriptor: int, length: int, position: int) -> _Window | None:
         start = position - position % self.window_bytes
-        end = min(start + 2 * self.window_bytes, self._size_of(descriptor))
+        end = min(start + 2 * self.window_bytes, self._file_size(descriptor))
         if position + length > end:
             return None
         mapped = self._map(descriptor, start, end)
@@ -87,7 +87,7 @@ class MappedFiles:
         with self._lock:
             self._windows.pop(file, None)
 
-    def _size_of(self, descriptor: int) -> int:
+    def _file_size(self, descriptor: int) -> int:
         return os.fstat(descriptor).st_size
 
     def _map(self, descriptor: int, start: int, end: int) -> mmap.mmap:

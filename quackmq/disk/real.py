@@ -33,7 +33,7 @@ from quackmq.records.batch import Buffer
 T = TypeVar("T")
 Lane = Literal["flush", "checkpoint", "read", "archive"]
 #: Called on the loop with a function's result and its exception; one of them is None.
-Ended = Callable[[Any, Any], None]
+ResultCallback = Callable[[Any, Any], None]
 
 _READ_THREADS = 2
 #: Only Linux can read without waiting for the device; elsewhere the loop itself reads nothing.
@@ -43,12 +43,13 @@ _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 class File(disk.File, Protocol):
     """`disk.File`, and reads in place."""
 
-    def cached(self, length: int, position: int) -> bool:
+    def is_cached(self, length: int, position: int) -> bool:
         """Return whether reading this range now would very likely not wait for the device."""
 
     def view(self, length: int, position: int) -> memoryview | None:
-        """Return the bytes of `read_some` in place, for a range that is `cached` and that is no
-        longer written. None if an ordinary read is better, or would raise. Call from the loop."""
+        """Return the bytes of `read_some` in place, for a range for which `is_cached` is true
+        and that is no longer written. Return None if an ordinary read is better, or would raise.
+        Call from the loop."""
 
 
 class Disk(disk.Disk, Protocol):
@@ -65,28 +66,28 @@ class Disk(disk.Disk, Protocol):
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T: ...
 
-    def run_here(self, function: Callable[[], None]) -> None:
+    def run_on_loop(self, function: Callable[[], None]) -> None:
         """Run a function on the loop: small writes, which the system usually accepts at once."""
 
     @property
-    def is_prompt(self) -> bool:
-        """Whether such writes are still fast, as recent calls of `run_here` showed."""
+    def is_fast_on_loop(self) -> bool:
+        """Whether such writes are still fast, as recent calls of `run_on_loop` showed."""
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
         """Sync a file outside the loop with the least overhead, one at a time; call `done` on the
-        loop. If, as far as is known, nothing else waits for the loop (`alone`), the loop may sync
+        loop. With `allow_blocking` nothing else is known to wait for the loop, so the loop may sync
         by itself; then `done` has been called when this returns."""
 
     def close(self) -> None: ...
 
 
 class RealFile:
-    __slots__ = ("_probe", "_windows", "descriptor")
+    __slots__ = ("_probe", "_mapped_files", "descriptor")
 
-    def __init__(self, descriptor: int, windows: MappedFiles | None = None) -> None:
+    def __init__(self, descriptor: int, mapped_files: MappedFiles | None = None) -> None:
         self.descriptor = descriptor
         self._probe = bytearray(1)
-        self._windows = windows
+        self._mapped_files = mapped_files
 
     def write_some(self, data: Buffer, position: int) -> int:
         return os.pwrite(self.descriptor, data, position)
@@ -94,10 +95,10 @@ class RealFile:
     def read_some(self, length: int, position: int) -> bytes:
         return os.pread(self.descriptor, length, position)
 
-    def cached(self, length: int, position: int) -> bool:
-        return self._byte_cached(position) and self._byte_cached(position + length - 1)
+    def is_cached(self, length: int, position: int) -> bool:
+        return self._is_byte_cached(position) and self._is_byte_cached(position + length - 1)
 
-    def _byte_cached(self, position: int) -> bool:
+    def _is_byte_cached(self, position: int) -> bool:
         if _NOWAIT is None:
             return False
         try:
@@ -107,9 +108,9 @@ class RealFile:
         return True
 
     def view(self, length: int, position: int) -> memoryview | None:
-        if self._windows is None:
+        if self._mapped_files is None:
             return None
-        return self._windows.view(self, self.descriptor, length, position)
+        return self._mapped_files.view(self, self.descriptor, length, position)
 
     def sync(self) -> None:
         sync_data(self.descriptor)
@@ -121,8 +122,8 @@ class RealFile:
         os.ftruncate(self.descriptor, size)
 
     def close(self) -> None:
-        if self._windows is not None:
-            self._windows.forget(self)
+        if self._mapped_files is not None:
+            self._mapped_files.forget(self)
         os.close(self.descriptor)
 
 
@@ -133,14 +134,14 @@ class RealDisk:
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
         self._root = root
         self._read_only = read_only
-        self._lanes: dict[Lane, _Worker] = {}
+        self._lanes: dict[Lane, _LaneThreads] = {}
         #: When the loop may write again after the system delayed a write.
-        self._prompt_from = 0.0
-        self._windows = MappedFiles()
-        self._patience = LoopSyncPolicy()
+        self._loop_writes_from_s = 0.0
+        self._mapped_files = MappedFiles()
+        self._loop_sync_policy = LoopSyncPolicy()
         self._kernel: KernelSync | None = None
-        self._asked_kernel = False
-        self._locks: list[int] = []
+        self._has_opened_kernel = False
+        self._lock_descriptors: list[int] = []
 
     def location(self, path: str) -> str:
         return os.path.abspath(self._path(path))
@@ -153,7 +154,7 @@ class RealDisk:
             self._check_writable(path)
         mode = os.O_RDONLY if self._read_only else os.O_RDWR
         flags = mode | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(os.open(self._path(path), flags, 0o640), self._windows)
+        return RealFile(os.open(self._path(path), flags, 0o640), self._mapped_files)
 
     def make_directory(self, path: str) -> None:
         self._check_writable(path)
@@ -207,10 +208,10 @@ class RealDisk:
         self._flock(descriptor, fcntl.LOCK_SH)
 
     def _flock(self, descriptor: int, operation: int) -> None:
-        if not _flocked(descriptor, operation):
+        if not _try_flock(descriptor, operation):
             # Tools that read the directory share the lock and leave the last broker's process id in
             # the file. So the id is that of the holder only if the lock cannot be shared.
-            has_readers = operation == fcntl.LOCK_EX and _flocked(descriptor, fcntl.LOCK_SH)
+            has_readers = operation == fcntl.LOCK_EX and _try_flock(descriptor, fcntl.LOCK_SH)
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             if has_readers:
@@ -219,7 +220,7 @@ class RealDisk:
                 reason = f"in use by a broker (process {holder}): stop it first"
             other = ", or choose another directory" if operation == fcntl.LOCK_EX else ""
             raise StoreLocked(f"{self._root} is {reason}{other}")
-        self._locks.append(descriptor)
+        self._lock_descriptors.append(descriptor)
 
     def _check_writable(self, path: str) -> None:
         if self._read_only:
@@ -233,85 +234,85 @@ class RealDisk:
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._worker(lane).submit(function, partial(_finish, future))
+        self._lane_threads(lane).submit(function, partial(_resolve, future))
         return await future
 
-    def run_here(self, function: Callable[[], None]) -> None:
-        began = time.monotonic()
+    def run_on_loop(self, function: Callable[[], None]) -> None:
+        started_s = time.monotonic()
         function()
-        ended = time.monotonic()
-        if ended - began > limits.LOOP_WRITE_MS / 1000:
-            self._prompt_from = ended + limits.LOOP_WRITE_PAUSE_MS / 1000
+        ended_s = time.monotonic()
+        if ended_s - started_s > limits.LOOP_WRITE_MS / 1000:
+            self._loop_writes_from_s = ended_s + limits.LOOP_WRITE_PAUSE_MS / 1000
 
     @property
-    def is_prompt(self) -> bool:
-        return time.monotonic() >= self._prompt_from
+    def is_fast_on_loop(self) -> bool:
+        return time.monotonic() >= self._loop_writes_from_s
 
-    def _worker(self, lane: Lane) -> _Worker:
-        worker = self._lanes.get(lane)
-        if worker is None:
-            threads = _READ_THREADS if lane == "read" else 1
+    def _lane_threads(self, lane: Lane) -> _LaneThreads:
+        threads = self._lanes.get(lane)
+        if threads is None:
+            count = _READ_THREADS if lane == "read" else 1
             niceness = limits.ARCHIVE_NICENESS if lane == "archive" else 0
-            worker = self._lanes[lane] = _Worker(lane, threads, niceness)
-        return worker
+            threads = self._lanes[lane] = _LaneThreads(lane, count, niceness)
+        return threads
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
         if not isinstance(file, RealFile):
             raise InternalError(f"{file} is not a file of this disk")
-        began = time.monotonic()
-        if alone and self._patience.may_wait(began):
-            self._sync_here(file, done, began)
+        started_s = time.monotonic()
+        if allow_blocking and self._loop_sync_policy.may_wait(started_s):
+            self._sync_on_loop(file, done, started_s)
             return
 
-        def ended(error: OSError | None) -> None:
-            now = time.monotonic()
-            self._patience.took(now - began, now)
+        def on_synced(error: OSError | None) -> None:
+            ended_s = time.monotonic()
+            self._loop_sync_policy.record_duration(ended_s - started_s, ended_s)
             done(error)
 
-        if not self._asked_kernel:
-            self._kernel, self._asked_kernel = KernelSync.open(), True
-        if self._kernel is None or not self._kernel.begin(file.descriptor, ended):
-            self._worker("flush").submit(file.sync, lambda _, error: ended(error))
+        if not self._has_opened_kernel:
+            self._kernel, self._has_opened_kernel = KernelSync.open(), True
+        if self._kernel is None or not self._kernel.begin(file.descriptor, on_synced):
+            self._lane_threads("flush").submit(file.sync, lambda _, error: on_synced(error))
 
-    def _sync_here(self, file: RealFile, done: Synced, began: float) -> None:
+    def _sync_on_loop(self, file: RealFile, done: Synced, started_s: float) -> None:
         failure: OSError | None = None
         try:
             file.sync()
         except OSError as error:
             failure = error
-        now = time.monotonic()
-        self._patience.took(now - began, now)
+        ended_s = time.monotonic()
+        self._loop_sync_policy.record_duration(ended_s - started_s, ended_s)
         done(failure)
 
     def close(self) -> None:
-        for worker in self._lanes.values():
-            worker.stop()
+        for threads in self._lanes.values():
+            threads.stop()
         self._lanes.clear()
         if self._kernel is not None:
             self._kernel.close()
-        for descriptor in self._locks:
+        for descriptor in self._lock_descriptors:
             os.close(descriptor)
-        self._locks.clear()
+        self._lock_descriptors.clear()
 
 
-class _Worker:
+class _LaneThreads:
     """Threads that run functions from one queue. Leaner than concurrent.futures, whose hand-over
     costs as much as a small sync. Callers await each function, which bounds the queue."""
 
-    def __init__(self, name: str, threads: int, niceness: int = 0) -> None:
+    def __init__(self, name: str, count: int, niceness: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
         self._niceness = niceness
-        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Ended] | None]
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], ResultCallback] | None]
         self._queue = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quackmq-{name}-{number}", daemon=True)
-            for number in range(threads)
+            for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, function: Callable[[], object], ended: Ended) -> None:
-        self._queue.put((function, ended))
+    def submit(self, function: Callable[[], object], on_result: ResultCallback) -> None:
+        self._queue.put((function, on_result))
 
     def stop(self) -> None:
         for _ in self._threads:
@@ -321,27 +322,28 @@ class _Worker:
 
     def _work(self) -> None:
         if self._niceness:
-            _be_nice(self._niceness)
+            _lower_priority(self._niceness)
         while (job := self._queue.get()) is not None:
-            function, ended = job
+            function, on_result = job
             try:
                 result, error = function(), None
             except BaseException as raised:  # passed to the caller that waits for the result
                 result, error = None, raised
-            self._loop.call_soon_threadsafe(ended, result, error)
-            del job, function, ended, result, error  # so that an idle thread keeps no buffers alive
+            self._loop.call_soon_threadsafe(on_result, result, error)
+            # An idle thread must not keep buffers alive.
+            del job, function, on_result, result, error
 
 
-def _be_nice(niceness: int) -> None:
+def _lower_priority(niceness: int) -> None:
     """Make the system prefer other threads to this one, where priorities are per thread."""
     if sys.platform == "linux":  # elsewhere this would change the whole process
         thread = threading.get_native_id()
         with suppress(OSError):  # some sandboxes forbid it; the thread then keeps its priority
-            present = os.getpriority(os.PRIO_PROCESS, thread)
-            os.setpriority(os.PRIO_PROCESS, thread, present + niceness)
+            priority = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, priority + niceness)
 
 
-def _flocked(descriptor: int, operation: int) -> bool:
+def _try_flock(descriptor: int, operation: int) -> bool:
     """Lock the file unless another process holds it; return whether it is locked."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
@@ -350,7 +352,7 @@ def _flocked(descriptor: int, operation: int) -> bool:
     return True
 
 
-def _finish(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+def _resolve(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is not None:

@@ -493,7 +493,7 @@ class _Plan:
         self._next_offset = partition.next_offset
         self._held: list[_Held] = []
         self._producers: dict[int, Producer] = {}
-        self._steps: list[TransactionBoundary] = []
+        self._boundaries: list[TransactionBoundary] = []
 
     def add(self, batch: Batch, now_ms: int) -> AppendResult:
         base_offset = self._next_offset
@@ -512,7 +512,7 @@ class _Plan:
                     repeated=True,
                 )
             if batch.attributes & TRANSACTION_FLAGS:
-                self._note_step(batch, outcome, base_offset, now_ms)
+                self._note_boundary(batch, outcome, base_offset, now_ms)
             self._producers.pop(batch.producer_id, None)
             self._producers[batch.producer_id] = outcome
         data = bytearray(batch.view)
@@ -522,20 +522,20 @@ class _Plan:
         self._held.append(_Held(view, base_offset, self._next_offset, batch.max_timestamp, now_ms))
         return AppendResult(base_offset, self._next_offset, now_ms, first_offset)
 
-    def _note_step(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
+    def _note_boundary(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
         if not batch.is_control and state.transaction_offset != base_offset:
             return  # it continues an open transaction
         if not batch.is_control:
-            opened = sum(step.marker is None for step in self._steps)
+            opened = sum(boundary.marker is None for boundary in self._boundaries)
             check_room(self._key, len(self._partition.transactions.open) + opened)
-        self._steps.append(read_boundary(batch, base_offset, now_ms))
+        self._boundaries.append(read_boundary(batch, base_offset, now_ms))
 
     def carry_out(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
-        for step in self._steps:
-            partition.aborted += partition.transactions.apply(step)
-            open_transactions.apply(self._key, step)
+        for boundary in self._boundaries:
+            partition.aborted += partition.transactions.apply(boundary)
+            open_transactions.apply(self._key, boundary)
         for producer_id, state in self._producers.items():
             partition.producers.pop(producer_id, None)  # to be inserted last, as `expired` needs
             partition.producers[producer_id] = state

@@ -116,7 +116,7 @@ async def test_no_log_is_read_when_the_room_is_used_up(home: Home) -> None:
     first, second = [await home.filled(name, [VALUE]) for name in ("geese", "swans")]
     reads = [Read(first, 0, PLENTY_BYTES), Read(second, 0, PLENTY_BYTES), Read(second, 9, 1)]
     reading: list[PartitionKey] = []
-    reader = home.store.inner._engine.reader  # type: ignore[attr-defined]
+    reader = home.store.inner._committer.reader  # type: ignore[attr-defined]
     real = reader.read
 
     async def noted(log, *bounds):  # type: ignore[no-untyped-def]

@@ -120,7 +120,7 @@ async def test_an_epoch_never_ends_before_what_is_archived_of_it(home: Home) -> 
         for value in (b"a", b"b"):
             await append_values(home.store, key, value)
         home.disk.close()  # as a crash: the next one to open is another leader
-        home.store.inner._engine.files.close()  # type: ignore[attr-defined]
+        home.store.inner._committer.files.close()  # type: ignore[attr-defined]
         await home.open()
     epoch = (await home.store.offsets(key)).epoch
     ends = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]

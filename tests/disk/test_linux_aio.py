@@ -87,7 +87,7 @@ async def test_a_sync_of_which_the_system_tells_nothing_has_failed(
 
 
 async def test_a_wake_up_for_nothing_ends_no_sync(kernel: KernelSync, descriptor: int) -> None:
-    kernel._ended()
+    kernel._on_event()
     assert await ended(kernel, descriptor) is None
     kernel.close()
 
@@ -127,7 +127,7 @@ async def test_where_the_system_does_not_do_it_a_thread_does(tmp_path: Path, kno
     }
     future: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     with patches[known]:
-        disk.sync_soon(file, future.set_result, alone=False)
+        disk.sync_soon(file, future.set_result, allow_blocking=False)
     async with asyncio.timeout(DEADLINE_S):
         assert await future is None
     file.close()

@@ -39,7 +39,7 @@ def test_the_loop_waits_for_no_disk_of_which_nothing_was_seen(used_s: mock.Mock)
 
 def test_an_idle_loop_waits_for_a_quick_disk(used_s: mock.Mock) -> None:
     patience = LoopSyncPolicy()
-    patience.took(QUICK_S, 10.0)
+    patience.record_duration(QUICK_S, 10.0)
     assert patience.may_wait(11.0)
     used_s.return_value = 0.4
     assert patience.may_wait(12.0)
@@ -47,7 +47,7 @@ def test_an_idle_loop_waits_for_a_quick_disk(used_s: mock.Mock) -> None:
 
 def test_a_loop_that_others_need_does_not_wait(used_s: mock.Mock) -> None:
     patience = LoopSyncPolicy()
-    patience.took(QUICK_S, 10.0)
+    patience.record_duration(QUICK_S, 10.0)
     assert patience.may_wait(11.0)
     used_s.return_value = 0.6
     assert not patience.may_wait(12.0)
@@ -56,8 +56,8 @@ def test_a_loop_that_others_need_does_not_wait(used_s: mock.Mock) -> None:
 
 def test_behind_a_slow_sync_the_loop_waits_for_none_for_a_while(used_s: mock.Mock) -> None:
     patience = LoopSyncPolicy()
-    patience.took(SLOW_S, 10.0)
-    patience.took(QUICK_S, 10.0)
+    patience.record_duration(SLOW_S, 10.0)
+    patience.record_duration(QUICK_S, 10.0)
     assert not patience.may_wait(10.0 + PAUSE_S * 0.9)
     assert patience.may_wait(10.0 + PAUSE_S * 1.1)
 
@@ -69,13 +69,13 @@ class PatientDisk(RealDisk):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._patience = mock.Mock()
-        self._patience.may_wait.return_value = True
+        self._loop_sync_policy = mock.Mock()
+        self._loop_sync_policy.may_wait.return_value = True
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
-        self.here += alone
-        self.beside += not alone
-        super().sync_soon(file, done, alone)
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
+        self.here += allow_blocking
+        self.beside += not allow_blocking
+        super().sync_soon(file, done, allow_blocking)
 
 
 async def open_patient(tmp_path: Path) -> tuple[LocalStore, PatientDisk]:

@@ -290,9 +290,12 @@ class _Check:
         ranges = []
         for name, rows in self._extents().items():
             for extent in extents.decode(rows):
-                low, high = max(start, extent.at), min(end, extent.at + extent.length)
+                low, high = (
+                    max(start, extent.pack_position),
+                    min(end, extent.pack_position + extent.length),
+                )
                 if extent.pack == number and low < high:
-                    shift = extent.position - extent.at
+                    shift = extent.position - extent.pack_position
                     ranges.append((name, low + shift, high + shift))
         return ranges
 

@@ -202,25 +202,25 @@ class SimulatedDisk:
         result: T = await job.future
         return result
 
-    def run_here(self, function: Callable[[], None]) -> None:
+    def run_on_loop(self, function: Callable[[], None]) -> None:
         function()
 
     def location(self, path: str) -> str:
         return f"/simulated/{path}"
 
     @property
-    def is_prompt(self) -> bool:
+    def is_fast_on_loop(self) -> bool:
         return self._source.random() < 0.9
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
         self._check_alive()
         assert isinstance(file, SimulatedFile)
         if self._kernel.is_busy:
             self.misuses.append(f"a sync of {file.path} was begun while another one was under way")
             raise InternalError("a sync was begun while another one was on its way")
-        if alone and self._source.random() < 0.5:
+        if allow_blocking and self._source.random() < 0.5:
             self.machine.counts["syncs on the loop"] += 1
-            self._sync_here(file, done)
+            self._sync_on_loop(file, done)
             return
         if self._faults.kernel_syncs and self._source.random() >= self._faults.kernel_refusals:
             self._begin_kernel_sync(file, done)
@@ -245,7 +245,7 @@ class SimulatedDisk:
         if self._source.random() < self._faults.crash_in_kernel_sync:
             raise self._end_here(f"a sync by the kernel: {what}")
 
-    def _sync_here(self, file: File, done: Synced) -> None:
+    def _sync_on_loop(self, file: File, done: Synced) -> None:
         failure: OSError | None = None
         try:
             file.sync()
@@ -462,7 +462,7 @@ class SimulatedFile:
                 self._disk.machine.counts["short reads"] += 1
             return bytes(self.node.cache[position : position + length])
 
-    def cached(self, length: int, position: int) -> bool:
+    def is_cached(self, length: int, position: int) -> bool:
         self._disk._check_alive()
         return self._disk._source.random() < 0.5
 

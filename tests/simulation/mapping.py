@@ -74,7 +74,7 @@ class SimulatedWindows(MappedFiles):
         self.window_bytes = source.choice((1_024, 4_096, 16_384))
         self.is_supported = source.random() < 0.9
 
-    def _size_of(self, descriptor: int) -> int:
+    def _file_size(self, descriptor: int) -> int:
         return self._files[descriptor].mapped_size()
 
     def _map(self, descriptor: int, start: int, end: int) -> mmap.mmap:

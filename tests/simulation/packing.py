@@ -61,7 +61,7 @@ def _counted_append(counts: Counts) -> Callable[[Packs, list[Run]], None]:
 
 
 def _counted_joined(counts: Counts) -> Callable[[Packs, Run], Run]:
-    joined = Packs._joined
+    joined = Packs._join_with_extents
 
     def counted(packs: Packs, run: Run) -> Run:
         result = joined(packs, run)
@@ -72,7 +72,7 @@ def _counted_joined(counts: Counts) -> Callable[[Packs, Run], Run]:
 
 
 def _counted_content(counts: Counts) -> Callable[[Packs, Iterable[Any]], list[bytes] | None]:
-    content = Packs._content
+    content = Packs._read_extents
 
     def counted(packs: Packs, some: Iterable[Any]) -> list[bytes] | None:
         result = content(packs, some)
@@ -128,8 +128,8 @@ def _counted_leftover(counts: Counts) -> Callable[[Packs, str], None]:
 
 _COUNTED: Final[dict[str, Callable[[Counts], Any]]] = {
     "_append": _counted_append,
-    "_joined": _counted_joined,
-    "_content": _counted_content,
+    "_join_with_extents": _counted_joined,
+    "_read_extents": _counted_content,
     "move": _counted_move,
     "_emptiest": _counted_emptiest,
     "remove_packs": _counted_remove,

@@ -47,7 +47,7 @@ def test_an_acknowledgement_before_the_sync_is_caught() -> None:
     def no_sync(journal: Journal) -> None:
         """Returns at once, and the caller believes that the frame is on disk."""
 
-    def no_sync_soon(journal: Journal, done: Synced, alone: bool) -> None:
+    def no_sync_soon(journal: Journal, done: Synced, allow_blocking: bool) -> None:
         done(None)
 
     with (
@@ -75,8 +75,8 @@ def test_an_offset_given_out_twice_is_caught() -> None:
         begin(*arguments)  # type: ignore[arg-type]
         [recovered] = [each for each in arguments if isinstance(each, Recovered)]
         for log in recovered.logs.values():
-            if log.end > log.first_offset + 1:
-                log.end -= 1
+            if log.end_offset > log.first_offset + 1:
+                log.end_offset -= 1
 
     with mock.patch.object(opening, "_begin_run", begin_one_too_low):
         assert_caught("had batch")
@@ -94,7 +94,7 @@ def test_a_producer_forgotten_by_recovery_is_caught() -> None:
     def forget(log: PartitionLog, batch: ProducerBatch) -> None:
         """What is durable of a producer is not remembered."""
 
-    with mock.patch.object(PartitionLog, "_remember", forget):
+    with mock.patch.object(PartitionLog, "_store_producer", forget):
         assert_caught("it is there twice", "was refused: UnknownProducer")
 
 

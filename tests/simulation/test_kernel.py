@@ -29,7 +29,7 @@ def written(disk: SimulatedDisk) -> SimulatedFile:
 
 def begin(disk: SimulatedDisk, file: SimulatedFile) -> asyncio.Future[OSError | None]:
     ended: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-    disk.sync_soon(file, ended.set_result, alone=False)
+    disk.sync_soon(file, ended.set_result, allow_blocking=False)
     assert not ended.done()
     return ended
 

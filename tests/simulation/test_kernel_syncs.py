@@ -13,7 +13,7 @@ from quackmq.disk.linux_aio import Synced
 from quackmq.disk.mapped_reads import MappedFiles
 from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.files.journal import Journal, Place
+from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.platter import Counts
@@ -77,32 +77,34 @@ def test_an_acknowledgement_when_the_sync_begins_is_caught() -> None:
     begin = Committer._begin_cycle
     sync_soon = Journal.sync_soon
 
-    def begin_cycle(engine: Committer) -> None:
-        gathered = engine.gathering.take()
+    def begin_cycle(committer: Committer) -> None:
+        pending_commit = committer.commit_queue.pop()
 
-        def begin_and_answer(journal: Journal, done: Synced, alone: bool) -> None:
-            sync_soon(journal, done, alone)
-            for future, result in gathered.units:
+        def begin_and_answer(journal: Journal, done: Synced, allow_blocking: bool) -> None:
+            sync_soon(journal, done, allow_blocking)
+            for future, result in pending_commit.callers:
                 if not future.done():
                     future.set_result(result)
 
         with (
-            mock.patch.object(engine.gathering, "take", return_value=gathered),
+            mock.patch.object(committer.commit_queue, "pop", return_value=pending_commit),
             mock.patch.object(Journal, "sync_soon", begin_and_answer),
         ):
-            begin(engine)
+            begin(committer)
 
     with mock.patch.object(Committer, "_begin_cycle", begin_cycle):
         assert_caught(*LOST)
 
 
 def test_an_error_of_a_kernel_sync_that_is_ignored_is_caught() -> None:
-    end_quick = Committer._end_quick
+    end_quick = Committer._finish_loop_write
 
-    def ignore(engine: Committer, cycle: Cycle, place: Place, error: OSError | None) -> None:
-        end_quick(engine, cycle, place, None)
+    def ignore(
+        committer: Committer, cycle: Cycle, location: JournalLocation, error: OSError | None
+    ) -> None:
+        end_quick(committer, cycle, location, None)
 
-    with mock.patch.object(Committer, "_end_quick", ignore):
+    with mock.patch.object(Committer, "_finish_loop_write", ignore):
         assert_caught(*LOST)
 
 
@@ -113,42 +115,44 @@ class Hasty:
         self._cycles: dict[Committer, list[Cycle]] = {}
         self._begin = Committer._begin_cycle
 
-    def begin_cycle(self, engine: Committer) -> None:
-        gathered = engine.gathering.take()
-        cycle = Cycle(gathered, engine.options.journal_inline_bytes, engine._frame_inline_bytes)
-        self._write(engine, cycle)
+    def begin_cycle(self, committer: Committer) -> None:
+        pending_commit = committer.commit_queue.pop()
+        cycle = Cycle(
+            pending_commit, committer.options.journal_inline_bytes, committer._frame_inline_bytes
+        )
+        self._write(committer, cycle)
 
-    def _write(self, engine: Committer, cycle: Cycle) -> None:
-        place = engine._journal.reserve(cycle.frame_bytes)
-        if place is None or not engine._is_quick(cycle, place):
-            if engine in self._cycles:  # in order, at least
-                engine._loop.call_later(0.0001, self._write, engine, cycle)
+    def _write(self, committer: Committer, cycle: Cycle) -> None:
+        location = committer._journal.reserve(cycle.frame_bytes)
+        if location is None or not committer._may_write_on_loop(cycle, location):
+            if committer in self._cycles:  # in order, at least
+                committer._loop.call_later(0.0001, self._write, committer, cycle)
             else:
-                engine._flushing = asyncio.create_task(engine._flush(cycle))
+                committer._flush_task = asyncio.create_task(committer._flush(cycle))
             return
-        engine.disk.run_here(lambda: engine._write(cycle, place, (), sync=False))
-        engine._journal.advance(place, cycle.frame_bytes)
-        if engine in self._cycles:
-            engine._journal._unsynced.clear()
-            self._cycles[engine].append(cycle)
+        committer.disk.run_on_loop(lambda: committer._write(cycle, location, (), sync=False))
+        committer._journal.advance(location, cycle.frame_bytes)
+        if committer in self._cycles:
+            committer._journal._unsynced.clear()
+            self._cycles[committer].append(cycle)
         else:
-            self._cycles[engine] = [cycle]
-            engine._journal.sync_soon(lambda error: self._end(engine, error), False)
-        engine._go_on()
+            self._cycles[committer] = [cycle]
+            committer._journal.sync_soon(lambda error: self._end(committer, error), False)
+        committer._begin_next_cycle()
 
-    def _end(self, engine: Committer, error: OSError | None) -> None:
-        for cycle in self._cycles.pop(engine):
+    def _end(self, committer: Committer, error: OSError | None) -> None:
+        for cycle in self._cycles.pop(committer):
             if error is not None:
-                engine._give_up(cycle.gathered, error)
+                committer._fail_cycle(cycle.pending_commit, error)
             else:
-                engine._commit(cycle)
+                committer._commit(cycle)
 
 
 def test_a_frame_written_during_a_kernel_sync_and_counted_as_covered_is_caught() -> None:
     hasty = Hasty()
 
-    def begin_cycle(engine: Committer) -> None:
-        hasty.begin_cycle(engine)
+    def begin_cycle(committer: Committer) -> None:
+        hasty.begin_cycle(committer)
 
     with mock.patch.object(Committer, "_begin_cycle", begin_cycle):
         assert_caught(*LOST)

@@ -87,7 +87,7 @@ def assert_caught(simulation: Callable[[int], Counts], *promises: str, first: in
 
 def test_a_state_that_is_shown_before_it_is_durable_is_caught() -> None:
     async def latest(store: LocalStore, key: str) -> State:
-        return store._engine.latest.state(key)
+        return store._committer.latest.state(key)
 
     with mock.patch.object(LocalStore, "state", latest):
         assert_caught(together, "state shared/")
@@ -95,7 +95,7 @@ def test_a_state_that_is_shown_before_it_is_durable_is_caught() -> None:
 
 def test_a_cursor_that_is_shown_before_it_is_durable_is_caught() -> None:
     async def latest(store: LocalStore, *which: object) -> object:
-        return store._engine.latest.cursors(*which)  # type: ignore[arg-type]
+        return store._committer.latest.cursors(*which)  # type: ignore[arg-type]
 
     with mock.patch.object(LocalStore, "cursors", latest):
         assert_caught(together, "cursor shared", first=8)
@@ -107,7 +107,7 @@ def test_a_swap_that_does_not_compare_is_caught() -> None:
     async def put(store: LocalStore, key: str, value: bytes | None, version: int) -> State:
         if not key.startswith("shared/"):
             return await put_state(store, key, value, version)
-        present = store._engine.latest.state(key).version
+        present = store._committer.latest.state(key).version
         found = await put_state(store, key, value, present)
         return found._replace(version=version + 1 if value is not None else 0)
 

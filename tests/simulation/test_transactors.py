@@ -11,7 +11,7 @@ from quackmq.model.log_transactions import Marker, TransactionBoundary
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.records.batch import Batch
 from quackmq.stores.local import committed_reads as committed
-from quackmq.stores.local.files.segment import Entries, Segment
+from quackmq.stores.local.files.segment import PendingEntries, Segment
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.reads import Pieces
 from tests.simulation.platter import Counts
@@ -72,12 +72,12 @@ def assert_caught(*promises: str) -> None:
 
 
 def test_an_aborted_transaction_that_is_forgotten_is_caught() -> None:
-    def one_too_few(entries: Entries) -> None:
+    def one_too_few(entries: PendingEntries) -> None:
         written(entries)
-        entries.segment.aborted -= bool(entries.aborted)
+        entries.segment.aborted_count -= bool(entries.aborted)
 
-    written = Entries.written
-    with mock.patch.object(Entries, "written", one_too_few):
+    written = PendingEntries.mark_written
+    with mock.patch.object(PendingEntries, "mark_written", one_too_few):
         assert_caught("as committed, which are", "as aborted, which are")
 
 
@@ -92,13 +92,15 @@ def test_an_open_transaction_that_recovery_forgets_is_caught() -> None:
 
 
 def test_a_marker_that_is_not_replayed_is_caught() -> None:
-    follow = PartitionLog._follow
+    apply_boundary = PartitionLog._apply_boundary
 
-    def follow_beginnings(log: PartitionLog, step: TransactionBoundary, segment: Segment) -> None:
-        if step.marker is not Marker.COMMIT:
-            follow(log, step, segment)
+    def follow_beginnings(
+        log: PartitionLog, boundary: TransactionBoundary, segment: Segment
+    ) -> None:
+        if boundary.marker is not Marker.COMMIT:
+            apply_boundary(log, boundary, segment)
 
-    with mock.patch.object(PartitionLog, "_follow", follow_beginnings):
+    with mock.patch.object(PartitionLog, "_apply_boundary", follow_beginnings):
         assert_caught("is stable up to")
 
 

@@ -273,7 +273,7 @@ class Truth:
             return
         if wrong := manifests.broken_rule(present):
             raise Violation(f"{key}: {wrong}")
-        log = store.inner._engine.logs[key]  # type: ignore[attr-defined]
+        log = store.inner._committer.logs[key]  # type: ignore[attr-defined]
         if present.files and log.first_offset != present.next_offset:
             raise Violation(
                 f"the archive ends at {present.next_offset}, the log: {log.first_offset}"

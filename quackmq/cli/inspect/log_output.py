@@ -40,7 +40,7 @@ from quackmq.stores.local.files.journal import slot_path
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.inspect.directory import FrameAt, Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind
-from quackmq.stores.local.inspect.segments import Held
+from quackmq.stores.local.inspect.segments import StoredBatch
 from quackmq.stores.local.inspect.verify import Tally, Verification
 from quackmq.stores.local.partition_log import PartitionLog
 
@@ -104,7 +104,7 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
                 str(log.key.partition),
                 str(log.first_offset),
                 str(log.stable_offset),
-                str(log.readable),
+                str(log.high_watermark),
                 str(log.size),
                 str(len(log.segments)),
                 str(topic.id) if first else "",
@@ -133,7 +133,7 @@ def _as_json(inspection: Inspection) -> dict[str, Any]:
                         "partition": log.key.partition,
                         "first_offset": log.first_offset,
                         "stable_offset": log.stable_offset,
-                        "next_offset": log.readable,
+                        "next_offset": log.high_watermark,
                         "bytes": log.size,
                         "segments": len(log.segments),
                         "open_transactions": [
@@ -180,7 +180,7 @@ def dump(
     left = limit
     for topic, log in _wanted(inspection, wanted):
         name = f"{topic.name}:{log.key.partition}"
-        for found in inspection.contents.batches(log, start):
+        for found in inspection.segments.batches(log, start):
             if left == 0:
                 return damaged
             if isinstance(found, Finding):
@@ -215,7 +215,7 @@ def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, P
     yield found, inspection.logs[PartitionKey(found.id, int(number))]
 
 
-def _batch_line(held: Held) -> str:
+def _batch_line(held: StoredBatch) -> str:
     batch = held.batch
     parts = [
         f"offsets {batch.base_offset} to {batch.next_offset - 1}",
@@ -309,13 +309,13 @@ def _entry_line(inspection: Inspection, entry: Entry) -> str:
                 f"{_partition(inspection, descriptor.key)} offsets {descriptor.base_offset} to "
                 f"{descriptor.next_offset - 1}, {descriptor.length} bytes for "
                 f"{path}:{descriptor.position}, at {moment(descriptor.append_time_ms)}"
-                f"{''.join(map(_step_text, descriptor.steps))}"
+                f"{''.join(map(_boundary_text, descriptor.boundaries))}"
             )
 
 
-def _step_text(step: TransactionBoundary) -> str:
-    what = "begins" if step.marker is None else f"{step.marker.name.lower()}s"
-    return f", {step.offset} {what} a transaction of producer {step.producer_id}"
+def _boundary_text(boundary: TransactionBoundary) -> str:
+    what = "begins" if boundary.marker is None else f"{boundary.marker.name.lower()}s"
+    return f", {boundary.offset} {what} a transaction of producer {boundary.producer_id}"
 
 
 def _partition(inspection: Inspection, key: PartitionKey) -> str:

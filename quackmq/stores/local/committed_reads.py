@@ -23,7 +23,7 @@ from quackmq.stores import limits
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import Segment, load_aborted
 from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.reads import Pieces, Reader, reading
+from quackmq.stores.local.reads import Pieces, Reader, storage_errors
 
 _BASE_OFFSET: Final = struct.Struct(">q")
 _first_offset: Final = attrgetter("first_offset")
@@ -46,12 +46,12 @@ class CommittedReader:
         """Read as `Reader.read` does, up to the current stable offset, which is taken first: more
         undecided batches may be appended during the read."""
         end_offset = log.stable_offset
-        if end_offset <= offset <= log.readable:
+        if end_offset <= offset <= log.high_watermark:
             return (), ()
         pieces = await self._reader.read(log, offset, max_bytes, first_max_bytes)
-        if log.readable > end_offset:
+        if log.high_watermark > end_offset:
             pieces = _before(pieces, end_offset)
-        if not pieces or log.last_aborted < offset:
+        if not pieces or log.last_aborted_offset < offset:
             return pieces, ()
         aborted = await self._aborted_in(log, offset, _last_offset(pieces))
         if offset < log.first_offset:
@@ -66,23 +66,23 @@ class CommittedReader:
     ) -> tuple[AbortedTransaction, ...]:
         aborted: list[AbortedTransaction] = []
         for segment in log.segments_from(first):
-            if not segment.aborted and not segment.aborted_pending:
+            if not segment.aborted_count and not segment.pending_aborted:
                 continue
             try:
                 written = await self._written(segment)
             except FileNotFoundError as error:
-                if log.deleted:
+                if log.is_deleted:
                     raise UnknownTopic(f"topic {log.key.topic_id} was deleted") from None
                 if segment not in log.segments:
                     continue  # trimmed while the file was being opened
                 raise DamagedData(
                     f"{error.filename}: the file is missing, so the aborted transactions there are "
                     "unknown; restore it from a backup",
-                    log.beyond(segment),
+                    log.offset_after(segment),
                 ) from error
             except DamagedData as damage:
-                raise DamagedData(str(damage), log.beyond(segment)) from damage
-            for entries in (written, segment.aborted_pending):
+                raise DamagedData(str(damage), log.offset_after(segment)) from damage
+            for entries in (written, segment.pending_aborted):
                 found, is_last = find_aborted(entries, first, last)
                 aborted += found
                 if is_last:
@@ -92,7 +92,7 @@ class CommittedReader:
     async def _written(self, segment: Segment) -> bytes:
         """Return the entries in the segment's file."""
         while True:
-            count = segment.aborted
+            count = segment.aborted_count
             if not count:
                 return b""
             cached = self._cached.get(segment.aborted_path)
@@ -100,9 +100,11 @@ class CommittedReader:
                 self._cached.move_to_end(segment.aborted_path)
                 return cached
             load = partial(load_aborted, self._files, segment, count)
-            with reading(segment.aborted_path):
+            with storage_errors(segment.aborted_path):
                 entries = await self._disk.run(load, "read")
-            if segment.aborted == count:  # no checkpoint has moved entries into the file meanwhile
+            if (
+                segment.aborted_count == count
+            ):  # no checkpoint has moved entries into the file meanwhile
                 self._keep(segment.aborted_path, entries)
                 return entries
 

@@ -28,10 +28,10 @@ from quackmq.stores.local.files import checkpoint, packs
 from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import FORMAT_VERSION
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.files.journal import Place, slot_path
+from quackmq.stores.local.files.journal import JournalLocation, slot_path
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.orphans import Leftovers
+from quackmq.stores.local.orphans import OrphanFiles
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
 
 _logger = logging.getLogger("quackmq.store")
@@ -49,7 +49,7 @@ _BEGINNINGS: Final = {
 }
 
 
-async def open_engine(
+async def open_committer(
     disk: Disk, options: LocalOptions, now_ms: Callable[[], int]
 ) -> tuple[Committer, Meta]:
     if recovery.read_meta(disk) is None:
@@ -58,28 +58,28 @@ async def open_engine(
     if recovery.read_meta(disk) is None:
         _make(disk, options)
     recovered = recovery.recover(disk, options)
-    clean = recovered.standing.clean
+    clean = recovered.header.clean
     if not clean:
         _logger.info(
             "the store was not closed cleanly: %d frames replayed, %d discarded",
-            recovered.frames,
-            recovered.abandoned,
+            recovered.replayed_frames,
+            recovered.discarded_frames,
         )
     if recovered.meta.format < FORMAT_VERSION:
         # Before the first pack is written: an older program would not know it.
         replace_file(disk, META_PATH, recovered.meta.encode())
     _begin_run(disk, recovered)
-    leftovers = Leftovers(disk, recovered, clean=clean)
+    orphans = OrphanFiles(disk, recovered, clean=clean)
     # A number that no pack has, whether a checkpoint names it or not.
-    numbers = (*packs.listed(disk), *recovered.packed.sizes)
+    numbers = (*packs.list_packs(disk), *recovered.packed.sizes)
     recovered.first_pack = max(numbers, default=0) + 1
-    engine = Committer(disk, options, now_ms, recovered)
-    engine.housekeeping.write_recovered(recovered)
-    engine.index_all()
-    await engine.start()
-    if leftovers:
-        engine.sweep(leftovers)
-    return engine, recovered.meta
+    committer = Committer(disk, options, now_ms, recovered)
+    committer.checkpoint_writer.write_recovered(recovered)
+    committer.mark_all_logs_changed()
+    await committer.start()
+    if orphans:
+        committer.sweep(orphans)
+    return committer, recovered.meta
 
 
 def _check_new(disk: Disk) -> None:
@@ -110,12 +110,12 @@ def _make(disk: Disk, options: LocalOptions) -> None:
     disk.make_directory(JOURNAL_DIRECTORY)
     disk.make_directory(LOG_DIRECTORY)
     disk.sync_directory("")
-    start = Place(0, 0)
+    start = JournalLocation(0, 0)
     # The slot that a checkpoint names always exists, so that a missing one is noticed.
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
-    standing = CheckpointHeader(0, 0, True, options.sync, disk.boot_id(), 1, start)
-    replace_file(disk, checkpoint.PATH, checkpoint.encode(standing, Catalog().capture()))
+    header = CheckpointHeader(0, 0, True, options.sync, disk.boot_id(), 1, start)
+    replace_file(disk, checkpoint.PATH, checkpoint.encode(header, Catalog().capture()))
     meta = Meta(
         str(uuid.uuid4()),
         int.from_bytes(os.urandom(4), "little"),
@@ -128,12 +128,12 @@ def _make(disk: Disk, options: LocalOptions) -> None:
 def _begin_run(disk: Disk, recovered: Recovered) -> None:
     """Begin a new run, so that no old bytes are taken for new ones. Begin a new leader epoch if the
     end of the log may have been cut off. Skip offsets that a power cut may have lost."""
-    old = recovered.standing
+    old = recovered.header
     epoch = old.epoch if old.clean and old.run else old.epoch + 1
-    recovered.standing = replace(old, run=old.run + 1, epoch=epoch, clean=False)
+    recovered.header = replace(old, run=old.run + 1, epoch=epoch, clean=False)
     lost = not old.clean and old.sync != "always" and old.boot_id != disk.boot_id()
     for log in recovered.logs.values():
         log.epoch = epoch
         if lost:
-            log.readable += limits.UNSYNCED_OFFSETS
-            log.end = log.readable
+            log.high_watermark += limits.UNSYNCED_OFFSETS
+            log.end_offset = log.high_watermark

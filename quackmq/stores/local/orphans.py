@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
@@ -29,45 +29,46 @@ _TOPIC_DIRECTORY: Final = re.compile("[0-9a-f]{32}")
 _SEGMENT_FILE: Final = re.compile(r"(\d+)-(\d{20})\.(log|index|aborted)")
 
 
-class _Known(NamedTuple):
-    """The state of a partition when opened: its next offset, and its segments' base offsets."""
+class _OpenedPartition(NamedTuple):
+    """The next offset of a partition, and its segments' base offsets, when the store opened."""
 
-    end: int
-    bases: frozenset[int]
+    end_offset: int
+    base_offsets: frozenset[int]
 
 
-class Leftovers:
+class OrphanFiles:
     """The files that may be removed. The removals run in the checkpoint lane."""
 
     def __init__(self, disk: Disk, recovered: Recovered, *, clean: bool) -> None:
-        """For a store that was closed cleanly, only packs: its process may have ended before it
-        removed them."""
-        there = packs.listed(disk)
+        """List the files. After a clean close only packs can be left: the process may have ended
+        before it removed them."""
+        existing_packs = packs.list_packs(disk)
         self._disk = disk
-        self._packs = [number for number in there if number not in recovered.packed.sizes]
+        self._packs = [number for number in existing_packs if number not in recovered.packed.sizes]
         names = [] if clean else disk.list(LOG_DIRECTORY)
-        known: dict[str, dict[int, _Known]] = {
+        partitions_by_topic: dict[str, dict[int, _OpenedPartition]] = {
             name: {} for name in names if _TOPIC_DIRECTORY.fullmatch(name)
         }
         for key, log in recovered.logs.items():
-            partitions = known.get(key.topic_id.hex)
+            partitions = partitions_by_topic.get(key.topic_id.hex)
             if partitions is not None:
-                bases = frozenset(segment.base_offset for segment in log.segments)
-                partitions[key.partition] = _Known(log.end, bases)
-        self._directories = known
+                base_offsets = frozenset(segment.base_offset for segment in log.segments)
+                partitions[key.partition] = _OpenedPartition(log.end_offset, base_offsets)
+        #: The partitions that existed, by topic directory; none for a deleted topic.
+        self._directories = partitions_by_topic
 
     def __bool__(self) -> bool:
         return bool(self._packs or self._directories)
 
     async def sweep(self, files: Packs) -> None:
-        """Remove them. A failure is logged; the rest is removed after the next crash."""
+        """Remove the files. Log a failure; the rest is then removed after the next crash."""
         try:
             for pack in self._packs:
                 await self._run(partial(self._remove_pack, files, pack))
             names = list(self._directories)
-            for at in range(0, len(names), limits.SWEPT_AT_ONCE):
-                some = names[at : at + limits.SWEPT_AT_ONCE]
-                await self._run(partial(self._sweep_some, files, some))
+            for start in range(0, len(names), limits.SWEPT_AT_ONCE):
+                batch = names[start : start + limits.SWEPT_AT_ONCE]
+                await self._run(partial(self._sweep_directories, files, batch))
         except OSError as error:
             _logger.warning("unused files could not be removed: %s", error)
 
@@ -77,26 +78,23 @@ class Leftovers:
     def _remove_pack(self, files: Packs, pack: int) -> None:
         files.remove(packs.pack_path(pack))
 
-    def _sweep_some(self, files: Packs, names: Sequence[str]) -> None:
-        for name in names:
-            directory, partitions = f"{LOG_DIRECTORY}/{name}", self._directories[name]
-            found = self._disk.list(directory)
-            if partitions:
-                found = [each for each in found if _is_orphan(each, partitions)]
-            self._remove(files, (f"{directory}/{each}" for each in found))
+    def _sweep_directories(self, files: Packs, topics: Sequence[str]) -> None:
+        for topic in topics:
+            directory, partitions = f"{LOG_DIRECTORY}/{topic}", self._directories[topic]
+            for name in self._disk.list(directory):
+                if not partitions or _is_orphan(name, partitions):
+                    files.remove(f"{directory}/{name}")
             if not partitions:
                 with suppress(FileNotFoundError):
                     self._disk.remove(directory)
 
-    def _remove(self, files: Packs, paths: Iterable[str]) -> None:
-        for path in paths:
-            files.remove(path)
 
-
-def _is_orphan(name: str, partitions: dict[int, _Known]) -> bool:
-    found = _SEGMENT_FILE.fullmatch(name)
-    if found is None:
-        return False  # not ours
-    known = partitions.get(int(found[1]))
-    base_offset = int(found[2])
-    return known is not None and base_offset < known.end and base_offset not in known.bases
+def _is_orphan(name: str, partitions: dict[int, _OpenedPartition]) -> bool:
+    match = _SEGMENT_FILE.fullmatch(name)
+    if match is None:
+        return False  # not a file of the store
+    partition = partitions.get(int(match[1]))
+    base_offset = int(match[2])
+    if partition is None or base_offset >= partition.end_offset:
+        return False
+    return base_offset not in partition.base_offsets

@@ -1,9 +1,9 @@
 """A partition's log: owns its segments, assigns offsets and positions, knows what is durable.
 
 A batch goes through three steps. `accept` assigns its offset and copies it into a chunk that waits
-for the next flush cycle. `plan` assigns positions in the segments to the chunks of a cycle.
-`commit` makes a durable chunk visible to readers. Reads are planned here, from committed data, and
-carried out in segment.py.
+for the next flush cycle. `assign_positions` gives the chunks of a cycle their positions in the
+segments. `commit` makes a durable chunk visible to readers. Reads are planned here, from committed
+data, and carried out in segment.py.
 
 Not thread-safe: call from the event loop. Does no I/O.
 """
@@ -25,7 +25,7 @@ from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores import limits
 from quackmq.stores.local.files.format import CONTINUES, Descriptor, ProducerBatch, Region
-from quackmq.stores.local.files.segment import Plan, Segment
+from quackmq.stores.local.files.segment import ReadPlan, Segment
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.segment_sums import SealedSegments
 from quackmq.stores.local.tail import Chunk, PartitionTail
@@ -65,24 +65,24 @@ def keys_of(topic_id: uuid.UUID, logs: Mapping[PartitionKey, object]) -> list[Pa
 class PartitionLog:
     __slots__ = (
         "_options",
-        "_sealed",
-        "deleted",
-        "doomed",
-        "end",
+        "_sealed_sums",
+        "being_deleted",
+        "end_offset",
         "epoch",
         "first_offset",
         "flushed_crc",
-        "flying",
+        "high_watermark",
+        "in_flight",
+        "is_deleted",
         "key",
-        "last_aborted",
+        "last_aborted_offset",
         "pending",
         "producers",
-        "readable",
         "region_base",
         "region_bytes",
         "region_since_ms",
         "segments",
-        "submitted",
+        "submitted_producers",
         "tail",
         "transactions",
         "unwritten",
@@ -95,31 +95,31 @@ class PartitionLog:
         self.epoch = epoch
         #: Readers see [first_offset, readable); new batches get offsets from `end` on.
         self.first_offset = 0
-        self.readable = 0
-        self.end = 0
+        self.high_watermark = 0
+        self.end_offset = 0
         self.segments: list[Segment] = []
         #: Sums over the segments, if there are many.
-        self._sealed: SealedSegments | None = None
+        self._sealed_sums: SealedSegments | None = None
         #: Chunks that wait for the next flush cycle; None if there are none.
         self.pending: list[Chunk] | None = None
         self.tail = PartitionTail()
         #: Chunks that have a position and are not committed yet.
-        self.flying: Sequence[Chunk] = ()
+        self.in_flight: Sequence[Chunk] = ()
         #: Committed chunks that are not in their segments yet (write_back.py); None if there are
         #: none.
         self.unwritten: list[Chunk] | None = None
         #: Producers by id, the longest silent first: the durable state, and the submitted one.
         self.producers = _NO_PRODUCERS
-        self.submitted = _NO_PRODUCERS
+        self.submitted_producers = _NO_PRODUCERS
         #: The durable state.
         self.transactions = _NO_TRANSACTIONS
         #: The offset of the last marker that aborted a transaction; no later one did.
-        self.last_aborted = -1
+        self.last_aborted_offset = -1
         #: Waiting readers, and the data that each waits for.
         self.waiters = _NO_WAITERS
-        self.deleted = False
+        self.is_deleted = False
         #: Whether its topic is being deleted: no more batches are accepted.
-        self.doomed = False
+        self.being_deleted = False
         #: The region of the last planned chunk, if the next chunk may continue it: where it begins,
         #: its size, and when it began.
         self.region_base: int | None = None
@@ -147,7 +147,7 @@ class PartitionLog:
 
     def producer(self, producer_id: int) -> Producer | None:
         """Return the state of a producer, including batches that are not durable yet."""
-        return self.submitted.get(producer_id) or self.producers.get(producer_id)
+        return self.submitted_producers.get(producer_id) or self.producers.get(producer_id)
 
     def accept(
         self,
@@ -155,11 +155,11 @@ class PartitionLog:
         now_ms: int,
         producer: Producer | None,
         owned: bool,
-        step: TransactionBoundary | None = None,
+        boundary: TransactionBoundary | None = None,
     ) -> AppendResult:
         """Assign an offset to a checked batch and copy it. A large batch whose buffer was handed
         over is kept as it is."""
-        base_offset, size = self.end, batch.size
+        base_offset, size = self.end_offset, batch.size
         pending = self.pending
         if pending is None:
             pending = self.pending = []
@@ -180,37 +180,39 @@ class PartitionLog:
             position = len(chunk.data)
             chunk.data += batch.view
         stamp(chunk.data, position, base_offset, self.epoch)
-        self.end = base_offset + batch.last_offset_delta + 1
-        chunk.next_offset = self.end
+        self.end_offset = base_offset + batch.last_offset_delta + 1
+        chunk.next_offset = self.end_offset
         chunk.batches += 1
         if batch.max_timestamp > chunk.max_timestamp_ms:
             chunk.max_timestamp_ms = batch.max_timestamp
         if producer is not None:
-            if self.submitted is _NO_PRODUCERS:
-                self.submitted = {}
-            self.submitted[producer.producer_id] = producer
+            if self.submitted_producers is _NO_PRODUCERS:
+                self.submitted_producers = {}
+            self.submitted_producers[producer.producer_id] = producer
             if chunk.producers is None:
                 chunk.producers = {}
             chunk.producers[producer.producer_id] = producer
-            if step is not None:
-                if chunk.steps is None:
-                    chunk.steps = []
-                chunk.steps.append(step)
+            if boundary is not None:
+                if chunk.boundaries is None:
+                    chunk.boundaries = []
+                chunk.boundaries.append(boundary)
         # Faster than the class's constructor, which takes three times as long.
-        return _new_tuple(AppendResult, (base_offset, self.end, now_ms, self.first_offset, False))
+        return _new_tuple(
+            AppendResult, (base_offset, self.end_offset, now_ms, self.first_offset, False)
+        )
 
     # --- flush cycles -------------------------------------------------------------------------
 
-    def take_pending(self) -> list[Chunk]:
+    def pop_pending(self) -> list[Chunk]:
         """Remove and return the waiting chunks; later batches begin new ones."""
         taken, self.pending = self.pending, None
         return taken or []
 
-    def plan(self, chunks: list[Chunk]) -> None:
+    def assign_positions(self, chunks: list[Chunk]) -> None:
         """Assign positions to these chunks. They will be committed in this order."""
-        self.flying = chunks
+        self.in_flight = chunks
         for chunk in chunks:
-            self._place(chunk)
+            self._assign_position(chunk)
             if chunk.producers:
                 chunk.producer_batches = tuple(
                     ProducerBatch(producer.producer_id, producer.epoch, batch)
@@ -220,24 +222,24 @@ class PartitionLog:
                 )
                 chunk.producers = None
 
-    def _place(self, chunk: Chunk) -> None:
+    def _assign_position(self, chunk: Chunk) -> None:
         size = len(chunk.data)
         segment = self.segments[-1] if self.segments else None
         if segment is None or (
-            segment.planned and segment.planned + size > self._options.segment_bytes
+            segment.planned_bytes and segment.planned_bytes + size > self._options.segment_bytes
         ):
             segment = Segment(self.key, chunk.base_offset)
             self.segments.append(segment)
             self.region_base = None
         chunk.segment = segment
-        chunk.position = segment.planned
-        segment.planned += size
+        chunk.position = segment.planned_bytes
+        segment.planned_bytes += size
         if (
             self.region_base is not None
             and self.region_bytes < self._options.region_bytes
             and chunk.append_time_ms - self.region_since_ms < shared_limits.REGION_MS
         ):
-            chunk.continues = True
+            chunk.continues_region = True
             chunk.region_base = self.region_base
             self.region_bytes += size
         else:
@@ -251,7 +253,7 @@ class PartitionLog:
             Descriptor,
             (
                 self.key,
-                CONTINUES if chunk.continues else 0,
+                CONTINUES if chunk.continues_region else 0,
                 chunk.segment.base_offset,
                 chunk.position,
                 chunk.base_offset,
@@ -262,7 +264,7 @@ class PartitionLog:
                 chunk.region_crc,
                 self.epoch,
                 chunk.producer_batches,
-                () if chunk.steps is None else tuple(chunk.steps),
+                () if chunk.boundaries is None else tuple(chunk.boundaries),
             ),
         )
 
@@ -274,41 +276,41 @@ class PartitionLog:
             at = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
             self.segments[at - 1].seal()
         segment.extend(chunk)
-        self.readable = chunk.next_offset
+        self.high_watermark = chunk.next_offset
         for producer_id, epoch, batch in chunk.producers:
             known = self.producers.pop(producer_id, None)
-            self._remember(producers.replay(known, producer_id, epoch, batch))
-        for step in chunk.steps:
-            self._follow(step, segment)
-        if chunk.producers or chunk.steps:
+            self._store_producer(producers.replay(known, producer_id, epoch, batch))
+        for boundary in chunk.boundaries:
+            self._apply_boundary(boundary, segment)
+        if chunk.producers or chunk.boundaries:
             for forgotten in producers.expired_producers(self.producers, forget_before_ms):
                 del self.producers[forgotten]
 
-    def _remember(self, state: Producer) -> None:
+    def _store_producer(self, state: Producer) -> None:
         """Store it as the most recently active producer."""
         if self.producers is _NO_PRODUCERS:
             self.producers = {}
         self.producers[state.producer_id] = state
-        ahead = self.submitted.get(state.producer_id)
+        ahead = self.submitted_producers.get(state.producer_id)
         if (
             ahead is not None
             and ahead.batches[-1:] == state.batches[-1:]
             and ahead.epoch == state.epoch
             and ahead.transaction_offset == state.transaction_offset
         ):
-            del self.submitted[state.producer_id]  # it has no other batches in flight
+            del self.submitted_producers[state.producer_id]  # it has no other batches in flight
 
-    def _follow(self, step: TransactionBoundary, segment: Segment) -> None:
+    def _apply_boundary(self, boundary: TransactionBoundary, segment: Segment) -> None:
         if self.transactions is _NO_TRANSACTIONS:
             self.transactions = PartitionTransactions()
-        aborted = self.transactions.apply(step)
+        aborted = self.transactions.apply(boundary)
         if aborted:
             segment.add_aborted(aborted)
-            self.last_aborted = step.offset
-        producer_id, epoch, offset, append_time_ms, marker = step
+            self.last_aborted_offset = boundary.offset
+        producer_id, epoch, offset, append_time_ms, marker = boundary
         transaction_offset = offset if marker is None else producers.NO_TRANSACTION
         known = self.producers.pop(producer_id, None)
-        self._remember(
+        self._store_producer(
             producers.replay_transaction(
                 known, producer_id, epoch, transaction_offset, append_time_ms
             )
@@ -334,8 +336,8 @@ class PartitionLog:
     def stable_offset(self) -> int:
         """The offset before which every transaction is decided."""
         if not self.transactions.open:
-            return self.readable
-        return max(self.first_offset, self.transactions.stable(self.readable))
+            return self.high_watermark
+        return max(self.first_offset, self.transactions.stable(self.high_watermark))
 
     def segment_with_base(self, base_offset: int) -> Segment:
         """Return the segment with this base offset, nearly always the last one. Create it if it
@@ -368,14 +370,14 @@ class PartitionLog:
         return self.segments[max(at, 0) :]
 
     def needs_index(self, segment: Segment, offset: int) -> bool:
-        if not segment.indexed:
+        if not segment.indexed_count:
             return False
         pending_base = segment.pending_base
         return pending_base is None or offset < pending_base
 
     def plan_read(
         self, segment: Segment, index: bytes, offset: int, max_bytes: int, first_max_bytes: int
-    ) -> Plan | None:
+    ) -> ReadPlan | None:
         """Plan a read of regions of one segment; None if it has none from `offset` on. If there is
         a gap before the first region, that one may not be written yet."""
         regions: list[Region] = []
@@ -390,22 +392,22 @@ class PartitionLog:
             size += length
         if not regions:
             return None
-        return Plan(segment.path, tuple(regions), offset, max_bytes, first_max_bytes)
+        return ReadPlan(segment.path, tuple(regions), offset, max_bytes, first_max_bytes)
 
     def is_written(self, region: Region) -> bool:
         """Return whether the segment file contains the whole region."""
         return not self.unwritten or region.next_offset <= self.unwritten[0].base_offset
 
-    def can_spare(self, chunk: Chunk) -> bool:
+    def can_evict(self, chunk: Chunk) -> bool:
         """Return whether the tail may evict its oldest chunk here. A segment is read in whole
         regions, so all of the chunk's region must be in the file. The region must not grow any
         more, since later chunks of it would be only in the tail."""
         offset = chunk.base_offset
-        if not chunk.written:
+        if not chunk.is_written:
             return False
         if self.unwritten and self.unwritten[0].region_base <= offset:
             return False
-        if self.flying and self.flying[0].region_base <= offset:
+        if self.in_flight and self.in_flight[0].region_base <= offset:
             return False
         if self.region_base is not None and self.region_base <= offset:
             self.region_base = None
@@ -447,14 +449,14 @@ class PartitionLog:
         """The stored bytes, of whole segments."""
         known = self._count_sealed()
         size = sum(segment.size for segment in self.segments[known:])
-        return size + self._sealed.bytes_of(known, 0, known) if self._sealed else size
+        return size + self._sealed_sums.bytes_of(known, 0, known) if self._sealed_sums else size
 
-    def beyond(self, segment: Segment) -> int:
+    def offset_after(self, segment: Segment) -> int:
         """Return the first offset of the next segment, or the end. `segment` itself may have been
         trimmed."""
         at = bisect.bisect_right(self.segments, segment.base_offset, key=_base_offset)
         if at == len(self.segments) or not self.segments[at].size:
-            return self.readable
+            return self.high_watermark
         return self.segments[at].base_offset
 
     def bytes_between(self, first: int, next: int) -> int:
@@ -464,25 +466,25 @@ class PartitionLog:
         # The segments in between count as a whole.
         inner, inner_end = begin + 1, min(end - 1, self._count_sealed())
         total = 0
-        if self._sealed and inner < inner_end:
-            total = self._sealed.bytes_of(self._count_sealed(), inner, inner_end)
+        if self._sealed_sums and inner < inner_end:
+            total = self._sealed_sums.bytes_of(self._count_sealed(), inner, inner_end)
         else:
             inner = inner_end = end
         for number in (*range(begin, inner), *range(inner_end, end)):
             segment = self.segments[number]
-            stop = self.beyond(segment)
+            stop = self.offset_after(segment)
             low, high = max(first, segment.base_offset), min(next, stop)
             if segment.size and low < high:
                 total += segment.size * (high - low) // (stop - segment.base_offset)
         return total
 
-    def segment_since(self, time_ms: int, begin: int) -> Segment | None:
+    def segment_with_timestamp_since(self, time_ms: int, begin: int) -> Segment | None:
         """Return the first segment with a base offset of `begin` or more that has a record with
         this timestamp or a later one."""
         at = bisect.bisect_left(self.segments, begin, key=_base_offset)
         known = self._count_sealed()
-        if self._sealed and at < known:
-            found = self._sealed.first_since(known, at, time_ms)
+        if self._sealed_sums and at < known:
+            found = self._sealed_sums.first_since(known, at, time_ms)
             if found is not None:
                 return self.segments[found]
             at = known
@@ -499,13 +501,13 @@ class PartitionLog:
         return self.segments[at] if at < count else None
 
     def _count_sealed(self) -> int:
-        """Return how many segments, from the first on, `_sealed` knows: none if there are few."""
+        """Return how many of the first segments `_sealed_sums` covers: 0 if there are few."""
         if len(self.segments) < limits.FEW_SEGMENTS:
-            self._sealed = None
+            self._sealed_sums = None
             return 0
-        if self._sealed is None or self._sealed.is_stale(self.segments):
-            self._sealed = SealedSegments()
-        return self._sealed.follow(self.segments)
+        if self._sealed_sums is None or self._sealed_sums.is_stale(self.segments):
+            self._sealed_sums = SealedSegments()
+        return self._sealed_sums.follow(self.segments)
 
 
 def _bytes_from(region: Region, offset: int) -> int:

@@ -27,11 +27,11 @@ from quackmq.stores import limits
 from quackmq.stores.local.files.format import Region
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import (
-    Got,
-    Plan,
+    ReadPlan,
+    ReadResult,
     SealedRegions,
     Segment,
-    carry_out,
+    extract_batches,
     load_index,
     read,
 )
@@ -62,13 +62,13 @@ class Reader:
         UnknownTopic if the topic is deleted meanwhile."""
         while True:
             self.check_offset(log, offset)
-            if offset == log.readable:
+            if offset == log.high_watermark:
                 return ()
             first_offset = log.first_offset
             try:
-                pieces = await self._gather(log, offset, max_bytes, first_max_bytes)
+                pieces = await self._read_segments_and_tail(log, offset, max_bytes, first_max_bytes)
             except FileNotFoundError as error:
-                if log.deleted:
+                if log.is_deleted:
                     raise UnknownTopic(f"topic {log.key.topic_id} was deleted") from None
                 if log.first_offset > first_offset:
                     continue  # trimmed while the file was being opened
@@ -76,7 +76,7 @@ class Reader:
                 raise DamagedData(
                     f"{error.filename}: the file is missing, so offset {offset} and those after it "
                     "cannot be read; restore it from a backup",
-                    None if segment is None else log.beyond(segment),
+                    None if segment is None else log.offset_after(segment),
                 ) from error
             if pieces or log.first_offset <= offset:
                 return pieces
@@ -84,26 +84,26 @@ class Reader:
     @staticmethod
     def check_offset(log: PartitionLog, offset: int) -> None:
         """Raise OffsetOutOfRange if an offset is not in the log."""
-        if not log.first_offset <= offset <= log.readable:
+        if not log.first_offset <= offset <= log.high_watermark:
             raise OffsetOutOfRange(
-                f"offset {offset} is not between {log.first_offset} and {log.readable}"
+                f"offset {offset} is not between {log.first_offset} and {log.high_watermark}"
             )
 
-    async def _gather(
+    async def _read_segments_and_tail(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
         """Read segment after segment, then the tail, until there is enough or a read fails."""
         pieces: Pieces = ()
-        room = max_bytes
-        while (room > max_bytes // 2 or not pieces) and offset < log.readable:
+        remaining_bytes = max_bytes
+        while (remaining_bytes > max_bytes // 2 or not pieces) and offset < log.high_watermark:
             if log.tail.reaches(offset):
-                return pieces + log.tail.read(offset, room, first_max_bytes)
+                return pieces + log.tail.read(offset, remaining_bytes, first_max_bytes)
             segment = log.segment_for(offset)
             if segment is None:
                 break
             try:
-                index = await self._index(log, segment, offset)
-                plan = log.plan_read(segment, index, offset, room, first_max_bytes)
+                index = await self._load_index(log, segment, offset)
+                plan = log.plan_read(segment, index, offset, remaining_bytes, first_max_bytes)
                 if plan is not None and not log.is_written(plan.regions[0]):
                     # After a gap in the offsets: the tail begins after `offset`, at this region.
                     offset = plan.regions[0].base_offset
@@ -112,62 +112,66 @@ class Reader:
                             f"offset {offset} of {log.key} is neither in its segment nor in memory"
                         )
                     continue
-                got = Got((), True) if plan is None else await self._carry_out(plan)
+                result = ReadResult((), True) if plan is None else await self._read_regions(plan)
             except (StorageError, FileNotFoundError):
                 if pieces:
                     break  # the next read starts here and gets the error
                 raise
-            pieces += got.pieces
-            if not got.complete:
+            pieces += result.pieces
+            if not result.complete:
                 break
-            room -= sum(map(len, got.pieces))
+            remaining_bytes -= sum(map(len, result.pieces))
             first_max_bytes = 0 if pieces else first_max_bytes
-            offset = log.beyond(segment) if plan is None else plan.regions[-1].next_offset
+            offset = log.offset_after(segment) if plan is None else plan.regions[-1].next_offset
         return pieces
 
-    async def _carry_out(self, plan: Plan) -> Got:
+    async def _read_regions(self, plan: ReadPlan) -> ReadResult:
         try:
             return await self._read_plan(plan)
         except DamagedData as damage:
-            places = self._files.places(plan.path, plan.position, plan.position + plan.length)
-            if not places:
+            pack_ranges = self._files.describe_pack_ranges(
+                plan.path, plan.position, plan.position + plan.length
+            )
+            if not pack_ranges:
                 raise
-            raise DamagedData(f"{damage} (it lies in {places})", damage.next_offset) from damage
+            raise DamagedData(
+                f"{damage} (it lies in {pack_ranges})", damage.next_offset
+            ) from damage
 
-    async def _read_plan(self, plan: Plan) -> Got:
-        with reading(plan.path):
+    async def _read_plan(self, plan: ReadPlan) -> ReadResult:
+        with storage_errors(plan.path):
             with self._files.borrow(plan.path) as file:
-                if file.cached(plan.length, plan.position):
+                if file.is_cached(plan.length, plan.position):
                     view = file.view(plan.length, plan.position)
-                    return carry_out(plan, read(file, plan) if view is None else view)
-            return await self._disk.run(lambda: self._read_aside(plan), "read")
+                    return extract_batches(plan, read(file, plan) if view is None else view)
+            return await self._disk.run(lambda: self._read_in_lane(plan), "read")
 
-    def _read_aside(self, plan: Plan) -> Got:
+    def _read_in_lane(self, plan: ReadPlan) -> ReadResult:
         """Read in the read lane."""
         with self._files.borrow(plan.path) as file:
-            return carry_out(plan, read(file, plan))
+            return extract_batches(plan, read(file, plan))
 
-    def _beyond_index(self, log: PartitionLog, segment: Segment) -> int:
+    def _offset_after_index(self, log: PartitionLog, segment: Segment) -> int:
         """Return the first offset that can be found without the segment's index file."""
         pending = segment.pending_base
-        return log.beyond(segment) if pending is None else pending
+        return log.offset_after(segment) if pending is None else pending
 
-    async def _index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
+    async def _load_index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
         if not log.needs_index(segment, offset):
             return b""
-        known = self._indexes.get(segment.index_path)
-        if known is not None and known[0] == segment.indexed:
+        cached = self._indexes.get(segment.index_path)
+        if cached is not None and cached[0] == segment.indexed_count:
             self._indexes.move_to_end(segment.index_path)
-            return known[1]
+            return cached[1]
         while True:
-            indexed = segment.indexed
+            indexed = segment.indexed_count
             load = partial(load_index, self._files, segment, indexed)
             try:
-                with reading(segment.index_path):
+                with storage_errors(segment.index_path):
                     index = await self._disk.run(load, "read")
             except DamagedData as damage:
-                raise DamagedData(str(damage), self._beyond_index(log, segment)) from damage
-            if segment.indexed == indexed:
+                raise DamagedData(str(damage), self._offset_after_index(log, segment)) from damage
+            if segment.indexed_count == indexed:
                 break  # no checkpoint has moved entries into the file meanwhile
         self._indexes[segment.index_path] = (indexed, index)
         while len(self._indexes) > limits.CACHED_INDEXES:
@@ -183,10 +187,10 @@ class Reader:
     async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
         """Return the first batch whose greatest timestamp is `time_ms` or later."""
         begin = 0 if not log.segments else log.segments[0].base_offset
-        while (segment := log.segment_since(time_ms, begin)) is not None:
+        while (segment := log.segment_with_timestamp_since(time_ms, begin)) is not None:
             begin = segment.base_offset + 1
             async for region in self._regions_since(log, segment, time_ms):
-                found = await self._batch_since(log, region, time_ms)
+                found = await self._find_batch_since(log, region, time_ms)
                 if found is not None:
                     return found
         return None
@@ -208,9 +212,9 @@ class Reader:
                     max(region.base_offset, log.first_offset), max(region.first_append_ms, time_ms)
                 )
             # Damaged, or trimmed meanwhile.
-            behind = log.segment_for(log.beyond(segment))
-            is_last = behind is None or behind.base_offset <= segment.base_offset
-            segment = None if is_last else behind
+            following = log.segment_for(log.offset_after(segment))
+            is_last = following is None or following.base_offset <= segment.base_offset
+            segment = None if is_last else following
         return None
 
     async def least_bytes_between(self, log: PartitionLog, first: int, next: int) -> int:
@@ -220,11 +224,11 @@ class Reader:
         for segment in tuple(log.segments_from(first)):
             if next <= segment.base_offset:
                 break
-            if first <= segment.base_offset and log.beyond(segment) <= next:
+            if first <= segment.base_offset and log.offset_after(segment) <= next:
                 size += segment.size
                 continue
             try:
-                index = await self._index(log, segment, first)
+                index = await self._load_index(log, segment, first)
             except (DamagedData, FileNotFoundError):
                 continue  # a read there will report it
             size += sum(
@@ -247,15 +251,15 @@ class Reader:
             if not segment.size:
                 continue
             try:
-                index = await self._index(log, segment, first)
+                index = await self._load_index(log, segment, first)
             except (DamagedData, FileNotFoundError):
                 continue  # a read there will report it
-            wanted = takewhile(
+            regions = takewhile(
                 lambda region: region.base_offset < next, segment.regions(first, index)
             )
             times += [
                 OffsetTime(max(first, region.base_offset), region.first_append_ms)
-                for region in wanted
+                for region in regions
             ]
         tail_from = log.tail.first_offset
         if tail_from is None:
@@ -270,41 +274,41 @@ class Reader:
         self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> AsyncIterator[Region]:
         """Yield the regions of a segment that have a record with this timestamp or a later one."""
-        entries = await self._entries(log, segment)
+        entries = await self._sealed_regions(log, segment)
         if entries is None:
             return
-        open_, maxima = segment.open, self._maxima_of(segment, entries)
+        open_region, maxima = segment.open_region, self._update_maxima(segment, entries)
         number = maxima.first_at_least(time_ms, entries.first_with(log.first_offset))
         while number is not None:
             yield entries.region(number)
             number = maxima.first_at_least(time_ms, number + 1)
-        if open_ is not None and open_.max_timestamp_ms >= time_ms:
-            yield open_
+        if open_region is not None and open_region.max_timestamp_ms >= time_ms:
+            yield open_region
 
     async def _region_appended_since(
         self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> Region | None:
-        entries = await self._entries(log, segment)
+        entries = await self._sealed_regions(log, segment)
         if entries is None:
             return None
         number = max(entries.first_appended_since(time_ms), entries.first_with(log.first_offset))
         if number < len(entries):
             return entries.region(number)
-        last = segment.open
+        last = segment.open_region
         if last is None or last.last_append_ms < time_ms or last.next_offset <= log.first_offset:
             return None
         return last
 
-    async def _entries(self, log: PartitionLog, segment: Segment) -> SealedRegions | None:
+    async def _sealed_regions(self, log: PartitionLog, segment: Segment) -> SealedRegions | None:
         """Return the sealed regions of a segment; None if they are unknown, because the index is
         damaged, which a read there will report, or was trimmed meanwhile."""
         try:
-            index = await self._index(log, segment, segment.base_offset)
+            index = await self._load_index(log, segment, segment.base_offset)
         except (DamagedData, FileNotFoundError):
             return None
-        return SealedRegions(index, bytes(segment.pending))
+        return SealedRegions(index, bytes(segment.pending_regions))
 
-    def _maxima_of(self, segment: Segment, entries: SealedRegions) -> Maxima:
+    def _update_maxima(self, segment: Segment, entries: SealedRegions) -> Maxima:
         """Return the greatest timestamps of a segment's sealed regions; add those of regions that
         were sealed since the last call."""
         maxima = self._maxima.pop(segment.index_path, None)
@@ -317,7 +321,7 @@ class Reader:
             self._maxima.popitem(last=False)
         return maxima
 
-    async def _batch_since(
+    async def _find_batch_since(
         self, log: PartitionLog, region: Region, time_ms: int
     ) -> OffsetTime | None:
         offset = max(region.base_offset, log.first_offset)
@@ -337,7 +341,7 @@ class Reader:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def storage_errors(path: str) -> Iterator[None]:
     """Turn a device error into StorageError. It may be temporary, so it is not called damage. Let a
     missing file pass: it may have been trimmed meanwhile."""
     try:

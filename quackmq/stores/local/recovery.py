@@ -23,6 +23,7 @@ from crc32c import crc32c
 from quackmq.disk.interface import read_all, read_file
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
+from quackmq.model.log_transactions import OpenTransactions
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
 from quackmq.stores.local.files import checkpoint
@@ -40,7 +41,7 @@ from quackmq.stores.local.files.format import (
     entries,
 )
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
-from quackmq.stores.local.files.journal import Damage, Place, Scan, slot_path
+from quackmq.stores.local.files.journal import Damage, JournalLocation, Scan, slot_path
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
@@ -92,7 +93,7 @@ class Reference(NamedTuple):
 class Recovered:
     meta: Meta
     #: As in the last checkpoint, except for the journal's end.
-    standing: CheckpointHeader
+    header: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     packed: Packed = NOTHING_PACKED
@@ -101,15 +102,30 @@ class Recovered:
     writes: list[SegmentWrite] = field(default_factory=list)
     #: Bytes in the segments that may be only in the page cache: if a sync failed before the broker
     #: stopped, the system may call them written although they are not. They are written again.
-    doubtful: list[Reference] = field(default_factory=list)
+    unsynced_references: list[Reference] = field(default_factory=list)
     #: Segments whose files replayed frames refer to. A killed process may not have synced its
     #: writes there, nor the files' names.
-    touched: set[str] = field(default_factory=set)
+    referenced_paths: set[str] = field(default_factory=set)
     #: Segments that were trimmed, or deleted with their topic.
-    gone: list[Segment] = field(default_factory=list)
-    frames: int = 0
+    removed_segments: list[Segment] = field(default_factory=list)
+    replayed_frames: int = 0
     #: Frames after the end that were never acknowledged as synced.
-    abandoned: int = 0
+    discarded_frames: int = 0
+
+    def open_transactions(self) -> OpenTransactions:
+        """Return the transactions that are open in any partition."""
+        transactions = OpenTransactions()
+        for log in self.logs.values():
+            for producer_id, first_offset in log.transactions.open.items():
+                transactions.add(log.key, producer_id, first_offset)
+        return transactions
+
+    def latest_append_ms(self) -> int:
+        """Return the latest append time of all logs; 0 if they are empty."""
+        return max(
+            (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
+            default=0,
+        )
 
 
 def read_meta(disk: Disk) -> Meta | None:
@@ -123,13 +139,13 @@ def read_meta(disk: Disk) -> Meta | None:
         raise DamagedStore(f"{META_PATH} is damaged: {error}; {_RESTORE}") from error
     try:
         version, checksum = content["format"], content.pop("checksum", None)
-        whole = checksum == _checksum(content)
-        if version > FORMAT_VERSION and (whole or checksum is None):
+        is_intact = checksum == _checksum(content)
+        if version > FORMAT_VERSION and (is_intact or checksum is None):
             raise NewerFormat(
                 f"the directory has format {version}, this program knows up to {FORMAT_VERSION}: "
                 "use a newer QuackMQ"
             )
-        if not whole:
+        if not is_intact:
             raise DamagedStore(f"{META_PATH} is damaged: {_WRONG_CHECKSUM}; {_RESTORE}")
         if version < OLDEST_FORMAT_VERSION:
             raise UnusableDirectory(
@@ -158,9 +174,9 @@ def recover(disk: Disk, options: LocalOptions) -> Recovered:
     meta = read_meta(disk)
     if meta is None:
         raise UnusableDirectory(f"there is no {META_PATH}: this is not a QuackMQ directory")
-    standing, catalog, logs, packed = read_checkpoint(disk, options)
-    recovered = Recovered(meta, standing, catalog, logs, packed)
-    damage = None if standing.clean else replay(disk, options, recovered)
+    header, catalog, logs, packed = read_checkpoint(disk, options)
+    recovered = Recovered(meta, header, catalog, logs, packed)
+    damage = None if header.clean else replay(disk, options, recovered)
     if damage is not None:
         raise DamagedStore(
             f"{damage} of the journal was on disk and is now damaged. It held acknowledged "
@@ -181,65 +197,65 @@ def read_checkpoint(disk: Disk, options: LocalOptions) -> Decoded:
 
 def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | None:
     """Apply the journal after the checkpoint up to its end, or up to damage, which is returned."""
-    standing = recovered.standing
-    if str(standing.place.slot) not in disk.list(JOURNAL_DIRECTORY):
+    header = recovered.header
+    if str(header.location.slot) not in disk.list(JOURNAL_DIRECTORY):
         raise DamagedStore(
-            f"{slot_path(standing.place.slot)} is missing and may have held acknowledged data: "
+            f"{slot_path(header.location.slot)} is missing and may have held acknowledged data: "
             f"{_RESTORE}"
         )
     scan = Scan(
         disk,
         slots=recovered.meta.slots,
-        start=standing.place,
-        run=standing.run,
-        number=standing.frame,
+        start=header.location,
+        run=header.run,
+        number=header.frame,
         salt=recovered.meta.salt,
     )
-    found: list[tuple[Place, Frame]] = []
+    found: list[tuple[JournalLocation, Frame]] = []
     for frame in scan.frames():
-        found.append((scan.place, frame))
+        found.append((scan.location, frame))
     synced_through = max((frame.synced_through for _, frame in found), default=0)
-    end, number = scan.place, scan.number
-    recovered.abandoned = scan.abandoned
-    for place, frame in found:
-        doubtful = frame.sync is not Sync.ALWAYS and frame.number > synced_through
-        if doubtful and not _references_hold(disk, frame, recovered):
-            end, number = place, frame.number
-            recovered.abandoned += scan.number - frame.number
+    end, number = scan.location, scan.number
+    recovered.discarded_frames = scan.discarded_frames
+    for location, frame in found:
+        is_unsynced = frame.sync is not Sync.ALWAYS and frame.number > synced_through
+        if is_unsynced and not _are_references_complete(disk, frame, recovered):
+            end, number = location, frame.number
+            recovered.discarded_frames += scan.number - frame.number
             break
-        _apply(frame, options, recovered)
-        if doubtful:
-            recovered.doubtful += _references(frame)
-        recovered.frames += 1
-    if recovered.gone:  # once for all of them: a journal may delete thousands of topics
-        gone = {segment.path for segment in recovered.gone}
-        recovered.writes = [write for write in recovered.writes if write.path not in gone]
-    recovered.standing = CheckpointHeader(
-        standing.run, standing.epoch, False, standing.sync, standing.boot_id, number, end
+        _apply_frame(frame, options, recovered)
+        if is_unsynced:
+            recovered.unsynced_references += _references(frame)
+        recovered.replayed_frames += 1
+    if recovered.removed_segments:  # once for all of them: a journal may delete thousands of topics
+        removed_paths = {segment.path for segment in recovered.removed_segments}
+        recovered.writes = [write for write in recovered.writes if write.path not in removed_paths]
+    recovered.header = CheckpointHeader(
+        header.run, header.epoch, False, header.sync, header.boot_id, number, end
     )
     return scan.damage
 
 
-def _apply(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
+def _apply_frame(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
     for entry in entries(frame.payload):
         match entry:
             case AppendEntry(descriptor, data):
-                log = _log(recovered, descriptor.key)
+                log = _find_log(recovered, descriptor.key)
                 log.commit(descriptor)
-                log.end = log.readable
+                log.end_offset = log.high_watermark
                 path = log.segment_with_base(descriptor.segment_base).path
                 if data is None:
-                    recovered.touched.add(path)
+                    recovered.referenced_paths.add(path)
                 else:
                     recovered.writes.append(SegmentWrite(path, descriptor.position, data))
             case ChangeEntry(change):
-                _change(change, options, recovered)
+                _apply_change(change, options, recovered)
             case TrimEntry(key, first_offset):
                 if key in recovered.logs:  # else its topic was deleted by the same frame
-                    recovered.gone += recovered.logs[key].trim(first_offset)
+                    recovered.removed_segments += recovered.logs[key].trim(first_offset)
 
 
-def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None:
+def _apply_change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None:
     change = decode_change(encoded)
     recovered.catalog.apply(change)
     match change:
@@ -247,7 +263,7 @@ def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None
             for partition in range(topic.partitions):
                 key = PartitionKey(topic.id, partition)
                 if key not in recovered.logs:
-                    log = PartitionLog(key, options, recovered.standing.epoch)
+                    log = PartitionLog(key, options, recovered.header.epoch)
                     recovered.logs[key] = log
         case TopicDeleted(topic_id):
             _forget_topic(topic_id, recovered)
@@ -256,11 +272,11 @@ def _change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None
 def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
     for key in keys_of(topic_id, recovered.logs):
         segments = recovered.logs.pop(key).segments
-        recovered.gone += segments
-        recovered.touched.difference_update(segment.path for segment in segments)
+        recovered.removed_segments += segments
+        recovered.referenced_paths.difference_update(segment.path for segment in segments)
 
 
-def _log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
+def _find_log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
     try:
         return recovered.logs[key]
     except KeyError:
@@ -270,7 +286,7 @@ def _log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
         ) from None
 
 
-def _references_hold(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
+def _are_references_complete(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
     """Return whether everything that a frame refers to is completely in the segments."""
     checksums: dict[PartitionKey, int] = {}
     for entry in entries(frame.payload):
@@ -279,8 +295,8 @@ def _references_hold(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
         descriptor, data = entry
         checksum = 0
         if descriptor.flags & CONTINUES:
-            checksum = checksums.get(descriptor.key, _checksum_so_far(recovered, descriptor))
-        content = data if data is not None else _content(disk, descriptor)
+            checksum = checksums.get(descriptor.key, _open_region_checksum(recovered, descriptor))
+        content = data if data is not None else _read_content(disk, descriptor)
         if len(content) != descriptor.length:
             return False
         if crc32c(content, checksum) != descriptor.region_crc:
@@ -302,13 +318,13 @@ def _references(frame: Frame) -> list[Reference]:
     ]
 
 
-def _checksum_so_far(recovered: Recovered, descriptor: Descriptor) -> int:
+def _open_region_checksum(recovered: Recovered, descriptor: Descriptor) -> int:
     log = recovered.logs.get(descriptor.key)
-    region = None if log is None or not log.segments else log.segments[-1].open
+    region = None if log is None or not log.segments else log.segments[-1].open_region
     return 0 if region is None else region.data_crc
 
 
-def _content(disk: Disk, descriptor: Descriptor) -> bytes:
+def _read_content(disk: Disk, descriptor: Descriptor) -> bytes:
     try:
         file = disk.open(Segment(descriptor.key, descriptor.segment_base).path)
     except FileNotFoundError:

@@ -65,9 +65,10 @@ from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores import limits
 from quackmq.stores.catalog import Change
 from quackmq.stores.contract import Store, Watch, changes_of_time
-from quackmq.stores.local.commit.committer import Committer, entry_bytes
+from quackmq.stores.local.commit.committer import Committer
+from quackmq.stores.local.commit.pending import encode_changes, entry_bytes
 from quackmq.stores.local.files.format import BATCH_ENTRY_BYTES
-from quackmq.stores.local.open import open_engine
+from quackmq.stores.local.open import open_committer
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import Awaited, PartitionLog
 
@@ -76,27 +77,27 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalStore(Store):
-    def __init__(self, engine: Committer, cluster_id: str) -> None:
-        self._engine = engine
+    def __init__(self, committer: Committer, cluster_id: str) -> None:
+        self._committer = committer
         self.cluster_id = cluster_id
         #: The log of the last plain append.
         self._last_log: PartitionLog | None = None
         #: The last arguments of `read_at_once`, with the number of commits then, and its result:
         #: many readers of a topic ask for the same.
-        self._last_asked: tuple[int, int, int | None, Read] | None = None
-        self._last_answer: Slice | None = None
+        self._cached_read: tuple[int, int, int | None, Read] | None = None
+        self._cached_slice: Slice | None = None
         self._closed = False
 
     @property
     def disk(self) -> Disk:
         """Its disk, for a part that stores more in the same directory. Closed with the store."""
-        return self._engine.disk
+        return self._committer.disk
 
     @property
     def work_done(self) -> int:
         """The number of writes, syncs and removals so far. While it grows, the closing of a store
         makes progress."""
-        return self._engine.work_done
+        return self._committer.work_done
 
     @classmethod
     async def open(
@@ -129,7 +130,7 @@ class LocalStore(Store):
     ) -> LocalStore:
         """Open a store on the given disk and clock."""
         try:
-            engine, meta = await open_engine(disk, options or LocalOptions(), now_ms)
+            committer, meta = await open_committer(disk, options or LocalOptions(), now_ms)
         except OSError as error:
             disk.close()
             where = f" ({error.filename})" if error.filename else ""
@@ -140,39 +141,39 @@ class LocalStore(Store):
         except BaseException:
             disk.close()
             raise
-        return cls(engine, meta.cluster_id)
+        return cls(committer, meta.cluster_id)
 
     # --- topics -----------------------------------------------------------------------------
 
     async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
-        await self._room_for_changes()
-        now_ms = self._engine.now_ms()
-        change = self._engine.latest.new_topic(name, partitions, policy, uuid.uuid4(), now_ms)
-        self._engine.submit_changes([change])
-        return await self._engine.submit(change.topic)
+        await self._wait_for_change_room()
+        now_ms = self._committer.now_ms()
+        change = self._committer.latest.new_topic(name, partitions, policy, uuid.uuid4(), now_ms)
+        self._committer.submit_changes([change])
+        return await self._committer.submit(change.topic)
 
     async def alter_topic(
         self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
     ) -> Topic:
-        await self._room_for_changes()
-        change = self._engine.latest.altered_topic(topic_id, partitions, policy)
-        self._engine.submit_changes([change])
-        return await self._engine.submit(change.topic)
+        await self._wait_for_change_room()
+        change = self._committer.latest.altered_topic(topic_id, partitions, policy)
+        self._committer.submit_changes([change])
+        return await self._committer.submit(change.topic)
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        await self._room_for_changes()
-        change = self._engine.latest.deleted_topic(topic_id)
-        for partition in range(self._engine.latest.topic(topic_id).partitions):
-            log = self._engine.logs.get(PartitionKey(topic_id, partition))
+        await self._wait_for_change_room()
+        change = self._committer.latest.deleted_topic(topic_id)
+        for partition in range(self._committer.latest.topic(topic_id).partitions):
+            log = self._committer.logs.get(PartitionKey(topic_id, partition))
             if log is not None:
-                log.doomed = True
-                self._engine.open_transactions.forget(log.key)
-        self._engine.submit_changes([change])
-        await self._engine.submit(None)
+                log.being_deleted = True
+                self._committer.open_transactions.forget(log.key)
+        self._committer.submit_changes([change])
+        await self._committer.submit(None)
 
     async def topics(self) -> Mapping[str, Topic]:
         self._check_open()
-        return dict(self._engine.durable.topics)
+        return dict(self._committer.durable.topics)
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -182,62 +183,64 @@ class LocalStore(Store):
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> Awaitable[list[AppendResult]]:
-        engine = self._engine
-        engine.check_writable()
-        now_ms = engine.now_ms()
+        committer = self._committer
+        committer.check_writable()
+        now_ms = committer.now_ms()
         changes: list[tuple[Change, bytes]] = []
         if cursors or states:
-            changes = self._encoded_changes(cursors, states)
+            changes = self._encode_changes(cursors, states)
         elif len(appends) == 1 and _is_plain(appends[0].batch):
-            return engine.submit([self._accept_plain(appends[0])])
+            return committer.submit([self._accept_plain(appends[0])])
         checked = self._check_appends(appends, now_ms)
-        new = sum(not isinstance(verdict, RememberedBatch) for _, verdict, _ in checked)
-        engine.gathering.fit(new * BATCH_ENTRY_BYTES + entry_bytes(changes))
-        engine.submit_encoded(changes)
+        new_batches = sum(not isinstance(verdict, RememberedBatch) for _, verdict, _ in checked)
+        committer.commit_queue.reserve_entries(
+            new_batches * BATCH_ENTRY_BYTES + entry_bytes(changes)
+        )
+        committer.submit_encoded(changes)
         results: list[AppendResult] = []
-        durable = not changes
-        for (key, batch, owned), (log, verdict, step) in zip(appends, checked, strict=True):
+        is_durable = not changes
+        for (key, batch, owned), (log, verdict, boundary) in zip(appends, checked, strict=True):
             if isinstance(verdict, RememberedBatch):
-                results.append(_repeated(log, verdict))
-                durable = durable and verdict.next_offset <= log.readable
+                results.append(_repeated_result(log, verdict))
+                is_durable = is_durable and verdict.next_offset <= log.high_watermark
                 continue
-            results.append(log.accept(batch, now_ms, verdict, owned, step))
+            results.append(log.accept(batch, now_ms, verdict, owned, boundary))
             overhead = limits.PENDING_BATCH_OVERHEAD
             if verdict is not None:
                 overhead += limits.PENDING_PRODUCER_OVERHEAD
-            engine.gathering.add_batch(log, batch.size, overhead)
-            if step is not None:
-                engine.open_transactions.apply(key, step)
-            durable = False
-        if durable:  # only repeats of durable batches
-            return _done(results)
-        return engine.submit(results)
+            committer.commit_queue.add_batch(log, batch.size, overhead)
+            if boundary is not None:
+                committer.open_transactions.apply(key, boundary)
+            is_durable = False
+        if is_durable:  # only repeats of durable batches
+            return _finished_future(results)
+        return committer.submit(results)
 
     def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        self._engine.check_writable()
+        self._committer.check_writable()
         if not _is_plain(append.batch):
             return None
-        return self._engine.submit(self._accept_plain(append))
+        return self._committer.submit(self._accept_plain(append))
 
     def _accept_plain(self, append: Append) -> AppendResult:
         """Accept a batch without producer or transaction, as most single messages are."""
         key, batch, owned = append
         log = self._last_log
         # Mostly it is the same log as before; then no id has to be hashed.
-        if log is None or log.key != key or log.doomed or log.deleted:
+        if log is None or log.key != key or log.being_deleted or log.is_deleted:
             log = self._last_log = self._writable_log(key)
-        gathering = self._engine.gathering
-        gathering.fit(BATCH_ENTRY_BYTES)
-        appended = log.accept(batch, self._engine.now_ms(), None, owned)
-        gathering.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
+        queue = self._committer.commit_queue
+        queue.reserve_entries(BATCH_ENTRY_BYTES)
+        appended = log.accept(batch, self._committer.now_ms(), None, owned)
+        queue.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
         return appended
 
-    def _encoded_changes(
+    def _encode_changes(
         self, cursors: Sequence[Cursor], states: Sequence[StatePut]
     ) -> list[tuple[Change, bytes]]:
-        latest = self._engine.latest
+        latest = self._committer.latest
         changes: list[Change] = [*latest.cursor_changes(cursors), *latest.state_changes(states)]
-        return self._engine.encoded(changes)
+        return encode_changes(changes)
 
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
@@ -246,64 +249,64 @@ class LocalStore(Store):
         checked: list[
             tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]
         ] = []
-        ends: dict[PartitionKey, int] = {}
-        ahead: dict[PartitionKey, dict[int, Producer]] = {}
-        opened: dict[PartitionKey, int] = {}
+        end_offsets: dict[PartitionKey, int] = {}
+        newer_states_by_partition: dict[PartitionKey, dict[int, Producer]] = {}
+        begun_in_call_by_partition: dict[PartitionKey, int] = {}
         for key, batch, _ in appends:
             log = self._writable_log(key)
-            base_offset = ends.get(key, log.end)
-            states = ahead.setdefault(key, {})
+            base_offset = end_offsets.get(key, log.end_offset)
+            states = newer_states_by_partition.setdefault(key, {})
             verdict = log.check(batch, base_offset, now_ms, states)
             if isinstance(verdict, RememberedBatch):
                 checked.append((log, verdict, None))
                 continue
-            step: TransactionBoundary | None = None
-            if batch.attributes & TRANSACTION_FLAGS and _is_step(batch, verdict, base_offset):
-                step = read_boundary(batch, base_offset, now_ms)
-                if step.marker is None:
-                    self._check_room_for_transaction(log, opened)
-            checked.append((log, verdict, step))
-            ends[key] = base_offset + batch.last_offset_delta + 1
+            boundary: TransactionBoundary | None = None
+            if batch.attributes & TRANSACTION_FLAGS and _is_boundary(batch, verdict, base_offset):
+                boundary = read_boundary(batch, base_offset, now_ms)
+                if boundary.marker is None:
+                    self._check_room_for_transaction(log, begun_in_call_by_partition)
+            checked.append((log, verdict, boundary))
+            end_offsets[key] = base_offset + batch.last_offset_delta + 1
             if verdict is not None:
                 states[batch.producer_id] = verdict
         return checked
 
     def _check_room_for_transaction(
-        self, log: PartitionLog, opened: dict[PartitionKey, int]
+        self, log: PartitionLog, begun_in_call_by_partition: dict[PartitionKey, int]
     ) -> None:
-        """`opened` counts the transactions that begin in the same call."""
-        already = opened.get(log.key, 0)
-        open_ = self._engine.open_transactions.count(log.key) + already
-        check_room(log.key, open_)
-        opened[log.key] = already + 1
+        """`begun_in_call_by_partition` counts the transactions that begin in the same call."""
+        begun_in_call = begun_in_call_by_partition.get(log.key, 0)
+        open_count = self._committer.open_transactions.count(log.key) + begun_in_call
+        check_room(log.key, open_count)
+        begun_in_call_by_partition[log.key] = begun_in_call + 1
 
     def is_repeat(self, append: Append) -> bool:
-        return self._log(append.key).is_repeat(append.batch)
+        return self._readable_log(append.key).is_repeat(append.batch)
 
     def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
         found = {}
-        for partition in range(self._engine.durable.topic(topic_id).partitions):
-            state = self._log(PartitionKey(topic_id, partition)).producer(producer_id)
+        for partition in range(self._committer.durable.topic(topic_id).partitions):
+            state = self._readable_log(PartitionKey(topic_id, partition)).producer(producer_id)
             if state is not None:
                 found[partition] = state
         return found
 
     @property
     def pending_bytes(self) -> int:
-        return self._engine.gathering.batches.used
+        return self._committer.commit_queue.batch_room.used
 
     @property
     def latest_append_ms(self) -> int:
-        return self._engine.latest_append_ms
+        return self._committer.latest_append_ms
 
     @property
     def failure(self) -> QuackError | None:
-        return self._engine.failure
+        return self._committer.failure
 
     async def room(self) -> None:
         self._check_open()
-        await self._engine.gathering.changes.wait()
-        await self._engine.gathering.batches.wait()
+        await self._committer.commit_queue.change_room.wait()
+        await self._committer.commit_queue.batch_room.wait()
 
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -320,7 +323,7 @@ class LocalStore(Store):
         deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         while True:
             self._check_open()
-            commits = self._engine.commits
+            commits = self._committer.commits
             slices = await self._read_now(reads, max_bytes)
             size = sum([each.size for each in slices])
             if size >= enough or wait_ms <= 0:
@@ -330,91 +333,91 @@ class LocalStore(Store):
             remaining_s = deadline - loop.time()
             if remaining_s <= 0:
                 return slices
-            if self._engine.commits == commits:
+            if self._committer.commits == commits:
                 await self._wait(reads, min_bytes - size, remaining_s)
 
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
-        engine = self._engine
-        asked = (engine.commits, max_bytes, epoch, read)
-        if asked == self._last_asked:
-            return self._last_answer
-        log = engine.logs.get(read.key)
+        committer = self._committer
+        read_key = (committer.commits, max_bytes, epoch, read)
+        if read_key == self._cached_read:
+            return self._cached_slice
+        log = committer.logs.get(read.key)
         if log is None or self._closed or (epoch is not None and epoch != log.epoch):
             return None
-        offset, end = read.offset, log.readable
+        offset, end = read.offset, log.high_watermark
         if not log.first_offset <= offset <= end:
             return None
-        if read.committed and (log.last_aborted >= offset or log.stable_offset != end):
+        if read.committed and (log.last_aborted_offset >= offset or log.stable_offset != end):
             return None
         chunks: tuple[memoryview, ...] = ()
         if offset < end:
             if not log.tail.reaches(offset):
                 return None
-            most = min(read.max_bytes, max_bytes, shared_limits.READ_BYTES)
-            chunks = log.tail.read(offset, most, shared_limits.BATCH_BYTES)
+            read_max_bytes = min(read.max_bytes, max_bytes, shared_limits.READ_BYTES)
+            chunks = log.tail.read(offset, read_max_bytes, shared_limits.BATCH_BYTES)
         size = sum(map(len, chunks))
-        answer = Slice(read.key, chunks, size, log.first_offset, end, None, log.stable_offset)
-        self._last_asked, self._last_answer = asked, answer
-        return answer
+        slice_ = Slice(read.key, chunks, size, log.first_offset, end, None, log.stable_offset)
+        self._cached_read, self._cached_slice = read_key, slice_
+        return slice_
 
     def watch(
         self, read: Read, missing_bytes: int, wait_ms: int, on_wake: Callable[[], None]
     ) -> Watch | None:
-        log = self._engine.logs.get(read.key)
-        if log is None or self._engine.readers.count >= limits.WAITING_READERS:
+        log = self._committer.logs.get(read.key)
+        if log is None or self._committer.readers.count >= limits.WAITING_READERS:
             return None
         awaited = Awaited(read.offset, log.stable_offset if read.committed else None)
         wait_s = min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
-        return self._engine.readers.add({log: awaited}, missing_bytes, wait_s, on_wake)
+        return self._committer.readers.add({log: awaited}, missing_bytes, wait_s, on_wake)
 
     def take_changed(self) -> Sequence[PartitionKey] | None:
-        changed, self._engine.changed = self._engine.changed, {}
+        changed, self._committer.changed_logs = self._committer.changed_logs, {}
         return [log.key for log in changed]
 
     def wake_watches(self) -> None:
         """Wake all watches. Readers that wait in `read` wake too, and continue to wait."""
-        for log in self._engine.logs.values():
+        for log in self._committer.logs.values():
             log.wake_all()
 
     async def _wait(self, reads: Sequence[Read], missing: int, remaining_s: float) -> None:
         logs: dict[PartitionLog, Awaited] = {}
         for key, offset, _, committed in reads:
-            log = self._engine.logs.get(key)
+            log = self._committer.logs.get(key)
             if log is None:
                 continue
             stable_offset = log.stable_offset if committed else None
-            if (other := logs.get(log)) is not None:
-                offset = min(offset, other.offset)
-                stable_offset = None if other.stable_offset is None else stable_offset
+            if (earlier_read := logs.get(log)) is not None:
+                offset = min(offset, earlier_read.offset)
+                stable_offset = None if earlier_read.stable_offset is None else stable_offset
             logs[log] = Awaited(offset, stable_offset)
-        await self._engine.readers.wait(logs, missing, remaining_s)
+        await self._committer.readers.wait(logs, missing, remaining_s)
 
     async def _read_now(self, reads: Sequence[Read], max_bytes: int) -> list[Slice]:
-        engine = self._engine
+        committer = self._committer
         slices: list[Slice] = []
         room = max_bytes
-        for key, offset, most, committed in reads:
+        for key, offset, read_max_bytes, committed in reads:
             chunks: tuple[memoryview, ...] = ()
             aborted: tuple[AbortedTransaction, ...] = ()
             first_offset = next_offset = stable_offset = -1
             error: Exception | None = None
             try:
-                log = self._log(key)
+                log = self._readable_log(key)
                 first_room = shared_limits.BATCH_BYTES if room == max_bytes else room
-                bounds = (min(most, room), first_room)
+                bounds = (min(read_max_bytes, room), first_room)
                 if room <= 0 and room < max_bytes:
-                    engine.reader.check_offset(log, offset)
+                    committer.reader.check_offset(log, offset)
                 elif committed:
-                    chunks, aborted = await engine.committed.read(log, offset, *bounds)
+                    chunks, aborted = await committer.committed.read(log, offset, *bounds)
                 else:
-                    chunks = await engine.reader.read(log, offset, *bounds)
-                first_offset, next_offset = log.first_offset, log.readable
+                    chunks = await committer.reader.read(log, offset, *bounds)
+                first_offset, next_offset = log.first_offset, log.high_watermark
                 stable_offset = log.stable_offset
             except (UnknownTopic, UnknownPartition) as unknown:
                 error = unknown
             except (OffsetOutOfRange, StorageError) as out_of_reach:
                 error = out_of_reach
-                first_offset, next_offset = log.first_offset, log.readable
+                first_offset, next_offset = log.first_offset, log.high_watermark
                 stable_offset = log.stable_offset
             size = sum(map(len, chunks))
             room -= size
@@ -424,36 +427,40 @@ class LocalStore(Store):
         return slices
 
     async def offsets(self, key: PartitionKey) -> Offsets:
-        log = self._log(key)
-        return Offsets(log.first_offset, log.readable, log.size, log.epoch, log.stable_offset)
+        log = self._readable_log(key)
+        return Offsets(log.first_offset, log.high_watermark, log.size, log.epoch, log.stable_offset)
 
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
-        log = self._log(key)
+        log = self._readable_log(key)
         if kind == "append":
-            return await self._engine.reader.offset_for_append(log, time_ms)
-        return await self._engine.reader.offset_for_timestamp(log, time_ms)
+            return await self._committer.reader.offset_for_append(log, time_ms)
+        return await self._committer.reader.offset_for_timestamp(log, time_ms)
 
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
-        return changes_of_time(await self._engine.reader.append_times(self._log(key), first, next))
+        return changes_of_time(
+            await self._committer.reader.append_times(self._readable_log(key), first, next)
+        )
 
     async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        return await self._engine.reader.least_bytes_between(self._log(key), first, next)
+        return await self._committer.reader.least_bytes_between(
+            self._readable_log(key), first, next
+        )
 
     async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        return self._log(key).bytes_between(first, next)
+        return self._readable_log(key).bytes_between(first, next)
 
     async def trim(self, key: PartitionKey, before: int) -> int:
-        await self._room_for_changes()
+        await self._wait_for_change_room()
         log = self._writable_log(key)
-        if before > log.readable:
+        if before > log.high_watermark:
             raise OffsetOutOfRange(
-                f"cannot trim before offset {before}: the partition ends at {log.readable}"
+                f"cannot trim before offset {before}: the partition ends at {log.high_watermark}"
             )
         if before > log.first_offset:
-            self._engine.submit_trim(log, before)
-        await self._engine.submit(None)
+            self._committer.submit_trim(log, before)
+        await self._committer.submit(None)
         return log.first_offset
 
     # --- producers and transactions ---------------------------------------------------------
@@ -462,49 +469,51 @@ class LocalStore(Store):
         self, producer_id: int | None = None
     ) -> Mapping[PartitionKey, Mapping[int, int]]:
         self._check_open()
-        return self._engine.open_transactions.find(producer_id)
+        return self._committer.open_transactions.find(producer_id)
 
     async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
-        return dict(self._log(key).producers)
+        return dict(self._readable_log(key).producers)
 
     # --- cursors and small state ------------------------------------------------------------
 
     async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
-        await self._room_for_changes()
-        self._engine.submit_changes(self._engine.latest.cursor_changes(cursors))
-        await self._engine.submit(None)
+        await self._wait_for_change_room()
+        self._committer.submit_changes(self._committer.latest.cursor_changes(cursors))
+        await self._committer.submit(None)
 
     async def cursors(
         self, name: str | None = None, topic_id: uuid.UUID | None = None
     ) -> Mapping[CursorKey, Cursor]:
         self._check_open()
-        return self._engine.durable.cursors(name, topic_id)
+        return self._committer.durable.cursors(name, topic_id)
 
     async def state(self, key: str) -> State:
         self._check_open()
-        return self._engine.durable.state(key)
+        return self._committer.durable.state(key)
 
     async def states(self, prefix: str) -> Mapping[str, State]:
         self._check_open()
-        return self._engine.durable.states(prefix)
+        return self._committer.durable.states(prefix)
 
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
-        await self._room_for_changes()
+        await self._wait_for_change_room()
         try:
-            (change,) = self._engine.latest.state_changes([StatePut(key, value, expected_version)])
+            (change,) = self._committer.latest.state_changes(
+                [StatePut(key, value, expected_version)]
+            )
         except StateChanged:
-            await self._engine.submit(None)  # the newer version may not be durable yet
+            await self._committer.submit(None)  # the newer version may not be durable yet
             raise
-        self._engine.submit_changes([change])
-        return await self._engine.submit(change.state)
+        self._committer.submit_changes([change])
+        return await self._committer.submit(change.state)
 
     # --- the end ----------------------------------------------------------------------------
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._last_asked = self._last_answer = None
-            await self._engine.close()
+            self._cached_read = self._cached_slice = None
+            await self._committer.close()
 
     # --- helpers ----------------------------------------------------------------------------
 
@@ -512,23 +521,23 @@ class LocalStore(Store):
         if self._closed:
             raise BrokerClosing("the store is closed")
 
-    async def _room_for_changes(self) -> None:
-        self._engine.check_writable()
-        await self._engine.gathering.changes.wait()
-        self._engine.check_writable()
+    async def _wait_for_change_room(self) -> None:
+        self._committer.check_writable()
+        await self._committer.commit_queue.change_room.wait()
+        self._committer.check_writable()
 
-    def _log(self, key: PartitionKey) -> PartitionLog:
+    def _readable_log(self, key: PartitionKey) -> PartitionLog:
         self._check_open()
-        log = self._engine.logs.get(key)
+        log = self._committer.logs.get(key)
         if log is None:
-            self._engine.durable.topic_of(key)  # raises if the topic or partition is unknown
+            self._committer.durable.topic_of(key)  # raises if the topic or partition is unknown
             raise UnknownPartition(f"partition {key.partition} does not exist yet")
         return log
 
     def _writable_log(self, key: PartitionKey) -> PartitionLog:
-        log = self._engine.logs.get(key)
-        if log is None or log.doomed:
-            self._engine.latest.topic_of(key)  # raises if the topic or partition is unknown
+        log = self._committer.logs.get(key)
+        if log is None or log.being_deleted:
+            self._committer.latest.topic_of(key)  # raises if the topic or partition is unknown
             raise UnknownPartition(f"partition {key.partition} does not exist yet")
         return log
 
@@ -550,18 +559,18 @@ def _is_plain(batch: Batch) -> bool:
     return batch.producer_id == NO_PRODUCER_ID and not batch.attributes & TRANSACTION_FLAGS
 
 
-def _is_step(batch: Batch, state: Producer | None, base_offset: int) -> bool:
+def _is_boundary(batch: Batch, state: Producer | None, base_offset: int) -> bool:
     """Return whether a batch begins or ends a transaction, rather than continuing one."""
     return batch.is_control or (state is not None and state.transaction_offset == base_offset)
 
 
-def _repeated(log: PartitionLog, first: RememberedBatch) -> AppendResult:
+def _repeated_result(log: PartitionLog, first: RememberedBatch) -> AppendResult:
     return AppendResult(
         first.base_offset, first.next_offset, first.append_time_ms, log.first_offset, True
     )
 
 
-def _done(results: list[AppendResult]) -> asyncio.Future[list[AppendResult]]:
+def _finished_future(results: list[AppendResult]) -> asyncio.Future[list[AppendResult]]:
     future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
     future.set_result(results)
     return future

@@ -28,8 +28,10 @@ class Chunk:
         "append_time_ms",
         "base_offset",
         "batches",
-        "continues",
+        "boundaries",
+        "continues_region",
         "data",
+        "is_written",
         "max_timestamp_ms",
         "next_offset",
         "position",
@@ -38,8 +40,6 @@ class Chunk:
         "region_base",
         "region_crc",
         "segment",
-        "steps",
-        "written",
     )
 
     def __init__(self, data: bytearray | memoryview, base_offset: int, append_time_ms: int) -> None:
@@ -50,22 +50,22 @@ class Chunk:
         self.max_timestamp_ms = -1
         self.batches = 0
         #: The producers' states after this chunk, and the batches in it that changed them. Both,
-        #: and the steps, are dropped when the chunk is durable: the log then has them.
+        #: and the boundaries, are dropped when the chunk is durable: the log then has them.
         self.producers: dict[int, Producer] | None = None
         self.producer_batches: tuple[ProducerBatch, ...] = ()
         #: Where its batches begin and end transactions.
-        self.steps: list[TransactionBoundary] | None = None
+        self.boundaries: list[TransactionBoundary] | None = None
         # The position, assigned when a flush cycle takes the chunk.
         self.segment: Segment
         self.position = 0
-        self.continues = False
+        self.continues_region = False
         self.region_base = base_offset
         self.region_crc = 0
         #: Whether it is in the segment; until then it can be read only from the tail.
-        self.written = False
+        self.is_written = False
 
 
-_GONE: Final = Chunk(bytearray(), 0, 0)
+_EVICTED: Final = Chunk(bytearray(), 0, 0)
 
 
 class PartitionTail:
@@ -80,8 +80,8 @@ class PartitionTail:
     def add(self, chunks: Sequence[Chunk]) -> None:
         self._chunks += chunks
 
-    def drop_oldest(self) -> None:
-        self._chunks[self._head] = _GONE  # frees its bytes now; its list slot is deleted later
+    def evict_oldest(self) -> None:
+        self._chunks[self._head] = _EVICTED  # frees its bytes now; its list slot is deleted later
         self._head += 1
         if self._head > 64 and self._head * 2 > len(self._chunks):
             del self._chunks[: self._head]
@@ -101,8 +101,8 @@ class PartitionTail:
 
     def append_times(self, first: int, next: int) -> Iterator[tuple[int, int]]:
         """Yield base offset and append time of the chunks that overlap [first, next)."""
-        at = bisect.bisect_right(self._chunks, first, lo=self._head, key=_base_offset) - 1
-        for number in range(max(at, self._head), len(self._chunks)):
+        index = bisect.bisect_right(self._chunks, first, lo=self._head, key=_base_offset) - 1
+        for number in range(max(index, self._head), len(self._chunks)):
             chunk = self._chunks[number]
             if next <= chunk.base_offset:
                 return
@@ -117,14 +117,14 @@ class PartitionTail:
 
     def read(self, offset: int, max_bytes: int, first_max_bytes: int) -> tuple[memoryview, ...]:
         """Return whole batches from the one with `offset` on. The tail must reach back to it."""
-        at = bisect.bisect_right(self._chunks, offset, lo=self._head, key=_base_offset) - 1
+        index = bisect.bisect_right(self._chunks, offset, lo=self._head, key=_base_offset) - 1
         pieces: list[memoryview] = []
-        room = max_bytes
-        for number in range(max(at, self._head), len(self._chunks)):
+        remaining_bytes = max_bytes
+        for number in range(max(index, self._head), len(self._chunks)):
             content = memoryview(self._chunks[number].data).toreadonly()
-            if len(content) > room or self._chunks[number].base_offset < offset:
+            if len(content) > remaining_bytes or self._chunks[number].base_offset < offset:
                 first = 0 if pieces else first_max_bytes
-                content, complete = cut(content, offset, room, first)
+                content, complete = cut(content, offset, remaining_bytes, first)
                 if not len(content):
                     if complete:
                         continue
@@ -132,15 +132,15 @@ class PartitionTail:
             else:
                 complete = True
             pieces.append(content)
-            room -= len(content)
-            if not complete or room <= 0:
+            remaining_bytes -= len(content)
+            if not complete or remaining_bytes <= 0:
                 break
         return tuple(pieces)
 
     def first_appended_since(self, time_ms: int) -> Chunk | None:
         """Return the oldest chunk appended at `time_ms` or later (append times never decrease)."""
-        at = bisect.bisect_left(self._chunks, time_ms, lo=self._head, key=_append_time)
-        return self._chunks[at] if at < len(self._chunks) else None
+        index = bisect.bisect_left(self._chunks, time_ms, lo=self._head, key=_append_time)
+        return self._chunks[index] if index < len(self._chunks) else None
 
 
 class ChunkOwner(Protocol):
@@ -148,7 +148,7 @@ class ChunkOwner(Protocol):
 
     tail: PartitionTail
 
-    def can_spare(self, chunk: Chunk) -> bool:
+    def can_evict(self, chunk: Chunk) -> bool:
         """Return whether readers find the oldest chunk on disk."""
 
 
@@ -172,10 +172,10 @@ class Tail:
         bound (`excess_bytes`) starts a write-back."""
         while self._bytes > self._most_bytes:
             log, chunk = self._order[0]
-            if not log.can_spare(chunk):
+            if not log.can_evict(chunk):
                 return
             self._order.popleft()
-            log.tail.drop_oldest()
+            log.tail.evict_oldest()
             self._bytes -= len(chunk.data) + CHUNK_OVERHEAD
 
     @property

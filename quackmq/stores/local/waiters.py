@@ -69,16 +69,16 @@ class Waiter:
 class WaitingReaders:
     """All waiting readers of a store, and those that the last commits will wake."""
 
-    __slots__ = ("_due", "count", "loop")
+    __slots__ = ("_notifications", "count", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.count = 0
         #: Readers that were waiting at a commit and have not been notified of it yet, in the order
         #: of the commits.
-        self._due: deque[tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]] = (
-            deque()
-        )
+        self._notifications: deque[
+            tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]
+        ] = deque()
 
     def add(
         self,
@@ -106,29 +106,31 @@ class WaitingReaders:
         finally:
             waiter.cancel()
 
-    def appended(self, log: PartitionLog, appended_bytes: int) -> None:
+    def queue_notification(self, log: PartitionLog, appended_bytes: int) -> None:
         """Notify the readers that wait now, after the callbacks that are already scheduled."""
-        if not self._due:
-            self.loop.call_soon(self._serve)
-        self._due.append((log, appended_bytes, iter(tuple(log.waiters.items()))))
+        if not self._notifications:
+            self.loop.call_soon(self._wake_some)
+        self._notifications.append((log, appended_bytes, iter(tuple(log.waiters.items()))))
 
-    def _serve(self) -> None:
+    def _wake_some(self) -> None:
         """Wake some readers; continue in the loop's next turn if there are more."""
         woken = 0
         try:
-            while self._due:
-                log, appended_bytes, waiters = self._due[0]
+            while self._notifications:
+                log, appended_bytes, waiters = self._notifications[0]
                 for waiter, awaited in waiters:
-                    woken += _tell(log, waiter, awaited, appended_bytes)
+                    woken += _notify(log, waiter, awaited, appended_bytes)
                     if woken == limits.READERS_WOKEN_AT_ONCE:
                         return
-                self._due.popleft()
+                self._notifications.popleft()
         finally:
-            if self._due:
-                self.loop.call_soon(self._serve)
+            if self._notifications:
+                self.loop.call_soon(self._wake_some)
 
 
-def _tell(log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int) -> bool:
+def _notify(
+    log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int
+) -> bool:
     """Notify a reader; return whether it was woken. If there are transactions, a reader of
     committed records checks again when any is decided: the number of bytes is unknown."""
     if awaited.stable_offset is None or not log.has_transactions:

@@ -45,7 +45,7 @@ async def live(tmp_path: Path) -> AsyncIterator[Served]:
 def waiting(running: Served) -> int:
     store = running.broker._store
     assert isinstance(store, LocalStore)
-    return store._engine.readers.count
+    return store._committer.readers.count
 
 
 async def waiting_readers(running: Served, count: int, **fields: Any) -> list[Client]:

@@ -126,7 +126,7 @@ class QuickDisk(RealDisk):
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
         return function()
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
         try:
             file.sync()
         except OSError as error:

@@ -20,9 +20,9 @@ class HeldDisk(RealDisk):
         self.held: asyncio.Queue[Synced] = asyncio.Queue()
         self._is_released = False
 
-    def sync_soon(self, file: File, done: Synced, alone: bool) -> None:
+    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
         if self._is_released:
-            super().sync_soon(file, done, alone)
+            super().sync_soon(file, done, allow_blocking)
             return
         self.held.put_nowait(done)
 

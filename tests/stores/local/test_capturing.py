@@ -46,8 +46,8 @@ async def held_capture(
 
     with monkeypatch.context() as patch:
         patch.setattr(Capture, "finish", slowly)
-        task = store._engine._start_checkpoint()
-        while store._engine._capture.is_over:
+        task = store._committer._start_checkpoint()
+        while store._committer._capture.is_complete:
             await asyncio.sleep(0)
         yield task
         goes_on.set()
@@ -70,7 +70,7 @@ async def test_what_is_committed_meanwhile_is_not_part_of_the_checkpoint(
         await append_values(store, late[0], b"meanwhile")
     found = in_place(tmp_path / "data")
     assert {
-        key: (log.first_offset, log.readable) for key, log in found.logs.items()
+        key: (log.first_offset, log.high_watermark) for key, log in found.logs.items()
     } == dict.fromkeys([*keys, doomed], (0, 1))
     assert all(log.segments[0].path in found.packed.extents for log in found.logs.values())
     # The journal has the rest.
@@ -82,11 +82,11 @@ async def test_what_is_committed_meanwhile_is_not_part_of_the_checkpoint(
     assert "doomed" not in await again.topics()
     await again.close()
     # The next checkpoint has it, too.
-    await store._engine._checkpoint(clean=False)
+    await store._committer._checkpoint(clean=False)
     found = in_place(tmp_path / "data")
-    assert found.logs[keys[0]].readable == 2
+    assert found.logs[keys[0]].high_watermark == 2
     assert found.logs[keys[1]].first_offset == 1
-    assert found.logs[late[0]].readable == 1
+    assert found.logs[late[0]].high_watermark == 1
     assert doomed not in found.logs
     await store.close()
 
@@ -100,7 +100,7 @@ async def test_nothing_later_is_written_back_while_the_state_is_taken(
     keys = await new_partitions(store, 2)
     for key in keys:
         await append_values(store, key, b"before")
-    sizes = {key: log.segments[-1].size for key, log in store._engine.logs.items()}
+    sizes = {key: log.segments[-1].size for key, log in store._committer.logs.items()}
     calls: list[asyncio.Future[object]] = []
     async with held_capture(store, monkeypatch):
         # The first ones go beyond the bound; the last has to wait for the checkpoint.
@@ -127,15 +127,15 @@ async def test_partitions_that_did_not_change_stay_in_the_next_checkpoint(tmp_pa
     keys = await new_partitions(store, 3)
     for key in keys:
         await append_values(store, key, b"quack")
-    await store._engine._checkpoint(clean=False)
-    capture = store._engine._capture
-    assert not capture.logs and not capture.waiting and not capture.indexes, "memory is held"
+    await store._committer._checkpoint(clean=False)
+    capture = store._committer._capture
+    assert not capture.logs and not capture.unwritten and not capture.indexes, "memory is held"
     await append_values(store, keys[1], b"quack")
     await store.close()
-    assert [in_place(tmp_path).logs[key].readable for key in keys] == [1, 2, 1]
+    assert [in_place(tmp_path).logs[key].high_watermark for key in keys] == [1, 2, 1]
     again = await LocalStore.open(tmp_path)
     await again.close()
-    assert [in_place(tmp_path).logs[key].readable for key in keys] == [1, 2, 1]
+    assert [in_place(tmp_path).logs[key].high_watermark for key in keys] == [1, 2, 1]
 
 
 @pytest.mark.sweep
@@ -148,6 +148,6 @@ async def test_a_checkpoint_of_many_partitions_does_not_hold_the_loop(
     keys = await new_partitions(store, 5_000)
     await asyncio.gather(*(store.append([Append(key, batch_of(b"quack"))]) for key in keys))
     with measured_callbacks() as times:
-        await asyncio.create_task(store._engine._checkpoint(clean=False))
+        await asyncio.create_task(store._committer._checkpoint(clean=False))
     times.check(20)
     await store.close()

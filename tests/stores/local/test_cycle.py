@@ -9,7 +9,7 @@ import pytest
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.commit.pending import Gathering, PendingCommit
+from quackmq.stores.local.commit.pending import CommitQueue, PendingCommit
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
 from tests.kit.support import batch_of
@@ -28,15 +28,17 @@ def log_with(number: int, size: int) -> PartitionLog:
 
 def carried(sizes: list[int], inline_bytes: int, room: int) -> list[int]:
     """Which of the partitions are carried by the frame."""
-    gathered = PendingCommit()
-    gathered.logs = dict.fromkeys(log_with(number, size) for number, size in enumerate(sizes))
-    gathered.seal()
-    gathered.append_bytes = sum(len(chunk.data) for _, some in gathered.chunks for chunk in some)
-    cycle = Cycle(gathered, inline_bytes, room)
-    total = sum(len(chunk.data) for share in cycle.shares if share.inline for chunk in share.chunks)
+    pending_commit = PendingCommit()
+    pending_commit.logs = dict.fromkeys(log_with(number, size) for number, size in enumerate(sizes))
+    pending_commit.seal()
+    pending_commit.append_bytes = sum(
+        len(chunk.data) for _, some in pending_commit.chunks for chunk in some
+    )
+    cycle = Cycle(pending_commit, inline_bytes, room)
+    total = sum(len(chunk.data) for share in cycle.writes if share.inline for chunk in share.chunks)
     assert total <= room
-    assert cycle.has_references == any(not share.inline for share in cycle.shares)
-    return [share.log.key.partition for share in cycle.shares if share.inline]
+    assert cycle.has_references == any(not share.inline for share in cycle.writes)
+    return [share.log.key.partition for share in cycle.writes if share.inline]
 
 
 async def test_the_smallest_shares_have_the_room_of_a_frame_first() -> None:
@@ -56,20 +58,20 @@ async def test_a_frame_with_much_of_many_partitions_takes_no_more(
 ) -> None:
     """It could not carry it, and would have to refer to a file of each partition."""
     monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
-    gathering = Gathering(1_000_000, 1_000)
+    gathering = CommitQueue(1_000_000, 1_000)
     for number in range(3):
-        gathering.fit(100)
+        gathering.reserve_entries(100)
         gathering.add_batch(log_with(number, 10), 600, 0)
-    gathering.fit(100)
-    assert len(gathering.take().logs) == 3
-    assert len(gathering.take().logs) == 0
+    gathering.reserve_entries(100)
+    assert len(gathering.pop().logs) == 3
+    assert len(gathering.pop().logs) == 0
 
 
 async def test_a_frame_with_much_of_few_partitions_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
-    gathering = Gathering(1_000_000, 1_000)
+    gathering = CommitQueue(1_000_000, 1_000)
     log = log_with(0, 10)
     for _ in range(10):
-        gathering.fit(100)
+        gathering.reserve_entries(100)
         gathering.add_batch(log, 600, 0)
-    assert gathering.take().append_bytes == 6_000
+    assert gathering.pop().append_bytes == 6_000

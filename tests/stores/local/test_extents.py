@@ -27,10 +27,10 @@ def test_the_last_write_counts_wherever_extents_overlap(writes: list[tuple[int, 
     for piece in extents.pieces(rows, 0, 100):
         assert piece.length
         if piece.pack is None:
-            assert piece.at == len(got)
+            assert piece.position == len(got)
             got += bytes(piece.length)
         else:
-            got += pack[piece.at : piece.at + piece.length]
+            got += pack[piece.position : piece.position + piece.length]
     assert got == content
     held = extents.decode(rows)
     assert held == sorted(held)
@@ -48,11 +48,13 @@ def test_what_was_replaced_is_named_with_the_place_where_it_lay(
         rows, replaced = extents.lay_over(rows, Extent(position, length, 7, used))
         used += length
         for extent in replaced:
-            gone = set(range(extent.at, extent.at + extent.length))
+            gone = set(range(extent.pack_position, extent.pack_position + extent.length))
             assert not gone & dead
             dead |= gone
     alive = {
-        at for extent in extents.decode(rows) for at in range(extent.at, extent.at + extent.length)
+        at
+        for extent in extents.decode(rows)
+        for at in range(extent.pack_position, extent.pack_position + extent.length)
     }
     assert alive | dead == set(range(used))
     assert not alive & dead

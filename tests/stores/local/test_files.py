@@ -67,7 +67,7 @@ def disk(tmp_path: Path) -> WatchedDisk:
 
 @pytest.fixture
 def files(disk: WatchedDisk) -> Iterator[OpenFiles]:
-    files = OpenFiles(disk, most=2)
+    files = OpenFiles(disk, max_open=2)
     yield files
     files.close()
     assert disk.open_now == set()
@@ -76,7 +76,7 @@ def files(disk: WatchedDisk) -> Iterator[OpenFiles]:
 def write(files: OpenFiles, path: str, data: bytes = b"quack") -> None:
     with files.borrow(path, create=True) as file:
         write_all(file, data, 0)
-    files.wrote(path)
+    files.record_write(path)
 
 
 def make(disk: WatchedDisk, *paths: str) -> None:
@@ -136,10 +136,10 @@ def test_a_forgotten_file_is_closed_when_its_last_user_is_done(
 
 def test_a_new_file_and_its_name_are_synced_once(disk: WatchedDisk, files: OpenFiles) -> None:
     write(files, A)
-    assert files.dirty() == [A]
+    assert files.list_unsynced() == [A]
     files.sync(A)
     files.sync(A)
-    assert (disk.synced[A], disk.synced["log/topic"], files.dirty()) == (1, 1, [])
+    assert (disk.synced[A], disk.synced["log/topic"], files.list_unsynced()) == (1, 1, [])
 
 
 def test_the_name_of_a_file_that_was_there_already_is_synced_with_its_first_write(
@@ -148,7 +148,7 @@ def test_the_name_of_a_file_that_was_there_already_is_synced_with_its_first_writ
     """A process that was killed may have made it, and not have synced its name."""
     make(disk, A)
     with files.borrow(A):
-        assert files.dirty() == []
+        assert files.list_unsynced() == []
     for _ in range(2):
         write(files, A)
         files.sync(A)
@@ -226,7 +226,7 @@ def test_who_syncs_while_another_does_goes_on_only_when_it_is_synced(
 ) -> None:
     write(files, A)
     assert two_syncs_at_once(disk, files, lambda: None) == ["synced", "synced"]
-    assert files.dirty() == []
+    assert files.list_unsynced() == []
 
 
 def test_who_syncs_while_another_fails_fails_too(disk: WatchedDisk, files: OpenFiles) -> None:
@@ -248,7 +248,7 @@ def test_what_is_written_during_a_sync_is_not_taken_for_synced(
 
     disk.on_sync = write_again
     files.sync(A)
-    assert files.dirty() == [A]
+    assert files.list_unsynced() == [A]
 
 
 def test_a_file_removed_meanwhile_needs_no_sync(disk: WatchedDisk, files: OpenFiles) -> None:
@@ -256,7 +256,7 @@ def test_a_file_removed_meanwhile_needs_no_sync(disk: WatchedDisk, files: OpenFi
     files.forget(A)
     disk.remove(A)
     files.sync(A)
-    assert files.dirty() == []
+    assert files.list_unsynced() == []
 
 
 # --- failures --------------------------------------------------------------------------------

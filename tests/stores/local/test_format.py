@@ -33,14 +33,14 @@ REGION = Region(10, 20, 512, 100, 77, 1_000, 2_000, 3_000, 5)
 
 
 def descriptor(
-    length: int = 5, producers: int = 0, steps: tuple[TransactionBoundary, ...] = ()
+    length: int = 5, producers: int = 0, boundaries: tuple[TransactionBoundary, ...] = ()
 ) -> Descriptor:
     batches = tuple(
         ProducerBatch(number, 1, RememberedBatch(0, 4, 10, 15, 1_000))
         for number in range(producers)
     )
     return Descriptor(
-        KEY, format.CONTINUES, 8, 512, 10, 15, 1_000, -1, length, 99, 2, batches, steps
+        KEY, format.CONTINUES, 8, 512, 10, 15, 1_000, -1, length, 99, 2, batches, boundaries
     )
 
 
@@ -68,7 +68,7 @@ def as_payload(entry: Entry) -> list[Buffer]:
 ENTRIES: list[Entry] = [
     AppendEntry(descriptor(producers=2), memoryview(b"12345")),
     AppendEntry(descriptor(length=2**32 - 1), None),
-    AppendEntry(descriptor(producers=1, steps=STEPS), memoryview(b"12345")),
+    AppendEntry(descriptor(producers=1, boundaries=STEPS), memoryview(b"12345")),
     ChangeEntry(b'["topic-deleted","07"]'),
     TrimEntry(KEY, 2**63 - 1),
 ]

@@ -23,7 +23,7 @@ from quackmq.records.batch import batches
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.files.format import AppendEntry, Frame, Sync, encode_frame, entries
-from quackmq.stores.local.files.journal import Journal, Place, Scan
+from quackmq.stores.local.files.journal import Journal, JournalLocation, Scan
 from quackmq.stores.local.recovery import read_meta
 from tests.kit.support import Clock, batch_of, let_others_run
 from tests.kit.waiting import soon
@@ -59,7 +59,9 @@ def frames_of(directory: Path) -> list[Frame]:
     disk = RealDisk(directory, read_only=True)
     meta = read_meta(disk)
     assert meta is not None
-    scan = Scan(disk, slots=meta.slots, start=Place(0, 0), run=1, number=1, salt=meta.salt)
+    scan = Scan(
+        disk, slots=meta.slots, start=JournalLocation(0, 0), run=1, number=1, salt=meta.salt
+    )
     return list(scan.frames())
 
 
@@ -233,7 +235,7 @@ async def test_a_frame_that_recovery_would_not_believe_is_never_made(
     with pytest.raises(InternalError, match="recovery accepts at most"):
         encode_frame(Sync.ALWAYS, 1, 1, 0, [bytes(1001)], 0)
     journal = Journal(
-        RealDisk(tmp_path), slot_bytes=SLOT_BYTES, slots=2, start=Place(0, 0), number=1
+        RealDisk(tmp_path), slot_bytes=SLOT_BYTES, slots=2, start=JournalLocation(0, 0), number=1
     )
     with pytest.raises(InternalError, match="does not fit in a slot"):
         journal.reserve(SLOT_BYTES + 1)
@@ -285,7 +287,7 @@ async def test_changes_on_their_way_count_no_less_than_the_memory_that_they_use(
             for key in keys:
                 name = CursorKey(f"reader-{number}", *key)
                 store.append([], [Cursor(name, number, "", number)])
-        counted = store._engine.gathering.changes.used
+        counted = store._committer.commit_queue.change_room.used
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

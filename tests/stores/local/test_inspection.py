@@ -22,7 +22,7 @@ from quackmq.stores.local import LocalOptions
 from quackmq.stores.local.files.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
 from quackmq.stores.local.inspect.directory import FrameAt, Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind, merged
-from quackmq.stores.local.inspect.segments import Held
+from quackmq.stores.local.inspect.segments import StoredBatch
 from quackmq.stores.local.inspect.verify import Verification
 from tests.kit.support import batch_of
 from tests.stores.calls import append
@@ -77,8 +77,8 @@ def offsets_in(directory: Path, key: PartitionKey, offset: int = 0) -> list[int]
 
 def batches_in(directory: Path, key: PartitionKey, offset: int = 0) -> list[tuple[int, bytes]]:
     with inspection_of(directory) as inspection:
-        found = inspection.contents.batches(inspection.logs[key], offset)
-        held = [each.batch for each in found if isinstance(each, Held)]
+        found = inspection.segments.batches(inspection.logs[key], offset)
+        held = [each.batch for each in found if isinstance(each, StoredBatch)]
         return [(batch.base_offset, bytes(batch.view)) for batch in held]
 
 
@@ -97,7 +97,7 @@ async def test_a_store_that_was_closed_is_seen_as_it_is(tmp_path: Path) -> None:
         assert inspection.checkpoint is not None and inspection.checkpoint.clean
         assert set(inspection.catalog.topics) == {"ducks"}
         log = inspection.logs[key]
-        assert (log.first_offset, log.readable) == (0, 20)
+        assert (log.first_offset, log.high_watermark) == (0, 20)
     assert offsets_in(tmp_path / "data", key) == list(range(20))
     assert found_in(tmp_path / "data", deep=True) == []
 
@@ -215,19 +215,19 @@ async def test_a_flipped_bit_anywhere_is_named_where_it_is(tmp_path: Path, leave
     directory = tmp_path / "data"
     key = await (closed if leave is closed else crashed)(directory, 20)
     sound = batches_in(directory, key)
-    places = [
+    locations = [
         (path, position)
         for path in (directory / "checkpoint", directory / "quackmq.json")
         for position in (0, 1, 30, 60)
     ]
     for path in [*segments_of(directory), *indexes_of(directory)]:
-        places += [(path, position) for position in range(5, path.stat().st_size, 37)]
-    frames = [each for each in frames_in(directory) if each.behind_checkpoint]
+        locations += [(path, position) for position in range(5, path.stat().st_size, 37)]
+    frames = [each for each in frames_in(directory) if each.is_after_checkpoint]
     for (slot, position), frame, _ in frames[:-1]:
         path = directory / "journal" / str(slot)
         inside = range(position, position + FRAME_HEADER_BYTES + len(frame.payload), 50)
-        places += [(path, each) for each in inside]
-    for path, position in places:
+        locations += [(path, each) for each in inside]
+    for path, position in locations:
         flip(path, position)
         ranges = damage_in(directory)
         if not ranges and leave is crashed and path.suffix == ".log":
@@ -267,7 +267,7 @@ async def test_all_damage_is_named_however_much_there_is(tmp_path: Path) -> None
         flip(directory / "journal" / str(slot), position + FRAME_HEADER_BYTES)
     referenced = max(segments, key=lambda path: path.stat().st_size)
     flip(referenced, referenced.stat().st_size - 1)
-    first, second, third = (frame.place.position for frame in spoilt)
+    first, second, third = (frame.location.position for frame in spoilt)
     assert damage_in(directory)[:2] == [
         ("journal/0", first, first + spoilt[0].frame.size),
         ("journal/0", second, third + spoilt[2].frame.size),
@@ -283,7 +283,7 @@ async def test_what_lies_before_damage_in_the_journal_is_still_seen(tmp_path: Pa
     with inspection_of(directory) as inspection:
         assert inspection.damaged
         assert inspection.frames == 4
-        assert inspection.logs[key].readable == 3
+        assert inspection.logs[key].high_watermark == 3
     assert offsets_in(directory, key) == [0, 1, 2]
 
 

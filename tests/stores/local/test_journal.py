@@ -8,7 +8,14 @@ import pytest
 
 from quackmq.disk.real import RealDisk
 from quackmq.stores.local.files.format import FRAME_HEADER_BYTES, Sync, encode_frame, frame_bytes
-from quackmq.stores.local.files.journal import DIRECTORY, Journal, Place, Scan, SlotRange, slot_path
+from quackmq.stores.local.files.journal import (
+    DIRECTORY,
+    Journal,
+    JournalLocation,
+    Scan,
+    SlotRange,
+    slot_path,
+)
 from tests.stores.local.directories import flip
 
 SALT = 99
@@ -18,7 +25,7 @@ SLOT_BYTES = 2048
 SHORT = b"x" * 100
 #: Two boundaries long.
 LONG = b"y" * 600
-START = Place(0, 0)
+START = JournalLocation(0, 0)
 
 
 class Written:
@@ -30,24 +37,24 @@ class Written:
         self.disk.make_directory(DIRECTORY)
         self.journal = Journal(self.disk, slot_bytes=SLOT_BYTES, slots=SLOTS, start=START, number=1)
 
-    def write(self, *payloads: bytes, run: int = 1, synced: bool = True) -> list[Place]:
-        places = []
+    def write(self, *payloads: bytes, run: int = 1, synced: bool = True) -> list[JournalLocation]:
+        locations = []
         for payload in payloads:
-            number = self.journal.number
-            place = self.journal.reserve(frame_bytes(len(payload)))
-            assert place is not None
+            number = self.journal.next_number
+            location = self.journal.reserve(frame_bytes(len(payload)))
+            assert location is not None
             synced_through = number - 1 if synced else 0
             frame = encode_frame(Sync.ALWAYS, run, number, synced_through, [payload], SALT)
-            self.journal.write(place, frame)
+            self.journal.write(location, frame)
             self.journal.sync()
-            self.journal.advance(place, len(frame))
-            places.append(place)
-        return places
+            self.journal.advance(location, len(frame))
+            locations.append(location)
+        return locations
 
-    def damage(self, place: Place) -> None:
-        flip(self.directory / slot_path(place.slot), place.position + FRAME_HEADER_BYTES)
+    def damage(self, location: JournalLocation) -> None:
+        flip(self.directory / slot_path(location.slot), location.position + FRAME_HEADER_BYTES)
 
-    def scan(self, start: Place = START, number: int = 1, run: int = 1) -> Scan:
+    def scan(self, start: JournalLocation = START, number: int = 1, run: int = 1) -> Scan:
         return Scan(self.disk, slots=SLOTS, start=start, run=run, number=number, salt=SALT)
 
 
@@ -64,14 +71,18 @@ def numbers(scan: Scan) -> list[int]:
 
 
 def test_a_frame_that_does_not_fit_starts_the_next_slot(written: Written) -> None:
-    assert written.write(SHORT, LONG, LONG) == [Place(0, 0), Place(0, 512), Place(1, 0)]
+    assert written.write(SHORT, LONG, LONG) == [
+        JournalLocation(0, 0),
+        JournalLocation(0, 512),
+        JournalLocation(1, 0),
+    ]
 
 
 def test_no_slot_is_written_over_before_a_checkpoint_covers_it(written: Written) -> None:
     written.write(*[LONG] * 2 * SLOTS)
     assert written.journal.reserve(frame_bytes(len(LONG))) is None
-    written.journal.release(Place(1, 0))
-    assert written.journal.reserve(frame_bytes(len(LONG))) == Place(0, 0)
+    written.journal.release(JournalLocation(1, 0))
+    assert written.journal.reserve(frame_bytes(len(LONG))) == JournalLocation(0, 0)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -82,31 +93,31 @@ def test_frames_come_back_in_order_over_all_slots(written: Written) -> None:
     scan = written.scan()
     payloads = [bytes(frame.payload) for frame in scan.frames()]
     assert payloads == [SHORT, LONG, LONG, SHORT, LONG]
-    assert (scan.place, scan.number, scan.damage) == (written.journal.place, 6, None)
+    assert (scan.location, scan.number, scan.damage) == (written.journal.next_location, 6, None)
 
 
 def test_reading_starts_where_a_checkpoint_says(written: Written) -> None:
-    places = written.write(SHORT, SHORT, SHORT)
-    assert numbers(written.scan(places[1], number=2)) == [2, 3]
+    locations = written.write(SHORT, SHORT, SHORT)
+    assert numbers(written.scan(locations[1], number=2)) == [2, 3]
 
 
 def test_an_empty_journal_has_no_frames(written: Written) -> None:
     scan = written.scan()
-    assert (numbers(scan), scan.place, scan.number, scan.damage) == ([], START, 1, None)
+    assert (numbers(scan), scan.location, scan.number, scan.damage) == ([], START, 1, None)
 
 
 def test_the_ring_goes_round(written: Written) -> None:
     written.write(*[LONG] * 2 * SLOTS)
-    written.journal.release(Place(2, 0))
+    written.journal.release(JournalLocation(2, 0))
     written.write(LONG, LONG, LONG)
-    scan = written.scan(Place(2, 0), number=5)
+    scan = written.scan(JournalLocation(2, 0), number=5)
     assert numbers(scan) == list(range(5, 12))
-    assert (scan.place, scan.damage) == (Place(1, 1024), None)
+    assert (scan.location, scan.damage) == (JournalLocation(1, 1024), None)
 
 
 def test_frames_of_an_earlier_run_are_not_taken_for_new_ones(written: Written) -> None:
     written.write(SHORT, SHORT, SHORT)
-    written.journal.place, written.journal.number = START, 1
+    written.journal.next_location, written.journal.next_number = START, 1
     written.write(SHORT, run=2)
     scan = written.scan(run=2)
     assert (numbers(scan), scan.damage) == ([1], None)
@@ -115,8 +126,8 @@ def test_frames_of_an_earlier_run_are_not_taken_for_new_ones(written: Written) -
 def test_bytes_published_to_look_like_a_frame_are_not_taken_for_one(written: Written) -> None:
     forged = encode_frame(Sync.ALWAYS, 1, 3, 2, [b"forged"], SALT + 1)
     # Behind the entry of 472 bytes the forged frame lies on a boundary.
-    [place] = written.write(b"z" * 472 + forged)
-    written.damage(place)
+    [location] = written.write(b"z" * 472 + forged)
+    written.damage(location)
     scan = written.scan()
     assert (numbers(scan), scan.damage) == ([], None)
 
@@ -125,37 +136,37 @@ def test_bytes_published_to_look_like_a_frame_are_not_taken_for_one(written: Wri
 
 
 def test_a_last_frame_that_is_not_whole_is_cut_off(written: Written) -> None:
-    places = written.write(SHORT, SHORT, SHORT)
-    written.damage(places[2])
+    locations = written.write(SHORT, SHORT, SHORT)
+    written.damage(locations[2])
     scan = written.scan()
     assert numbers(scan) == [1, 2]
-    assert (scan.place, scan.number, scan.damage) == (places[2], 3, None)
+    assert (scan.location, scan.number, scan.damage) == (locations[2], 3, None)
 
 
 def test_a_bad_frame_before_a_good_one_is_damage_and_named(written: Written) -> None:
-    places = written.write(SHORT, LONG, SHORT)
-    written.damage(places[1])
+    locations = written.write(SHORT, LONG, SHORT)
+    written.damage(locations[1])
     scan = written.scan()
     assert numbers(scan) == [1]
     assert scan.damage is not None
     assert scan.damage.ranges == (SlotRange(0, 512, 1536),)
     assert str(scan.damage) == "journal/0, bytes 512 to 1536 (frame 2)"
-    assert scan.damage.resumes == places[2]
+    assert scan.damage.resumes == locations[2]
 
 
 def test_several_bad_frames_in_a_row_are_one_damage(written: Written) -> None:
-    places = written.write(SHORT, SHORT, SHORT, SHORT)
-    written.damage(places[1])
-    written.damage(places[2])
+    locations = written.write(SHORT, SHORT, SHORT, SHORT)
+    written.damage(locations[1])
+    written.damage(locations[2])
     scan = written.scan()
     assert numbers(scan) == [1]
     assert str(scan.damage) == "journal/0, bytes 512 to 1536 (frames 2 to 3)"
 
 
 def test_reading_can_go_on_behind_damage(written: Written) -> None:
-    places = written.write(SHORT, SHORT, SHORT, SHORT, SHORT)
-    written.damage(places[0])
-    written.damage(places[2])
+    locations = written.write(SHORT, SHORT, SHORT, SHORT, SHORT)
+    written.damage(locations[0])
+    written.damage(locations[2])
     first = written.scan()
     assert numbers(first) == []
     assert first.damage is not None
@@ -168,9 +179,9 @@ def test_reading_can_go_on_behind_damage(written: Written) -> None:
 
 
 def test_damage_at_the_beginning_of_a_slot_is_named_there(written: Written) -> None:
-    places = written.write(SHORT, LONG, LONG, SHORT)
-    assert places[2] == Place(1, 0)
-    written.damage(places[2])
+    locations = written.write(SHORT, LONG, LONG, SHORT)
+    assert locations[2] == JournalLocation(1, 0)
+    written.damage(locations[2])
     scan = written.scan()
     assert numbers(scan) == [1, 2]
     assert scan.damage is not None
@@ -178,9 +189,9 @@ def test_damage_at_the_beginning_of_a_slot_is_named_there(written: Written) -> N
 
 
 def test_damage_over_a_slots_end_is_named_in_both_slots(written: Written) -> None:
-    places = written.write(SHORT, LONG, LONG, SHORT)
-    written.damage(places[1])
-    written.damage(places[2])
+    locations = written.write(SHORT, LONG, LONG, SHORT)
+    written.damage(locations[1])
+    written.damage(locations[2])
     scan = written.scan()
     assert numbers(scan) == [1]
     assert scan.damage is not None
@@ -198,8 +209,8 @@ def test_a_slot_that_is_missing_between_others_is_damage(written: Written) -> No
 def test_frames_never_known_to_be_synced_are_no_damage_when_one_is_missing(
     written: Written,
 ) -> None:
-    places = written.write(SHORT, SHORT, SHORT, SHORT, synced=False)
-    written.damage(places[1])
+    locations = written.write(SHORT, SHORT, SHORT, SHORT, synced=False)
+    written.damage(locations[1])
     scan = written.scan()
     assert numbers(scan) == [1]
-    assert (scan.damage, scan.abandoned) == (None, 2)
+    assert (scan.damage, scan.discarded_frames) == (None, 2)

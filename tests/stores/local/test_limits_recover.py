@@ -75,10 +75,10 @@ async def stuck(store: LocalStore, disk: SlowCheckpoints) -> list[asyncio.Future
 
 def is_at_limit(store: LocalStore) -> bool:
     """Whether there is no place for another frame of that size, or too much is unwritten."""
-    engine = store._engine
+    committer = store._committer
     return (
-        engine._journal.reserve(1_536) is None
-        or engine._waiting.bytes >= stores_limits.WRITE_BACK_BYTES
+        committer._journal.reserve(1_536) is None
+        or committer._write_back_queue.unwritten_bytes >= stores_limits.WRITE_BACK_BYTES
     )
 
 
@@ -247,14 +247,14 @@ async def test_a_system_that_held_one_write_up_is_trusted_again_after_a_while(
         now_s += takes_ms / 1000
 
     disk = RealDisk(tmp_path)
-    disk.run_here(lambda: write(disk_limits.LOOP_WRITE_MS / 2))
-    assert disk.is_prompt
-    disk.run_here(lambda: write(2 * disk_limits.LOOP_WRITE_MS))
-    assert not disk.is_prompt
+    disk.run_on_loop(lambda: write(disk_limits.LOOP_WRITE_MS / 2))
+    assert disk.is_fast_on_loop
+    disk.run_on_loop(lambda: write(2 * disk_limits.LOOP_WRITE_MS))
+    assert not disk.is_fast_on_loop
     now_s += disk_limits.LOOP_WRITE_PAUSE_MS / 1000 - 1
-    assert not disk.is_prompt
+    assert not disk.is_fast_on_loop
     now_s += 1
-    assert disk.is_prompt
+    assert disk.is_fast_on_loop
 
 
 async def test_readers_that_were_held_up_by_a_failure_are_read_to_after_reopening(
@@ -300,7 +300,7 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
     busy = await new_partition(store, "busy")
     await append_values(store, quiet, b"said once")
     disk.free.clear()
-    engine = store._engine
+    committer = store._committer
     most = tail_bytes + stores_limits.WRITE_BACK_BYTES + 2 * limits.PENDING_BYTES
     highest = 0
 
@@ -308,11 +308,11 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
         nonlocal highest
         await store.room()
         await append_values(store, busy, b"%d" % number * 20_000)
-        highest = max(highest, engine._tail._bytes + engine.gathering.batches.used)
+        highest = max(highest, committer._tail._bytes + committer.commit_queue.batch_room.used)
 
     calls = [asyncio.ensure_future(publish(number % 10)) for number in range(200)]
-    await until(lambda: disk.waiting > 0 and not engine.gathering.batches._free.is_set())
-    await until(lambda: engine._tail.excess_bytes >= stores_limits.WRITE_BACK_BYTES)
+    await until(lambda: disk.waiting > 0 and not committer.commit_queue.batch_room._free.is_set())
+    await until(lambda: committer._tail.excess_bytes >= stores_limits.WRITE_BACK_BYTES)
     await let_others_run(2_000)
     assert 10 < sum(call.done() for call in calls) < 40
     disk.free.set()

@@ -15,7 +15,7 @@ from quackmq.stores import limits as stores_limits
 from quackmq.stores.local.files import extents
 from quackmq.stores.local.files.extents import Extent
 from quackmq.stores.local.files.open_files import OpenFiles
-from quackmq.stores.local.files.packs import Packed, Packs, Run, listed, pack_path
+from quackmq.stores.local.files.packs import Packed, Packs, Run, list_packs, pack_path
 
 A, B = "log/topic/a.log", "log/topic/b.log"
 SMALL = 100
@@ -48,7 +48,7 @@ def disk(tmp_path: Path) -> FlakyDisk:
 
 @pytest.fixture
 def files(disk: FlakyDisk) -> Iterator[OpenFiles]:
-    files = OpenFiles(disk, most=4)
+    files = OpenFiles(disk, max_open=4)
     yield files
     files.close()
 
@@ -110,7 +110,7 @@ def test_a_view_is_given_of_bytes_that_lie_together(packs: Packs, files: OpenFil
     write(packs, A, 3, b"two")
     with packs.borrow(A) as file:
         assert file.view(6, 0) is None
-        assert file.cached(6, 0) in (True, False)
+        assert file.is_cached(6, 0) in (True, False)
 
 
 def test_a_path_without_bytes_is_missing(packs: Packs) -> None:
@@ -140,8 +140,8 @@ def test_packed_bytes_are_not_changed_in_place(packs: Packs) -> None:
 def test_people_are_told_where_packed_bytes_lie(packs: Packs) -> None:
     write(packs, A, 0, b"one")
     write(packs, B, 0, b"two")
-    assert packs.places(B, 1, 3) == "log/packs/1 bytes 4 to 6"
-    assert packs.places("log/topic/c.log", 0, 9) == ""
+    assert packs.describe_pack_ranges(B, 1, 3) == "log/packs/1 bytes 4 to 6"
+    assert packs.describe_pack_ranges("log/topic/c.log", 0, 9) == ""
 
 
 def test_a_pack_that_is_full_is_closed(
@@ -150,7 +150,7 @@ def test_a_pack_that_is_full_is_closed(
     monkeypatch.setattr(stores_limits, "PACK_BYTES", 20)
     for number in range(10):
         write(packs, A, number * 10, b"%010d" % number)
-    assert listed(disk) == [1, 2, 3, 4]
+    assert list_packs(disk) == [1, 2, 3, 4]
     assert content(packs, A, 100) == b"".join(b"%010d" % number for number in range(10))
 
 
@@ -158,9 +158,9 @@ def test_a_later_run_of_the_broker_begins_a_pack_of_its_own(
     packs: Packs, disk: FlakyDisk, files: OpenFiles
 ) -> None:
     write(packs, A, 0, b"quack")
-    later = Packs(disk, files, packs.captured(without=()), 2)
+    later = Packs(disk, files, packs.capture(without=()), 2)
     write(later, A, 5, b" quack")
-    assert listed(disk) == [1, 2]
+    assert list_packs(disk) == [1, 2]
     assert content(later, A, 11) == b"quack quack"
 
 
@@ -222,7 +222,7 @@ def test_paths_with_most_in_packs_move_first_and_few_at_a_time(
     monkeypatch.setattr(stores_limits, "MOVED_PATHS", 2)
     for number, size in enumerate((5, 20, 30, 11)):
         write(packs, f"log/topic/{number}.log", 0, bytes(size))
-    assert packs.movable() == ["log/topic/2.log", "log/topic/1.log"]
+    assert packs.list_movable() == ["log/topic/2.log", "log/topic/1.log"]
 
 
 def test_a_path_with_extents_that_cannot_be_joined_moves(
@@ -231,7 +231,7 @@ def test_a_path_with_extents_that_cannot_be_joined_moves(
     monkeypatch.setattr(stores_limits, "PATH_EXTENTS", 2)
     for number in range(5):
         write(packs, A, number * 10, b"quack")
-    assert packs.movable() == [A]
+    assert packs.list_movable() == [A]
 
 
 def test_moved_bytes_are_in_the_file_durably_before_they_are_let_go_of(
@@ -242,7 +242,7 @@ def test_moved_bytes_are_in_the_file_durably_before_they_are_let_go_of(
     packs.move([A, B])
     assert packs.rows(A) == b""
     assert (tmp_path / A).read_bytes() == b"one" + bytes(7) + b"two"
-    assert A not in files.dirty()
+    assert A not in files.list_unsynced()
     assert content(packs, A, 13) == b"one" + bytes(7) + b"two"
     assert packs.live_bytes == 0
 
@@ -252,13 +252,13 @@ def test_a_path_that_cannot_be_read_does_not_move_and_keeps_no_other_waiting(
 ) -> None:
     monkeypatch.setattr(stores_limits, "MOVED_BYTES", 3)
     write(packs, A, 0, b"quack")
-    assert packs.movable() == [A]
+    assert packs.list_movable() == [A]
     disk.is_unreadable = True
     packs.move([A])
     disk.is_unreadable = False
     assert not (tmp_path / A).exists()
     assert content(packs, A, 5) == b"quack"
-    assert packs.movable() == []
+    assert packs.list_movable() == []
 
 
 def test_a_reader_follows_bytes_that_move_while_it_reads(packs: Packs) -> None:
@@ -267,7 +267,7 @@ def test_a_reader_follows_bytes_that_move_while_it_reads(packs: Packs) -> None:
         packs.move([A])
         packs.remove_packs([1])
         assert read_all(file, 5, 0) == b"quack"
-        assert file.cached(5, 0) in (True, False)
+        assert file.is_cached(5, 0) in (True, False)
 
 
 def test_a_reader_is_told_of_a_pack_that_is_missing(
@@ -277,7 +277,7 @@ def test_a_reader_is_told_of_a_pack_that_is_missing(
     files.forget(pack_path(1))
     (tmp_path / pack_path(1)).unlink()
     with packs.borrow(A) as file:
-        assert not file.cached(5, 0)
+        assert not file.is_cached(5, 0)
         assert file.view(5, 0) is None
         with pytest.raises(FileNotFoundError, match="log/packs/1"):
             file.read_some(5, 0)
@@ -289,7 +289,7 @@ def test_a_reader_is_told_of_a_pack_that_is_missing(
 def test_a_checkpoint_names_all_extents_but_those_of_paths_that_are_gone(packs: Packs) -> None:
     write(packs, A, 0, b"one")
     write(packs, B, 0, b"three")
-    packed = packs.captured(without={A})
+    packed = packs.capture(without={A})
     assert packed.sizes == {1: 8}
     assert packed.extents == {B: extents.encode([Extent(0, 5, 1, 3)])}
 
@@ -300,24 +300,24 @@ def test_a_pack_goes_when_a_checkpoint_does_not_name_it(
     monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
     write(packs, A, 0, b"one")
     write(packs, B, 0, b"two")
-    assert packs.unnamed(packs.captured(without=())) == []
-    unnamed = packs.unnamed(packs.captured(without={A}))
+    assert packs.list_unnamed(packs.capture(without=())) == []
+    unnamed = packs.list_unnamed(packs.capture(without={A}))
     packs.remove(A)
     packs.remove_packs(unnamed)
-    assert (unnamed, listed(disk)) == ([1], [2])
+    assert (unnamed, list_packs(disk)) == ([1], [2])
     assert content(packs, B, 3) == b"two"
 
 
 def test_the_active_pack_stays_although_nothing_names_it(packs: Packs) -> None:
     write(packs, A, 0, b"one")
-    assert packs.unnamed(packs.captured(without={A})) == []
+    assert packs.list_unnamed(packs.capture(without={A})) == []
 
 
 def test_a_pack_in_use_is_not_removed(packs: Packs, disk: FlakyDisk) -> None:
     write(packs, A, 0, b"one")
     with pytest.raises(InternalError, match="in use"):
         packs.remove_packs([1])
-    assert listed(disk) == [1]
+    assert list_packs(disk) == [1]
 
 
 def test_packs_that_are_mostly_dead_are_written_again(
@@ -332,8 +332,8 @@ def test_packs_that_are_mostly_dead_are_written_again(
     assert packs.dead_bytes == 0, "nothing is dead yet"
     packs.forget(B)
     packs.rewrite()
-    packed = packs.captured(without=())
-    assert packs.unnamed(packed) == [1], "one at a time"
+    packed = packs.capture(without=())
+    assert packs.list_unnamed(packed) == [1], "one at a time"
     packs.remove_packs([1])
     assert content(packs, A, 20) == b"alive" * 4
     assert packs.live_bytes == 20
@@ -378,4 +378,4 @@ def test_only_numbers_are_packs(disk: FlakyDisk) -> None:
     disk.make_directory("log/packs")
     for name in ("1", "10", "9", "notes"):
         disk.open(f"log/packs/{name}", create=True).close()
-    assert listed(disk) == [1, 9, 10]
+    assert list_packs(disk) == [1, 9, 10]

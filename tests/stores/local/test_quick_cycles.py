@@ -27,7 +27,7 @@ T = TypeVar("T")
 class CountingDisk(RealDisk):
     """Counts what goes to the flush lane. Its system takes every small write at once."""
 
-    is_prompt = True
+    is_fast_on_loop = True
     flushes = 0
 
     async def run(self, function: Callable[[], T], lane: Lane) -> T:
@@ -38,7 +38,7 @@ class CountingDisk(RealDisk):
 class HoldingUp(CountingDisk):
     """Its system holds up everything."""
 
-    is_prompt = False
+    is_fast_on_loop = False
 
 
 async def test_an_append_is_answered_and_shown_when_its_sync_has_ended(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class BadFile(RealFile):
             raise OSError(errno.EIO, "Input/output error")
         return super().read_some(length, position)
 
-    def cached(self, length: int, position: int) -> bool:
+    def is_cached(self, length: int, position: int) -> bool:
         return self.disk.reads_on_the_loop
 
 

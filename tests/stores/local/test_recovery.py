@@ -98,13 +98,17 @@ async def test_a_store_that_was_closed_needs_no_journal(tmp_path: Path) -> None:
     key = await closed(tmp_path / "data", 12)
     shutil.rmtree(tmp_path / "data" / "journal")
     recovered = recovered_from(tmp_path / "data")
-    assert (recovered.logs[key].readable, recovered.frames, recovered.writes) == (12, 0, [])
+    assert (recovered.logs[key].high_watermark, recovered.replayed_frames, recovered.writes) == (
+        12,
+        0,
+        [],
+    )
 
 
 async def test_after_a_crash_the_frames_behind_the_checkpoint_are_replayed(tmp_path: Path) -> None:
     key = await crashed(tmp_path / "data", 12, LocalOptions())
     recovered = recovered_from(tmp_path / "data")
-    assert (recovered.logs[key].readable, recovered.frames) == (12, 13)
+    assert (recovered.logs[key].high_watermark, recovered.replayed_frames) == (12, 13)
     assert len(recovered.writes) == 12
 
 
@@ -153,7 +157,7 @@ async def test_every_frame_but_the_last_is_witnessed_by_a_later_one(tmp_path: Pa
             recovered_from(tmp_path / "data")
         flip(path, start)
     flip(last[0], last[1])
-    assert recovered_from(tmp_path / "data").frames == len(witnessed)
+    assert recovered_from(tmp_path / "data").replayed_frames == len(witnessed)
 
 
 async def test_a_torn_last_frame_is_cut_off(tmp_path: Path) -> None:
@@ -162,8 +166,8 @@ async def test_a_torn_last_frame_is_cut_off(tmp_path: Path) -> None:
     for torn in (start, start + 10, start + FRAME_HEADER_BYTES, start + FRAME_HEADER_BYTES + 7):
         path.write_bytes(path.read_bytes()[:torn])
         recovered = recovered_from(tmp_path / "data")
-        assert (recovered.logs[key].readable, recovered.frames) == (3, 4)
-        assert recovered.standing.place.position == start
+        assert (recovered.logs[key].high_watermark, recovered.replayed_frames) == (3, 4)
+        assert recovered.header.location.position == start
 
 
 async def test_a_journal_that_is_missing_is_damage_even_if_it_may_have_been_empty(
@@ -185,11 +189,15 @@ async def test_without_a_sync_a_frame_whose_batches_never_came_ends_the_journal(
         await store.append([Append(key, batch_of(value))])
     leave_crashed(tmp_path / "running", tmp_path / "data")
     await store.close()
-    assert recovered_from(tmp_path / "data").logs[key].readable == 3
+    assert recovered_from(tmp_path / "data").logs[key].high_watermark == 3
     for path in (tmp_path / "data").glob("log/*/*.log"):
         path.write_bytes(b"")
     recovered = recovered_from(tmp_path / "data")
-    assert (recovered.logs[key].readable, recovered.frames, recovered.abandoned) == (1, 2, 2)
+    assert (
+        recovered.logs[key].high_watermark,
+        recovered.replayed_frames,
+        recovered.discarded_frames,
+    ) == (1, 2, 2)
 
 
 @pytest.mark.parametrize("position", [0, 8, 12, 16, 40, -1])
@@ -245,11 +253,11 @@ async def test_after_a_crash_only_what_lies_behind_the_last_checkpoint_is_read(
     await crashed(directory, 200, options)
     behind = recover(RealDisk(directory, read_only=True), options)
     segments = {path.name for path in directory.glob("log/*/*.log")}
-    assert behind.frames < 30 and len(segments) > 20
+    assert behind.replayed_frames < 30 and len(segments) > 20
     disk = CountingDisk(directory)
     store = await LocalStore.open_on(disk, options=options, now_ms=Clock())
     read = {path.rpartition("/")[2] for path in disk.read_bytes if path.endswith(".log")}
-    touched = {path.rpartition("/")[2] for path in behind.touched}
+    touched = {path.rpartition("/")[2] for path in behind.referenced_paths}
     assert read <= (touched if sync == "os" else set())
     assert not [path for path in disk.read_bytes if path.endswith(".index")]
     await store.close()

@@ -110,8 +110,8 @@ async def test_as_many_files_stay_open_as_the_bound_allows_and_others_are_opened
 async def test_deleting_a_topic_costs_no_more_in_a_store_with_many(tmp_path: Path) -> None:
     store = await LocalStore.open(tmp_path)
     topics = [await store.create_topic(f"topic-{n}", 3, Policy()) for n in range(4)]
-    logs = CountedLogs(store._engine.logs)
-    store._engine.logs = logs
+    logs = CountedLogs(store._committer.logs)
+    store._committer.logs = logs
     await store.delete_topic(topics[1].id)
     assert logs.looked_at == []
     assert {key.topic_id for key in logs} == {topics[n].id for n in (0, 2, 3)}

@@ -40,7 +40,7 @@ def test_the_first_number_that_is_large_enough_is_found_from_every_place(
 
 
 def log_of(store: LocalStore, key: PartitionKey) -> PartitionLog:
-    return store._engine.logs[key]
+    return store._committer.logs[key]
 
 
 def size_by_walking(log: PartitionLog) -> int:
@@ -50,9 +50,9 @@ def size_by_walking(log: PartitionLog) -> int:
 def bytes_by_walking(log: PartitionLog, first: int, next: int) -> int:
     total = 0
     for each in log.segments:
-        low, high = max(first, each.base_offset), min(next, log.beyond(each))
+        low, high = max(first, each.base_offset), min(next, log.offset_after(each))
         if each.size and low < high:
-            total += each.size * (high - low) // (log.beyond(each) - each.base_offset)
+            total += each.size * (high - low) // (log.offset_after(each) - each.base_offset)
     return total
 
 

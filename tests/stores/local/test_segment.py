@@ -18,10 +18,10 @@ from quackmq.stores.local.files.format import CONTINUES, REGION_ENTRY_BYTES, Des
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.segment import (
     BadRange,
-    Plan,
+    ReadPlan,
     Segment,
-    carry_out,
     cut,
+    extract_batches,
     inspect,
     load_index,
     read,
@@ -72,7 +72,7 @@ def test_chunks_that_continue_make_one_region() -> None:
     segment = Segment(KEY, 100)
     segment.extend(chunk(100, 110, 0, 50, crc=1))
     segment.extend(chunk(110, 130, 50, 70, crc=2, flags=CONTINUES))
-    assert segment.open == Region(100, 130, 0, 120, 2, 100, 110, 110, EPOCH)
+    assert segment.open_region == Region(100, 130, 0, 120, 2, 100, 110, 110, EPOCH)
     assert (segment.size, segment.last_append_ms, segment.max_timestamp_ms) == (120, 110, 110)
 
 
@@ -80,7 +80,7 @@ def test_a_region_that_ended_stands_in_the_pending_entries() -> None:
     segment = Segment(KEY, 100)
     segment.extend(chunk(100, 110, 0, 50))
     segment.extend(chunk(110, 130, 50, 70))
-    assert len(segment.pending) == REGION_ENTRY_BYTES
+    assert len(segment.pending_regions) == REGION_ENTRY_BYTES
     assert segment.pending_base == 100
     assert [region.base_offset for region in segment.regions(0, b"")] == [100, 110]
 
@@ -90,8 +90,8 @@ def test_regions_are_found_from_the_one_that_holds_an_offset() -> None:
     for number in range(5):
         start = number * 10
         segment.extend(chunk(start, start + 10, start, 10))
-    index = bytes(segment.pending[: 2 * REGION_ENTRY_BYTES])
-    del segment.pending[: 2 * REGION_ENTRY_BYTES]
+    index = bytes(segment.pending_regions[: 2 * REGION_ENTRY_BYTES])
+    del segment.pending_regions[: 2 * REGION_ENTRY_BYTES]
     for offset in range(50):
         found = [region.base_offset for region in segment.regions(offset, index)]
         assert found == list(range(offset // 10 * 10, 50, 10)), offset
@@ -206,7 +206,7 @@ class OnDisk:
         self.directory = directory
         self.disk = RealDisk(directory)
         self.disk.make_directory("log")
-        self.files = OpenFiles(self.disk, most=2)
+        self.files = OpenFiles(self.disk, max_open=2)
         self.segment = Segment(KEY, 100)
         content = run_of(2) + run_of(2, base_offset=104)
         first = region_of(content[: 2 * SIZE])
@@ -216,7 +216,7 @@ class OnDisk:
         for region in self.regions:
             self.segment.extend(chunk(*region[:5]))
         self.segment.seal()
-        self._write(self.segment.index_path, self.segment.pending)
+        self._write(self.segment.index_path, self.segment.pending_regions)
 
     def _write(self, path: str, content: bytes | bytearray) -> None:
         with self.files.borrow(path, create=True) as file:
@@ -227,9 +227,9 @@ class OnDisk:
 
     def read(self, offset: int) -> list[int]:
         held = tuple(region for region in self.regions if region.next_offset > offset)
-        plan = Plan(self.segment.path, held, offset, PLENTY, PLENTY)
+        plan = ReadPlan(self.segment.path, held, offset, PLENTY, PLENTY)
         with self.files.borrow(plan.path) as file:
-            got = carry_out(plan, read(file, plan))
+            got = extract_batches(plan, read(file, plan))
         return [batch.base_offset for piece in got.pieces for batch in batches(piece)]
 
 

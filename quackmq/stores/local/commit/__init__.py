@@ -1,6 +1,7 @@
 """How the local store commits: many callers share one frame of the journal and one sync.
 
 Open `committer` first: it gathers changes and commits them cycle by cycle. `pending` divides
-waiting changes into frames, `cycle` is one frame and its callers, `write_back` moves batches from
-the journal to their files, `housekeeping` and `checkpoint_capture` write checkpoints meanwhile.
+waiting changes into frames, `cycle` is one frame and its callers, `unsynced` counts the writes of
+the weak sync modes, `write_back` moves batches from the journal to their files. Meanwhile
+`checkpoint_capture` and `checkpoint_writer` make checkpoints.
 """

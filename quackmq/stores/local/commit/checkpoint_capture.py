@@ -13,57 +13,57 @@ from __future__ import annotations
 import asyncio
 
 from quackmq.stores import limits
-from quackmq.stores.local.commit.write_back import Waiting, WriteBack
+from quackmq.stores.local.commit.write_back import UnwrittenChunks, WriteBackQueue
 from quackmq.stores.local.files.checkpoint import CapturedLog
-from quackmq.stores.local.files.segment import Entries
+from quackmq.stores.local.files.segment import PendingEntries
 from quackmq.stores.local.partition_log import PartitionLog
 
 
 class Capture:
-    def __init__(self, changed: dict[PartitionLog, None]) -> None:
-        """`changed` are the logs that changed since the last capture. The capture empties it."""
-        self._left = changed
+    def __init__(self, changed_logs: dict[PartitionLog, None]) -> None:
+        """Capture the logs that changed since the last capture; `changed_logs` gets empty."""
+        self._remaining = changed_logs
         #: Whether everything is captured.
-        self.is_over = not changed
+        self.is_complete = not changed_logs
         self.logs: list[CapturedLog] = []
-        self.indexes: list[Entries] = []
-        #: Committed chunks that are not in their segments yet. Their logs are all in `changed`.
-        self.waiting: list[Waiting] = []
+        self.indexes: list[PendingEntries] = []
+        #: Committed chunks of these logs that are not in their segments yet.
+        self.unwritten: list[UnwrittenChunks] = []
 
-    def keep(self, log: PartitionLog) -> None:
+    def capture_before_change(self, log: PartitionLog) -> None:
         """Capture a log that is about to change, if it is not captured yet."""
-        if log in self._left:
-            del self._left[log]
-            self._take(log)
+        if log in self._remaining:
+            del self._remaining[log]
+            self._capture(log)
 
     async def finish(self) -> None:
         """Capture the remaining logs; let other work run in between."""
-        while self._left:
-            for _ in range(min(limits.CAPTURED_LOGS, len(self._left))):
-                log, _ = self._left.popitem()
-                self._take(log)
-            if self._left:
+        while self._remaining:
+            for _ in range(min(limits.CAPTURED_LOGS, len(self._remaining))):
+                log, _ = self._remaining.popitem()
+                self._capture(log)
+            if self._remaining:
                 await asyncio.sleep(0)
-        self.is_over = True
+        self.is_complete = True
 
-    async def note_written(self, write_back: WriteBack) -> None:
+    async def record_written(self, write_back_queue: WriteBackQueue) -> None:
         """Record that the checkpoint's files are written; let other work run in between."""
         step = limits.CAPTURED_LOGS
-        for at in range(0, len(self.waiting), step):
-            write_back.done(self.waiting[at : at + step])
+        for start in range(0, len(self.unwritten), step):
+            write_back_queue.mark_written(self.unwritten[start : start + step])
             await asyncio.sleep(0)
-        for at in range(0, len(self.indexes), step):
-            for entries in self.indexes[at : at + step]:
-                entries.written()
+        for start in range(0, len(self.indexes), step):
+            for entries in self.indexes[start : start + step]:
+                entries.mark_written()
             await asyncio.sleep(0)
-        for taken in (self.logs, self.waiting, self.indexes):
-            taken.clear()  # the committer keeps this object until the next checkpoint
+        for captured in (self.logs, self.unwritten, self.indexes):
+            captured.clear()  # the committer keeps this object until the next checkpoint
 
-    def _take(self, log: PartitionLog) -> None:
-        if log.readable:
+    def _capture(self, log: PartitionLog) -> None:
+        if log.high_watermark:
             self.logs.append(CapturedLog.of(log))
         for segment in log.segments:
-            if segment.pending or segment.aborted_pending:
-                self.indexes.append(segment.unwritten_entries())
+            if segment.pending_regions or segment.pending_aborted:
+                self.indexes.append(segment.pending_entries())
         if log.unwritten:
-            self.waiting.append(Waiting(log, tuple(log.unwritten)))
+            self.unwritten.append(UnwrittenChunks(log, tuple(log.unwritten)))

@@ -8,8 +8,7 @@ If a write or a sync fails (the disk is full, the device is broken), the content
 unknown. From then on the store is read-only, until it is opened again and recovered.
 
 Not thread-safe: call from the event loop. Blocking work runs in the disk's lanes: segments and
-journal in "flush", checkpoints and removals in "checkpoint". The loop itself writes only small
-frames. It syncs them itself if that is faster than handing the sync to a thread.
+journal in "flush", checkpoints and removals in "checkpoint". The loop writes small frames itself.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from typing import TypeVar
 
 from quackmq.clock import Clock
 from quackmq.disk.real import Disk
-from quackmq.errors import BrokerClosing, LimitReached, QuackError, StoreReadOnly
-from quackmq.model.log_transactions import OpenTransactions
+from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits
-from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut, encode_change
+from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut
 from quackmq.stores.local.commit.checkpoint_capture import Capture
+from quackmq.stores.local.commit.checkpoint_writer import CheckpointWriter, Removal
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.commit.housekeeping import Housekeeping, Removal
-from quackmq.stores.local.commit.pending import Gathering, PendingCommit
-from quackmq.stores.local.commit.write_back import WriteBack
+from quackmq.stores.local.commit.pending import CommitQueue, PendingCommit, encode_changes
+from quackmq.stores.local.commit.unsynced import UnsyncedWrites
+from quackmq.stores.local.commit.write_back import WriteBackQueue
 from quackmq.stores.local.committed_reads import CommittedReader
 from quackmq.stores.local.files.checkpoint import CheckpointHeader
-from quackmq.stores.local.files.format import TRIM_BYTES, Sync, change_bytes
-from quackmq.stores.local.files.journal import Journal, Place
+from quackmq.stores.local.files.format import TRIM_BYTES, Sync
+from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.orphans import Leftovers
+from quackmq.stores.local.orphans import OrphanFiles
 from quackmq.stores.local.partition_log import PartitionLog, keys_of
 from quackmq.stores.local.reads import Reader
 from quackmq.stores.local.recovery import Recovered
@@ -58,77 +57,69 @@ class Committer:
     def __init__(
         self, disk: Disk, options: LocalOptions, now_ms: Callable[[], int], recovered: Recovered
     ) -> None:
-        standing = recovered.standing
+        header = recovered.header
         self._loop = asyncio.get_running_loop()
         self.disk = disk
         self.options = options
         self.durable = recovered.catalog
         self.latest = Catalog.from_snapshot(recovered.catalog.snapshot())
         self.logs = recovered.logs
-        self.open_transactions = OpenTransactions()
-        for log in self.logs.values():
-            for producer_id, first_offset in log.transactions.open.items():
-                self.open_transactions.add(log.key, producer_id, first_offset)
+        self.open_transactions = recovered.open_transactions()
         self.files = OpenFiles(disk, options.open_files)
         self._packs = Packs(disk, self.files, recovered.packed, recovered.first_pack)
-        self.housekeeping = Housekeeping(disk, self.files, self._packs, options.packed_bytes)
+        packed_bytes = options.packed_bytes
+        self.checkpoint_writer = CheckpointWriter(disk, self.files, self._packs, packed_bytes)
         self.reader = Reader(disk, self._packs)
         self.committed = CommittedReader(self.reader, disk, self._packs)
         self.readers = WaitingReaders(self._loop)
-        self.run = standing.run
-        self.epoch = standing.epoch
+        self.run = header.run
+        self.epoch = header.epoch
         #: Why the store accepts no more writes, or None.
         self.failure: QuackError | None = None
         #: The number of committed cycles. While it is unchanged, so is everything readable.
         self.commits = 0
         self._clock = Clock.of(now_ms)
-        self.latest_append_ms = max(
-            (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
-            default=0,
-        )
+        self.latest_append_ms = recovered.latest_append_ms()
         self._salt = recovered.meta.salt
         self._sync = _SYNC[options.sync]
         self._tail = Tail(options.tail_bytes)
-        self._waiting = WriteBack()
-        self._writing_back: asyncio.Task[None] | None = None
+        self._write_back_queue = WriteBackQueue()
+        self._write_back_task: asyncio.Task[None] | None = None
         self._journal = Journal(
             disk,
             slot_bytes=recovered.meta.slot_bytes,
             slots=recovered.meta.slots,
-            start=standing.place,
-            number=standing.frame,
+            start=header.location,
+            number=header.frame,
         )
         frame_bytes = min(limits.JOURNAL_FRAME_BYTES, recovered.meta.slot_bytes)
         self._frame_inline_bytes = min(limits.JOURNAL_FRAME_INLINE_BYTES, frame_bytes // 4)
-        self.gathering = Gathering(frame_bytes, self._frame_inline_bytes)
+        self.commit_queue = CommitQueue(frame_bytes, self._frame_inline_bytes)
         self._closing = False
         #: Whether a cycle is being written, or will begin in the loop's next turn.
         self._is_flushing = False
-        #: How many callers the previous cycle had; tells whether a publisher is alone.
-        self._units_before = 0
-        self._flushing: asyncio.Task[None] | None = None
-        self._at_rest: asyncio.Future[None] | None = None
-        # Written but not synced; used by the weak sync modes.
-        self._synced_through = standing.frame - 1
-        self._unsynced_offsets = 0
-        self._unsynced_paths: dict[str, None] = {}
-        self._last_sync_s = 0.0
-        self._next_sync: asyncio.TimerHandle | None = None
-        # Checkpoints.
-        self._checkpointing: asyncio.Task[None] | None = None
+        #: How many callers the previous cycle had; shows whether there is only one publisher.
+        self._previous_caller_count = 0
+        self._flush_task: asyncio.Task[None] | None = None
+        #: Set by `close`; resolved when no cycle is left to write.
+        self._idle: asyncio.Future[None] | None = None
+        self._unsynced = UnsyncedWrites(header.frame - 1, options.sync_interval_ms)
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._checkpoint_task: asyncio.Task[None] | None = None
         self._capture = Capture({})
-        self._checkpoint_place = standing.place
-        self._since_checkpoint = 0
+        self._checkpoint_location = header.location
+        self._bytes_since_checkpoint = 0
         # A checkpoint syncs, which the mode "os" mostly leaves to the system.
-        rarely = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
-        self._checkpoint_bytes = options.checkpoint_bytes * rarely
-        self._sweeping: asyncio.Task[None] | None = None
-        self._removal: asyncio.TimerHandle | None = None
-        self._touched: dict[PartitionLog, None] = {}
+        rarity = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
+        self._checkpoint_bytes = options.checkpoint_bytes * rarity
+        self._sweep_task: asyncio.Task[None] | None = None
+        self._removal_timer: asyncio.TimerHandle | None = None
+        #: Logs that have changed since the last checkpoint.
+        self._logs_since_checkpoint: dict[PartitionLog, None] = {}
         #: Logs that have changed since the last `Store.take_changed`.
-        self.changed: dict[PartitionLog, None] = {}
-        self._garbage: list[Segment] = []
-        self._deleted_topics: list[str] = []
+        self.changed_logs: dict[PartitionLog, None] = {}
+        #: Segments and directories to remove after the next checkpoint.
+        self._removal = Removal([], [])
 
     # --- called by the store ------------------------------------------------------------------
 
@@ -136,14 +127,14 @@ class Committer:
         """Write the recovered state as the first checkpoint of a new run."""
         await self._checkpoint(clean=False)
 
-    def sweep(self, leftovers: Leftovers) -> None:
+    def sweep(self, orphans: OrphanFiles) -> None:
         """Start to remove files that a crash left and nothing needs."""
-        sweep = leftovers.sweep(self._packs)
-        self._sweeping = self._loop.create_task(sweep, name="quackmq-sweep")
+        sweep = orphans.sweep(self._packs)
+        self._sweep_task = self._loop.create_task(sweep, name="quackmq-sweep")
 
-    def index_all(self) -> None:
+    def mark_all_logs_changed(self) -> None:
         """Mark every log as changed: its index file may lack some regions."""
-        self._touched.update(dict.fromkeys(self.logs.values()))
+        self._logs_since_checkpoint.update(dict.fromkeys(self.logs.values()))
 
     def now_ms(self) -> int:
         """Return the time of an append made now. It never goes back, since lookups by append time
@@ -153,7 +144,7 @@ class Committer:
 
     @property
     def work_done(self) -> int:
-        return self.files.work_done + self._journal.number
+        return self.files.work_done + self._journal.next_number
 
     def check_writable(self) -> None:
         if self.failure is not None:
@@ -165,51 +156,41 @@ class Committer:
     def submit(self, result: _T) -> asyncio.Future[_T]:
         """Return a future that gets `result` when everything submitted so far is durable."""
         future: asyncio.Future[_T] = self._loop.create_future()
-        self.gathering.add_unit(future, result)
+        self.commit_queue.add_caller(future, result)
         if not self._is_flushing:
             self._is_flushing = True
-            self._loop.call_soon(self._begin_cycle)  # with all requests of this turn of the loop
+            # In the loop's next turn: the cycle contains all requests of this turn.
+            self._loop.call_soon(self._begin_cycle)
         return future
 
     def submit_changes(self, changes: Sequence[Change]) -> None:
-        """Submit changes as one unit. Raises LimitReached, and changes nothing, if too many."""
-        encoded = self.encoded(changes)
-        self.gathering.fit(entry_bytes(encoded))
+        """Submit changes that become durable together. Raises LimitReached, and changes nothing, if
+        they are too many."""
+        encoded = encode_changes(changes)
+        self.commit_queue.reserve_changes(encoded)
         self.submit_encoded(encoded)
-
-    @staticmethod
-    def encoded(changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
-        """Encode the changes of one call. Raises LimitReached if they are too many for one call."""
-        encoded = [(change, encode_change(change)) for change in changes]
-        size = entry_bytes(encoded)
-        if size > limits.CHANGE_BYTES:
-            raise LimitReached(
-                f"one call has {size} bytes of cursors and states; at most {limits.CHANGE_BYTES} "
-                "are allowed: use several calls"
-            )
-        return encoded
 
     def submit_encoded(self, changes: Iterable[tuple[Change, bytes]]) -> None:
         """Submit encoded changes; `Gathering.fit` must have reserved room for them."""
         for change, encoded in changes:
             self.latest.apply(change)
-            self.gathering.add_change(change, encoded)
+            self.commit_queue.add_change(change, encoded)
 
     def submit_trim(self, log: PartitionLog, first_offset: int) -> None:
-        self.gathering.fit(TRIM_BYTES)
-        self.gathering.add_trim(log, first_offset)
+        self.commit_queue.reserve_entries(TRIM_BYTES)
+        self.commit_queue.add_trim(log, first_offset)
 
     async def close(self) -> None:
         """Finish everything submitted, and write a clean checkpoint. If that fails, the next
         opening recovers everything from the journal."""
         self._closing = True
-        for timer in (self._removal, self._next_sync):
+        for timer in (self._removal_timer, self._sync_timer):
             if timer is not None:
                 timer.cancel()
         if self._is_flushing:
-            self._at_rest = self._loop.create_future()
-            await self._at_rest
-        for task in (self._checkpointing, self._writing_back, self._sweeping):
+            self._idle = self._loop.create_future()
+            await self._idle
+        for task in (self._checkpoint_task, self._write_back_task, self._sweep_task):
             if task is not None:
                 await task
         for log in self.logs.values():
@@ -224,257 +205,273 @@ class Committer:
     # --- flush cycles -------------------------------------------------------------------------
 
     def _begin_cycle(self) -> None:
-        """Commit the gathered changes. A small frame is written here, since handing it to a thread
-        would take longer; only its sync runs outside the loop."""
-        gathered = self.gathering.take()
-        alone = self._is_alone(gathered)
+        """Commit the changes of the next frame. The loop itself writes a small frame, because
+        handing it to a thread would take longer; only the sync runs outside the loop."""
+        pending_commit = self.commit_queue.pop()
+        allow_blocking = self._has_single_publisher(pending_commit)
         try:
-            cycle = Cycle(gathered, self.options.journal_inline_bytes, self._frame_inline_bytes)
-            place = self._journal.reserve(cycle.frame_bytes)
-            if place is None or not self._is_quick(cycle, place):
-                self._flushing = self._loop.create_task(self._flush(cycle), name="quackmq-flush")
+            cycle = Cycle(
+                pending_commit, self.options.journal_inline_bytes, self._frame_inline_bytes
+            )
+            location = self._journal.reserve(cycle.frame_bytes)
+            if location is None or not self._may_write_on_loop(cycle, location):
+                self._flush_task = self._loop.create_task(self._flush(cycle), name="quackmq-flush")
                 return
-            self.disk.run_here(lambda: self._write(cycle, place, (), sync=False))
+            self.disk.run_on_loop(lambda: self._write(cycle, location, (), sync=False))
             if self._sync is Sync.ALWAYS:
-                self._journal.sync_soon(lambda error: self._end_quick(cycle, place, error), alone)
+                finish = partial(self._finish_loop_write, cycle, location)
+                self._journal.sync_soon(finish, allow_blocking)
                 return
-            self._journal.advance(place, cycle.frame_bytes)
-            self._unsynced_offsets += cycle.offsets
+            self._journal.advance(location, cycle.frame_bytes)
+            self._unsynced.add(cycle.offset_count)
         except Exception as error:
-            self._give_up(gathered, error)
+            self._fail_cycle(pending_commit, error)
         else:
-            self._end_cycle(cycle)
+            self._finish_cycle(cycle)
 
-    def _is_alone(self, gathered: PendingCommit) -> bool:
-        """Return whether there is only one publisher, with one request at a time. Then nobody gains
-        from a sync outside the loop. No write of ours may keep the disk busy either."""
-        units_before, self._units_before = self._units_before, len(gathered.units)
+    def _has_single_publisher(self, pending_commit: PendingCommit) -> bool:
+        """Return whether there is only one publisher, with one request at a time, and no checkpoint
+        or write-back uses the disk. Then nobody gains from a sync outside the loop."""
+        previous_count = self._previous_caller_count
+        self._previous_caller_count = count = len(pending_commit.callers)
         return (
-            len(gathered.units) == 1
-            and units_before <= 1
-            and _is_over(self._checkpointing)
-            and _is_over(self._writing_back)
+            count == 1
+            and previous_count <= 1
+            and _is_finished(self._checkpoint_task)
+            and _is_finished(self._write_back_task)
         )
 
-    def _is_quick(self, cycle: Cycle, place: Place) -> bool:
-        """Return whether the loop may write the cycle. Without syncs the system may delay a write
-        until the disk has caught up; then the flush lane waits for it."""
+    def _may_write_on_loop(self, cycle: Cycle, location: JournalLocation) -> bool:
+        """Return whether the loop may write the cycle: a small frame, in a part of the journal that
+        exists. With sync = os the system may delay a write until the disk has caught up; then the
+        flush lane must wait for it."""
         size = cycle.frame_bytes
         if self._sync is Sync.OS:
-            may_be = self.disk.is_prompt and not self._must_sync(cycle)
+            is_fast = self.disk.is_fast_on_loop and not self._must_sync(cycle)
         else:
-            may_be = self._sync is Sync.ALWAYS
+            is_fast = self._sync is Sync.ALWAYS
         return (
-            may_be
+            is_fast
             and 0 < size <= limits.JOURNAL_LOOP_BYTES
             and not cycle.has_references
-            and self._journal.is_prepared(place, size)
+            and self._journal.is_prepared(location, size)
         )
 
-    def _end_quick(self, cycle: Cycle, place: Place, error: OSError | None) -> None:
+    def _finish_loop_write(
+        self, cycle: Cycle, location: JournalLocation, error: OSError | None
+    ) -> None:
+        """Commit a cycle that the loop wrote, after its sync has ended with or without an error."""
         if error is not None:
-            self._give_up(cycle.gathered, error)
+            self._fail_cycle(cycle.pending_commit, error)
             return
-        self._journal.advance(place, cycle.frame_bytes)
-        self._note_sync()
-        self._end_cycle(cycle)
+        self._journal.advance(location, cycle.frame_bytes)
+        self._record_sync()
+        self._finish_cycle(cycle)
 
     async def _flush(self, cycle: Cycle) -> None:
-        """Write and sync in the flush lane."""
+        """Write and sync a cycle in the flush lane, then commit it."""
         try:
-            if not cycle.empty:
-                place = await self._reserve(cycle.frame_bytes)
+            if not cycle.is_empty:
+                location = await self._reserve(cycle.frame_bytes)
                 sync = self._sync is Sync.ALWAYS or self._must_sync(cycle)
-                paths = tuple(self._unsynced_paths | cycle.referenced_paths)
-                await self.disk.run(lambda: self._write(cycle, place, paths, sync), "flush")
-                self._journal.advance(place, cycle.frame_bytes)
-                self._unsynced_paths |= dict.fromkeys(paths)
-                self._unsynced_offsets += cycle.offsets
+                paths = tuple(self._unsynced.paths | cycle.referenced_paths)
+                await self.disk.run(lambda: self._write(cycle, location, paths, sync), "flush")
+                self._journal.advance(location, cycle.frame_bytes)
+                self._unsynced.add(cycle.offset_count, paths)
                 if sync:
-                    self._note_sync()
+                    self._record_sync()
         except Exception as error:
-            self._give_up(cycle.gathered, error)
+            self._fail_cycle(cycle.pending_commit, error)
         else:
-            self._end_cycle(cycle)
+            self._finish_cycle(cycle)
 
-    def _end_cycle(self, cycle: Cycle) -> None:
+    def _finish_cycle(self, cycle: Cycle) -> None:
         """Make the cycle's changes visible, and begin the next cycle."""
         try:
             self._commit(cycle)
         except Exception as error:
-            self._give_up(cycle.gathered, error)
+            self._fail_cycle(cycle.pending_commit, error)
             return
-        if self._is_write_back_due():
+        if self._must_write_back():
             self._start_write_back()
-            self._go_on_within_memory()
+            self._begin_next_cycle_within_memory()
             return
-        self._go_on()
+        self._begin_next_cycle()
 
-    def _go_on_within_memory(self) -> None:
-        """Begin the next cycle when write-back has caught up: waiting publishers bound memory."""
-        behind = max(self._waiting.bytes, self._tail.excess_bytes)
-        if behind >= limits.WRITE_BACK_BYTES and self._waiting.bytes and self.failure is None:
+    def _begin_next_cycle_within_memory(self) -> None:
+        """Begin the next cycle when the write-back has caught up. Until then publishers wait, which
+        bounds the memory."""
+        unwritten_bytes = self._write_back_queue.unwritten_bytes
+        backlog_bytes = max(unwritten_bytes, self._tail.excess_bytes)
+        is_behind = backlog_bytes >= limits.WRITE_BACK_BYTES and unwritten_bytes > 0
+        if is_behind and self.failure is None:
             write_back = self._start_write_back()
-            write_back.add_done_callback(lambda _: self._go_on_within_memory())
+            write_back.add_done_callback(lambda _: self._begin_next_cycle_within_memory())
         else:
-            self._go_on()
+            self._begin_next_cycle()
 
-    def _is_write_back_due(self) -> bool:
+    def _must_write_back(self) -> bool:
         """Return whether many chunks wait, or a few keep the tail far above its bound."""
-        enough = limits.WRITE_BACK_BYTES // 2
-        waiting = self._waiting.bytes
-        return waiting >= enough or (waiting > 0 and self._tail.excess_bytes >= enough)
+        threshold = limits.WRITE_BACK_BYTES // 2
+        waiting_bytes = self._write_back_queue.unwritten_bytes
+        if waiting_bytes >= threshold:
+            return True
+        return waiting_bytes > 0 and self._tail.excess_bytes >= threshold
 
-    def _give_up(self, gathered: PendingCommit, error: Exception) -> None:
-        self._answer(gathered, self._fail(error))
-        self._go_on()
+    def _fail_cycle(self, pending_commit: PendingCommit, error: Exception) -> None:
+        self._fail_callers(pending_commit, self._fail(error))
+        self._begin_next_cycle()
 
-    def _go_on(self) -> None:
+    def _begin_next_cycle(self) -> None:
         """Begin the next cycle if there are changes."""
-        if not self.gathering.is_empty:
-            # After the answers just given: their callers may submit more.
+        if not self.commit_queue.is_empty:
+            # In the loop's next turn, so that the callers just answered can join the cycle.
             self._loop.call_soon(self._begin_cycle)
             return
         self._is_flushing = False
-        if self._at_rest is not None:
-            self._at_rest.set_result(None)
-        elif self._sync is Sync.INTERVAL and self._synced_through < self._journal.number - 1:
-            self._sync_when_due()
+        if self._idle is not None:
+            self._idle.set_result(None)
+        elif self._sync is Sync.INTERVAL:
+            self._schedule_sync()
 
     # --- the weak modes' syncs ----------------------------------------------------------------
 
-    def _sync_when_due(self) -> None:
-        if self._next_sync is None and self.failure is None:
-            self._next_sync = self._loop.call_later(self._sync_due_s(), self._sync_now)
+    def _schedule_sync(self) -> None:
+        """Schedule a sync if any frame needs one."""
+        needs_sync = self._unsynced.synced_through < self._journal.next_number - 1
+        if needs_sync and self._sync_timer is None and self.failure is None:
+            delay_s = self._unsynced.seconds_until_sync(self._loop.time())
+            self._sync_timer = self._loop.call_later(delay_s, self._start_sync)
 
-    def _sync_now(self) -> None:
+    def _start_sync(self) -> None:
         """Sync now, unless a running cycle will do it."""
-        self._next_sync = None
+        self._sync_timer = None
         if not self._is_flushing and self.failure is None:
             self._is_flushing = True
-            self._flushing = self._loop.create_task(self._sync_at_rest(), name="quackmq-sync")
+            self._flush_task = self._loop.create_task(
+                self._sync_unsynced_frames(), name="quackmq-sync"
+            )
 
-    async def _sync_at_rest(self) -> None:
-        paths = tuple(self._unsynced_paths)
+    async def _sync_unsynced_frames(self) -> None:
+        paths = tuple(self._unsynced.paths)
         try:
             await self.disk.run(lambda: self._sync_written(paths), "flush")
-            self._note_sync()
+            self._record_sync()
         except Exception as error:
             self._fail(error)
-        self._go_on()
-
-    def _sync_due_s(self) -> float:
-        due = self._last_sync_s + self.options.sync_interval_ms / 1000
-        return max(0.0, due - self._loop.time())
+        self._begin_next_cycle()
 
     # --- write-back ---------------------------------------------------------------------------
 
     def _start_write_back(self) -> asyncio.Task[None]:
-        """Start a write-back, or return a running checkpoint, which writes back itself. During its
-        capture no later chunk may be written: a power cut could make it name lost bytes."""
-        if not self._capture.is_over and self._checkpointing is not None:
-            return self._checkpointing
-        if self._writing_back is None or self._writing_back.done():
-            self._writing_back = self._loop.create_task(
+        """Start a write-back and return its task. While a checkpoint captures its content, return
+        the checkpoint's task instead: it writes back itself, and no later chunk may be written
+        during the capture, because after a power cut the checkpoint could name lost bytes."""
+        if not self._capture.is_complete and self._checkpoint_task is not None:
+            return self._checkpoint_task
+        if self._write_back_task is None or self._write_back_task.done():
+            self._write_back_task = self._loop.create_task(
                 self._write_back_or_fail(), name="quackmq-write-back"
             )
-        return self._writing_back
+        return self._write_back_task
 
     async def _write_back_or_fail(self) -> None:
-        """Write back all chunks that wait now, in parts: the loop runs in between."""
-        for _ in range(-(-self._waiting.logs // limits.WRITE_BACK_LOGS)):
-            if not self._capture.is_over:
+        """Write back all chunks that wait now, in parts, so that the loop runs in between."""
+        write_back = self.checkpoint_writer.write_back
+        for _ in range(-(-self._write_back_queue.log_count // limits.WRITE_BACK_LOGS)):
+            if not self._capture.is_complete:
                 break
-            waiting = self._waiting.waiting(limits.WRITE_BACK_LOGS)
+            unwritten = self._write_back_queue.unwritten(limits.WRITE_BACK_LOGS)
             try:
-                await self.disk.run(partial(self.housekeeping.write_back, waiting), "checkpoint")
+                await self.disk.run(partial(write_back, unwritten), "checkpoint")
             except Exception as error:
                 self._fail(error)
                 return
-            self._waiting.done(waiting)
+            self._write_back_queue.mark_written(unwritten)
         self._tail.shrink()
 
-    async def _reserve(self, frame_bytes: int) -> Place:
-        while (place := self._journal.reserve(frame_bytes)) is None:
+    async def _reserve(self, frame_bytes: int) -> JournalLocation:
+        """Reserve a location in the journal; wait for a checkpoint if the journal is full."""
+        while (location := self._journal.reserve(frame_bytes)) is None:
             await self._start_checkpoint()
             if self.failure is not None:
                 raise self.failure.with_traceback(None)
-        return place
+        return location
 
     def _must_sync(self, cycle: Cycle) -> bool:
-        if self._unsynced_offsets + cycle.offsets >= limits.UNSYNCED_OFFSETS:
+        """Return whether a weak sync mode must sync this cycle."""
+        if self._unsynced.offset_count + cycle.offset_count >= limits.UNSYNCED_OFFSETS:
             return True
-        if any(isinstance(change, TopicPut) for change, _ in cycle.gathered.changes):
+        if any(isinstance(change, TopicPut) for change, _ in cycle.pending_commit.changes):
             return True  # a partition created again after a power cut would reuse offsets
-        return self._sync is Sync.INTERVAL and self._sync_due_s() == 0.0
+        if self._sync is not Sync.INTERVAL:
+            return False
+        return self._unsynced.seconds_until_sync(self._loop.time()) == 0.0
 
-    def _write(self, cycle: Cycle, place: Place, paths: tuple[str, ...], sync: bool) -> None:
+    def _write(
+        self, cycle: Cycle, location: JournalLocation, paths: tuple[str, ...], sync: bool
+    ) -> None:
         """Write a cycle, in the flush lane or on the loop. Everything that the frame refers to is
         synced first, then the frame is written and synced: the frame is the commit point."""
         cycle.write_segments(self.files)
         if sync:
-            for path in sorted(paths):
-                self.files.sync(path)
-        cycle.write_frame(
-            self._journal, place, self._sync, self.run, self._synced_through, self._salt
-        )
+            self.files.sync_all(paths)
+        synced_through = self._unsynced.synced_through
+        cycle.write_frame(self._journal, location, self._sync, self.run, synced_through, self._salt)
         if sync:
             self._journal.sync()
 
     def _sync_written(self, paths: tuple[str, ...]) -> None:
         """Sync files and journal, in the flush lane."""
-        for path in sorted(paths):
-            self.files.sync(path)
+        self.files.sync_all(paths)
         self._journal.sync()
 
-    def _note_sync(self) -> None:
-        self._synced_through = self._journal.number - 1
-        self._unsynced_offsets = 0
-        self._unsynced_paths.clear()
-        self._last_sync_s = self._loop.time()
+    def _record_sync(self) -> None:
+        self._unsynced.record_sync(self._journal.next_number - 1, self._loop.time())
 
     def _commit(self, cycle: Cycle) -> None:
         """Make a durable cycle visible, and answer its callers."""
         self.commits += 1
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
-        keep = self._capture.keep
-        for (log, chunks, inline), descriptors in zip(cycle.shares, cycle.descriptors, strict=True):
-            keep(log)
+        capture_before_change = self._capture.capture_before_change
+        for (log, chunks, inline), descriptors in zip(cycle.writes, cycle.descriptors, strict=True):
+            capture_before_change(log)
             for descriptor in descriptors:
                 log.commit(descriptor, forget_before_ms)
-            log.flying = ()
+            log.in_flight = ()
             for chunk in chunks:
-                chunk.producer_batches, chunk.steps = (), None
+                chunk.producer_batches, chunk.boundaries = (), None
             self._tail.add(log, chunks)
             if inline:
-                self._waiting.add(log, chunks)
+                self._write_back_queue.add(log, chunks)
             else:
                 for chunk in chunks:
-                    chunk.written = True
-            self._touched[log] = self.changed[log] = None
-        for change, _ in cycle.gathered.changes:
+                    chunk.is_written = True
+            self._logs_since_checkpoint[log] = self.changed_logs[log] = None
+        for change, _ in cycle.pending_commit.changes:
             self.durable.apply(change)
-            self._follow(change)
-        for log, first_offset in cycle.gathered.trims:
-            keep(log)
-            if not log.deleted:
-                self._touched[log] = None
-            self._drop(log, log.trim(first_offset))
+            self._apply_to_logs(change)
+        for log, first_offset in cycle.pending_commit.trims:
+            capture_before_change(log)
+            if not log.is_deleted:
+                self._logs_since_checkpoint[log] = None
+            self._drop_segments(log, log.trim(first_offset))
             log.wake_trimmed()
-            self.changed[log] = None
-        self.gathering.ended(cycle.gathered)
-        for future, result in cycle.gathered.units:
+            self.changed_logs[log] = None
+        self.commit_queue.release(cycle.pending_commit)
+        for future, result in cycle.pending_commit.callers:
             if not future.done():
                 future.set_result(result)
-        # After the publishers' answers: there may be many readers.
-        for log, chunks, _ in cycle.shares:
+        # After the publishers, which need not wait for many readers.
+        for log, chunks, _ in cycle.writes:
             if log.waiters:
-                self.readers.appended(log, sum(len(chunk.data) for chunk in chunks))
+                self.readers.queue_notification(log, sum(len(chunk.data) for chunk in chunks))
         self._tail.shrink()
-        self._since_checkpoint += cycle.frame_bytes + cycle.gathered.append_bytes
+        self._bytes_since_checkpoint += cycle.frame_bytes + cycle.pending_commit.append_bytes
         self._checkpoint_if_due()
 
-    def _follow(self, change: Change) -> None:
+    def _apply_to_logs(self, change: Change) -> None:
+        """Create the logs of new partitions; delete those of a deleted topic."""
         match change:
             case TopicPut(topic):
                 for partition in range(topic.partitions):
@@ -487,22 +484,24 @@ class Committer:
     def _delete_logs(self, topic_id: uuid.UUID) -> None:
         for key in keys_of(topic_id, self.logs):
             log = self.logs.pop(key)
-            self._capture.keep(log)
-            log.deleted = True
+            self._capture.capture_before_change(log)
+            log.is_deleted = True
             log.wake_all()
-            self._touched.pop(log, None)
-            self.changed.pop(log, None)
-            self._drop(log, log.segments)
-        self._deleted_topics.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
+            self._logs_since_checkpoint.pop(log, None)
+            self.changed_logs.pop(log, None)
+            self._drop_segments(log, log.segments)
+        self._removal.directories.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
 
-    def _drop(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
-        self._waiting.forget(log, segments)
+    def _drop_segments(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
+        """Forget segments that no longer belong to a log; the next checkpoint removes them."""
+        self._write_back_queue.forget(log, segments)
         for segment in segments:
             self.reader.forget(segment)
-            self._garbage.append(segment)
+        self._removal.segments.extend(segments)
 
     def _fail(self, error: Exception) -> QuackError:
-        """Make the store read-only: it is unknown how much of the last write is on disk."""
+        """Make the store read-only, because it is unknown how much of the last write is on disk.
+        Return the error for the callers, who all get the first one."""
         if self.failure is None:
             self.failure = StoreReadOnly(
                 f"the store is read-only because a write failed ({error}); its data can still "
@@ -510,15 +509,15 @@ class Committer:
             )
             self.failure.__cause__ = error
             _logger.error("%s", self.failure, exc_info=error)
-            self.gathering.batches.open()
-            self.gathering.changes.open()
-            for gathered in self.gathering.take_all():
-                self._answer(gathered, self.failure)
+            self.commit_queue.batch_room.stop_delaying()
+            self.commit_queue.change_room.stop_delaying()
+            for pending_commit in self.commit_queue.pop_all():
+                self._fail_callers(pending_commit, self.failure)
         return self.failure
 
-    def _answer(self, gathered: PendingCommit, error: QuackError) -> None:
-        self.gathering.ended(gathered)
-        for future, _ in gathered.units:
+    def _fail_callers(self, pending_commit: PendingCommit, error: QuackError) -> None:
+        self.commit_queue.release(pending_commit)
+        for future, _ in pending_commit.callers:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # no warning if its caller no longer waits
@@ -526,75 +525,76 @@ class Committer:
     # --- checkpoints --------------------------------------------------------------------------
 
     def _checkpoint_if_due(self) -> None:
-        moved_on = self._journal.place.slot != self._checkpoint_place.slot
-        if moved_on or self._since_checkpoint >= self._checkpoint_bytes:
+        is_new_slot = self._journal.next_location.slot != self._checkpoint_location.slot
+        if is_new_slot or self._bytes_since_checkpoint >= self._checkpoint_bytes:
             self._start_checkpoint()
-        elif self._garbage or self._deleted_topics:
-            self._remove_soon()
+        elif self._removal:
+            self._schedule_removal()
 
-    def _remove_soon(self) -> None:
+    def _schedule_removal(self) -> None:
         """Schedule a checkpoint, after which files can be removed; one for many removals."""
-        if self._removal is None:
-            self._removal = self._loop.call_later(
-                limits.GARBAGE_INTERVAL_MS / 1000, self._remove_now
+        if self._removal_timer is None:
+            self._removal_timer = self._loop.call_later(
+                limits.GARBAGE_INTERVAL_MS / 1000, self._start_removal
             )
 
-    def _remove_now(self) -> None:
-        self._removal = None
+    def _start_removal(self) -> None:
+        self._removal_timer = None
         self._start_checkpoint()
 
     def _start_checkpoint(self) -> asyncio.Task[None]:
-        if self._checkpointing is None or self._checkpointing.done():
-            self._checkpointing = asyncio.create_task(
+        if self._checkpoint_task is None or self._checkpoint_task.done():
+            self._checkpoint_task = asyncio.create_task(
                 self._checkpoint_or_fail(clean=False), name="quackmq-checkpoint"
             )
-        return self._checkpointing
+        return self._checkpoint_task
 
     async def _checkpoint_or_fail(self, *, clean: bool) -> None:
         if self.failure is not None:
             return  # it is unknown which writes of the failed cycle are on disk
         try:
             if not clean:
-                await self._move_some()
+                await self._move_packed_paths()
             await self._checkpoint(clean=clean)
         except Exception as error:
             self._fail(error)
 
     async def _checkpoint(self, *, clean: bool) -> None:
         """Write the state after the frame that was committed last (checkpoint_capture.py)."""
-        place, boot_id, sync = self._journal.place, self.disk.boot_id(), self.options.sync
-        run, epoch, frame = self.run, self.epoch, self._journal.number
-        standing = CheckpointHeader(run, epoch, clean, sync, boot_id, frame, place)
+        location = self._journal.next_location
+        header = CheckpointHeader(
+            run=self.run,
+            epoch=self.epoch,
+            clean=clean,
+            sync=self.options.sync,
+            boot_id=self.disk.boot_id(),
+            frame=self._journal.next_number,
+            location=location,
+        )
         catalog = self.durable.capture()
-        removal = Removal(self._garbage, self._deleted_topics)
-        self._garbage, self._deleted_topics = [], []
-        self._capture = capture = Capture(self._touched)
-        self._touched = {}
-        self._since_checkpoint = 0
-        if self._removal is not None:
-            self._removal.cancel()
-            self._removal = None
+        removal, self._removal = self._removal, Removal([], [])
+        self._capture = capture = Capture(self._logs_since_checkpoint)
+        self._logs_since_checkpoint = {}
+        self._bytes_since_checkpoint = 0
+        if self._removal_timer is not None:
+            self._removal_timer.cancel()
+            self._removal_timer = None
         await capture.finish()
-        write = self.housekeeping.write_checkpoint
-        await self.disk.run(partial(write, standing, catalog, capture, removal), "checkpoint")
-        await capture.note_written(self._waiting)
+        write = self.checkpoint_writer.write_checkpoint
+        await self.disk.run(partial(write, header, catalog, capture, removal), "checkpoint")
+        await capture.record_written(self._write_back_queue)
         self._tail.shrink()
-        self._checkpoint_place = place
-        self._journal.release(place)
-        await self.disk.run(partial(self.housekeeping.remove, removal), "checkpoint")
-        if (self._garbage or self._deleted_topics) and not self._closing:
-            self._remove_soon()  # garbage that was added during this checkpoint
+        self._checkpoint_location = location
+        self._journal.release(location)
+        await self.disk.run(partial(self.checkpoint_writer.remove, removal), "checkpoint")
+        if self._removal and not self._closing:
+            self._schedule_removal()  # of files that were dropped during this checkpoint
 
-    async def _move_some(self) -> None:
-        """Give grown segments files of their own; let others use the lane in between."""
-        for paths in await self.disk.run(self.housekeeping.moves, "checkpoint"):
+    async def _move_packed_paths(self) -> None:
+        """Move large paths from packs to their own files; let others use the lane in between."""
+        for paths in await self.disk.run(self.checkpoint_writer.plan_moves, "checkpoint"):
             await self.disk.run(partial(self._packs.move, paths), "checkpoint")
 
 
-def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
-    """Return the size of encoded changes in a frame."""
-    return sum(change_bytes(len(encoded)) for _, encoded in changes)
-
-
-def _is_over(task: asyncio.Task[None] | None) -> bool:
+def _is_finished(task: asyncio.Task[None] | None) -> bool:
     return task is None or task.done()

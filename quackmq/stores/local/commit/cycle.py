@@ -21,7 +21,7 @@ from quackmq.stores.local.commit.pending import PendingCommit
 from quackmq.stores.local.commit.write_back import write_chunks
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.format import Descriptor
-from quackmq.stores.local.files.journal import Journal, Place
+from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import Chunk
@@ -31,7 +31,7 @@ _CRC: Final = struct.Struct(">I")
 _LARGE_BATCH_BYTES: Final = 128 * limits.KIB
 
 
-class Share(NamedTuple):
+class PartitionWrite(NamedTuple):
     """One partition's part of a cycle. `inline`: the frame contains its bytes."""
 
     log: PartitionLog
@@ -40,38 +40,42 @@ class Share(NamedTuple):
 
 
 class Cycle:
-    def __init__(self, gathered: PendingCommit, inline_bytes: int, frame_inline_bytes: int) -> None:
-        self.gathered = gathered
-        self.shares: list[Share] = []
-        self.offsets = 0
+    def __init__(
+        self, pending_commit: PendingCommit, inline_bytes: int, frame_inline_bytes: int
+    ) -> None:
+        self.pending_commit = pending_commit
+        self.writes: list[PartitionWrite] = []
+        self.offset_count = 0
         #: Whether any batches are written to a segment, so that the frame only refers to them.
         self.has_references = False
-        most = inline_bytes
-        if gathered.append_bytes > frame_inline_bytes:
-            most = _most_inline(gathered, inline_bytes, frame_inline_bytes)
-        payload = len(gathered.trims) * format.TRIM_BYTES
-        payload += sum(format.change_bytes(len(encoded)) for _, encoded in gathered.changes)
-        for log, chunks in gathered.chunks:
-            log.plan(chunks)
-            size = producer_batches = steps = 0
+        max_inline_bytes = inline_bytes
+        if pending_commit.append_bytes > frame_inline_bytes:
+            max_inline_bytes = _find_max_inline_bytes(
+                pending_commit, inline_bytes, frame_inline_bytes
+            )
+        payload = len(pending_commit.trims) * format.TRIM_BYTES
+        payload += sum(format.change_bytes(len(encoded)) for _, encoded in pending_commit.changes)
+        for log, chunks in pending_commit.chunks:
+            log.assign_positions(chunks)
+            size = producer_batches = boundaries = 0
             for chunk in chunks:
                 size += len(chunk.data)
                 producer_batches += len(chunk.producer_batches)
-                if chunk.steps is not None:
-                    steps += len(chunk.steps)
-                self.offsets += chunk.next_offset - chunk.base_offset
-            inline = size <= most
+                if chunk.boundaries is not None:
+                    boundaries += len(chunk.boundaries)
+                self.offset_count += chunk.next_offset - chunk.base_offset
+            inline = size <= max_inline_bytes
             if not inline:
                 self.has_references = True
             in_frame = size if inline else 0
-            payload += format.append_bytes(len(chunks), producer_batches, in_frame, steps)
-            self.shares.append(Share(log, chunks, inline))
+            payload += format.append_bytes(len(chunks), producer_batches, in_frame, boundaries)
+            self.writes.append(PartitionWrite(log, chunks, inline))
         self.frame_bytes = format.frame_bytes(payload) if payload else 0
         #: Set by `write`, for the commit.
         self.descriptors: list[list[Descriptor]] = []
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is nothing to write: it contains only repeats of an earlier cycle."""
         return self.frame_bytes == 0
 
@@ -79,64 +83,69 @@ class Cycle:
     def referenced_paths(self) -> dict[str, None]:
         return {
             chunk.segment.path: None
-            for share in self.shares
-            if not share.inline
-            for chunk in share.chunks
+            for write in self.writes
+            if not write.inline
+            for chunk in write.chunks
         }
 
     # --- in the flush lane --------------------------------------------------------------------
 
     def write_segments(self, files: OpenFiles) -> None:
-        for log, chunks, inline in self.shares:
+        for log, chunks, inline in self.writes:
             if not inline:
                 write_chunks(files, chunks)
             for chunk in chunks:
-                checksum = _checksum(chunk, log.flushed_crc if chunk.continues else 0)
+                checksum = _extend_checksum(chunk, log.flushed_crc if chunk.continues_region else 0)
                 log.flushed_crc = chunk.region_crc = checksum
             self.descriptors.append([log.descriptor(chunk) for chunk in chunks])
 
     def write_frame(
         self,
         journal: Journal,
-        place: Place,
+        location: JournalLocation,
         sync: format.Sync,
         run: int,
         synced_through: int,
         salt: int,
     ) -> None:
         frame = format.encode_frame(
-            sync, run, journal.number, synced_through, self._payload(), salt
+            sync, run, journal.next_number, synced_through, self._payload(), salt
         )
         if len(frame) != self.frame_bytes:
             raise InternalError(
                 f"a journal frame has {len(frame)} bytes instead of the planned "
                 f"{self.frame_bytes}; none of it was written. This is a bug: please report it"
             )
-        journal.write(place, frame)
+        journal.write(location, frame)
 
     def _payload(self) -> Iterator[Buffer]:
-        for share, descriptors in zip(self.shares, self.descriptors, strict=True):
-            for chunk, descriptor in zip(share.chunks, descriptors, strict=True):
-                data = chunk.data if share.inline else None
+        for write, descriptors in zip(self.writes, self.descriptors, strict=True):
+            for chunk, descriptor in zip(write.chunks, descriptors, strict=True):
+                data = chunk.data if write.inline else None
                 yield from format.encode_append(descriptor, data)
-        for _, encoded in self.gathered.changes:
+        for _, encoded in self.pending_commit.changes:
             yield from format.encode_change(encoded)
-        for log, first_offset in self.gathered.trims:
+        for log, first_offset in self.pending_commit.trims:
             yield from format.encode_trim(log.key, first_offset)
 
 
-def _most_inline(gathered: PendingCommit, most: int, room: int) -> int:
-    """Return the size up to which the frame contains the bytes of a share, at most `most`. The
-    smallest shares come first: each of the others needs a sync of its own file."""
+def _find_max_inline_bytes(
+    pending_commit: PendingCommit, max_inline_bytes: int, frame_inline_bytes: int
+) -> int:
+    """Return the size up to which the frame contains the bytes of a partition: at most
+    `max_inline_bytes`, and so small that all of them fit into `frame_inline_bytes`. The smallest
+    partitions come first, because each of the others needs a sync of its own file."""
     total = 0
-    for size in sorted(sum(len(chunk.data) for chunk in chunks) for _, chunks in gathered.chunks):
+    for size in sorted(
+        sum(len(chunk.data) for chunk in chunks) for _, chunks in pending_commit.chunks
+    ):
         total += size
-        if size > most or total > room:
-            return min(most, size - 1)
-    return most
+        if size > max_inline_bytes or total > frame_inline_bytes:
+            return min(max_inline_bytes, size - 1)
+    return max_inline_bytes
 
 
-def _checksum(chunk: Chunk, start: int) -> int:
+def _extend_checksum(chunk: Chunk, start: int) -> int:
     """Return the checksum of a region including this chunk. A large batch was read once, when its
     own checksum was verified, so that checksum is used instead of its bytes."""
     if len(chunk.data) < chunk.batches * _LARGE_BATCH_BYTES:
@@ -144,6 +153,6 @@ def _checksum(chunk: Chunk, start: int) -> int:
     checksum = start
     for position, size, _, _ in spans(chunk.data):
         head = chunk.data[position : position + CRC_START]
-        (own,) = _CRC.unpack_from(head, CRC_POSITION)
-        checksum = joined(crc32c(head, checksum), own, size - CRC_START)
+        (batch_checksum,) = _CRC.unpack_from(head, CRC_POSITION)
+        checksum = joined(crc32c(head, checksum), batch_checksum, size - CRC_START)
     return checksum

@@ -1,10 +1,10 @@
 """Submitted changes that wait to be written, divided into frames of the journal.
 
 Changes are gathered while the previous frame is written. The changes of one call are in one frame,
-because they are durable together or not at all. `Gathering` therefore tracks an upper bound of the
-size of each frame's entries, and begins another frame before a call would exceed it. So no number
-of small batches makes a frame that the journal cannot hold. The number of batches in a frame is
-bounded too, because the loop makes all of them readable in one step when the frame is durable.
+because they are durable together or not at all. `CommitQueue` therefore tracks an upper bound of
+the size of each frame's entries, and begins another frame before a call would exceed it. So no
+number of small batches makes a frame that the journal cannot hold. The number of batches in a frame
+is bounded too, because the loop makes all of them readable in one step when the frame is durable.
 
 The bound of a frame's size is
 
@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quackmq import limits as shared_limits
 from quackmq.errors import LimitReached
 from quackmq.stores import limits
-from quackmq.stores.catalog import Change
+from quackmq.stores.catalog import Change, encode_change
 from quackmq.stores.local.files import format
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import Chunk
@@ -40,28 +40,28 @@ from quackmq.stores.local.tail import Chunk
 class Room:
     """Counts the bytes of waiting changes; callers wait until there are fewer."""
 
-    __slots__ = ("_free", "_is_open", "_most", "used")
+    __slots__ = ("_free", "_is_disabled", "_max_bytes", "used")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.used = 0
-        self._most = most
-        self._is_open = False
+        self._max_bytes = max_bytes
+        self._is_disabled = False
         self._free = asyncio.Event()
         self._free.set()
 
-    def take(self, size: int) -> None:
+    def add(self, size: int) -> None:
         self.used += size
-        if self.used > self._most and not self._is_open:
+        if self.used > self._max_bytes and not self._is_disabled:
             self._free.clear()
 
     def release(self, size: int) -> None:
         self.used -= size
-        if self.used <= self._most:
+        if self.used <= self._max_bytes:
             self._free.set()
 
-    def open(self) -> None:
+    def stop_delaying(self) -> None:
         """Stop delaying callers: nothing will be written, and they must get the error."""
-        self._is_open = True
+        self._is_disabled = True
         self._free.set()
 
     async def wait(self) -> None:
@@ -80,90 +80,111 @@ class PendingCommit:
         self.chunks: list[tuple[PartitionLog, list[Chunk]]] = []
         self.changes: list[tuple[Change, bytes]] = []
         self.trims: list[tuple[PartitionLog, int]] = []
-        self.units: list[tuple[asyncio.Future[Any], Any]] = []
+        self.callers: list[tuple[asyncio.Future[Any], Any]] = []
         #: An upper bound of the size of the frame's entries, without inline batches.
         self.entry_bytes = 0
-        self.batches = 0
+        self.batch_count = 0
         self.append_bytes = 0
         #: How much it counts for in each `Room`.
-        self.batch_cost = 0
-        self.change_cost = 0
+        self.batch_room_bytes = 0
+        self.change_room_bytes = 0
 
     def seal(self) -> None:
         """Take the chunks from their logs; later batches belong to the next frame."""
-        self.chunks = [(log, log.take_pending()) for log in self.logs]
+        self.chunks = [(log, log.pop_pending()) for log in self.logs]
 
 
-class Gathering:
+class CommitQueue:
     def __init__(self, frame_bytes: int, inline_bytes: int) -> None:
         """Make frames of at most `frame_bytes`, of which inline batches may be `inline_bytes`."""
         #: The most bytes that the entries of one frame may have.
-        self.most_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
+        self.max_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
         self._inline_bytes = inline_bytes
-        self.batches = Room(shared_limits.PENDING_BYTES)
-        self.changes = Room(limits.CHANGE_BYTES)
+        self.batch_room = Room(shared_limits.PENDING_BYTES)
+        self.change_room = Room(limits.CHANGE_BYTES)
         self._full: deque[PendingCommit] = deque()
         self._current = PendingCommit()
 
-    def fit(self, entry_bytes: int) -> None:
+    def reserve_entries(self, entry_bytes: int) -> None:
         """Reserve room for all entries of one call in one frame; `entry_bytes` is their upper
         bound. Call this before adding the first of them. Raises LimitReached, and changes nothing,
         if no frame can hold them."""
         current = self._current
-        is_full = current.batches >= limits.FRAME_BATCHES or (
+        is_full = current.batch_count >= limits.FRAME_BATCHES or (
             current.append_bytes > self._inline_bytes
             and len(current.logs) > limits.REFERENCED_SHARES
         )
-        if is_full or current.entry_bytes + entry_bytes > self.most_entry_bytes:
-            if entry_bytes > self.most_entry_bytes:
+        if is_full or current.entry_bytes + entry_bytes > self.max_entry_bytes:
+            if entry_bytes > self.max_entry_bytes:
                 raise LimitReached(
                     f"one call has up to {entry_bytes} bytes of batch headers, cursors and "
-                    f"states; at most {self.most_entry_bytes} fit into one frame: use several calls"
+                    f"states; at most {self.max_entry_bytes} fit into one frame: use several calls"
                 )
             current.seal()
             self._full.append(current)
             current = self._current = PendingCommit()
         current.entry_bytes += entry_bytes
 
+    def reserve_changes(self, changes: Iterable[tuple[Change, bytes]]) -> None:
+        """Reserve room for encoded changes of one call, in the same way."""
+        self.reserve_entries(entry_bytes(changes))
+
     def add_batch(self, log: PartitionLog, size: int, overhead: int) -> None:
         current = self._current
         current.logs[log] = None
-        current.batches += 1
+        current.batch_count += 1
         current.append_bytes += size
-        current.batch_cost += size + overhead
-        self.batches.take(size + overhead)
+        current.batch_room_bytes += size + overhead
+        self.batch_room.add(size + overhead)
 
     def add_change(self, change: Change, encoded: bytes) -> None:
         cost = len(encoded) + limits.PENDING_CHANGE_OVERHEAD
         self._current.changes.append((change, encoded))
-        self._current.change_cost += cost
-        self.changes.take(cost)
+        self._current.change_room_bytes += cost
+        self.change_room.add(cost)
 
     def add_trim(self, log: PartitionLog, first_offset: int) -> None:
         self._current.trims.append((log, first_offset))
-        self._current.change_cost += limits.PENDING_CHANGE_OVERHEAD
-        self.changes.take(limits.PENDING_CHANGE_OVERHEAD)
+        self._current.change_room_bytes += limits.PENDING_CHANGE_OVERHEAD
+        self.change_room.add(limits.PENDING_CHANGE_OVERHEAD)
 
-    def add_unit(self, future: asyncio.Future[Any], result: Any) -> None:
-        self._current.units.append((future, result))
+    def add_caller(self, future: asyncio.Future[Any], result: Any) -> None:
+        self._current.callers.append((future, result))
 
     @property
     def is_empty(self) -> bool:
-        return not self._full and not self._current.units
+        return not self._full and not self._current.callers
 
-    def take(self) -> PendingCommit:
+    def pop(self) -> PendingCommit:
         """Remove and return the changes of the next frame."""
         if self._full:
             return self._full.popleft()
-        gathered, self._current = self._current, PendingCommit()
-        gathered.seal()
-        return gathered
+        pending_commit, self._current = self._current, PendingCommit()
+        pending_commit.seal()
+        return pending_commit
 
-    def take_all(self) -> Iterator[PendingCommit]:
+    def pop_all(self) -> Iterator[PendingCommit]:
         while not self.is_empty:
-            yield self.take()
+            yield self.pop()
 
-    def ended(self, gathered: PendingCommit) -> None:
+    def release(self, pending_commit: PendingCommit) -> None:
         """Release the room of changes that are durable or have failed."""
-        self.batches.release(gathered.batch_cost)
-        self.changes.release(gathered.change_cost)
+        self.batch_room.release(pending_commit.batch_room_bytes)
+        self.change_room.release(pending_commit.change_room_bytes)
+
+
+def encode_changes(changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
+    """Encode the changes of one call. Raises LimitReached if they are too many for one call."""
+    encoded = [(change, encode_change(change)) for change in changes]
+    size = entry_bytes(encoded)
+    if size > limits.CHANGE_BYTES:
+        raise LimitReached(
+            f"one call has {size} bytes of cursors and states; at most {limits.CHANGE_BYTES} "
+            "are allowed: use several calls"
+        )
+    return encoded
+
+
+def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
+    """Return the size of encoded changes in a frame."""
+    return sum(format.change_bytes(len(encoded)) for _, encoded in changes)

@@ -19,17 +19,17 @@ from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.tail import CHUNK_OVERHEAD, Chunk
 
 
-class Waiting(NamedTuple):
+class UnwrittenChunks(NamedTuple):
     log: PartitionLog
     chunks: tuple[Chunk, ...]
 
 
-class WriteBack:
+class WriteBackQueue:
     """The chunks that wait to be written. Not thread-safe: call from the event loop."""
 
     def __init__(self) -> None:
         self._logs: dict[PartitionLog, None] = {}
-        self.bytes = 0
+        self.unwritten_bytes = 0
 
     def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
         if log.unwritten is None:
@@ -38,39 +38,41 @@ class WriteBack:
             log.unwritten += chunks
         self._logs[log] = None
         for chunk in chunks:
-            self.bytes += len(chunk.data) + CHUNK_OVERHEAD
+            self.unwritten_bytes += len(chunk.data) + CHUNK_OVERHEAD
 
     @property
-    def logs(self) -> int:
+    def log_count(self) -> int:
         """The number of logs with waiting chunks."""
         return len(self._logs)
 
-    def waiting(self, most_logs: int | None = None) -> list[Waiting]:
-        """Return all waiting chunks, or those of the first `most_logs` logs."""
-        return [Waiting(log, tuple(log.unwritten or ())) for log in islice(self._logs, most_logs)]
+    def unwritten(self, max_logs: int | None = None) -> list[UnwrittenChunks]:
+        """Return all waiting chunks, or those of the first `max_logs` logs."""
+        return [
+            UnwrittenChunks(log, tuple(log.unwritten or ())) for log in islice(self._logs, max_logs)
+        ]
 
-    def done(self, written: Sequence[Waiting]) -> None:
+    def mark_written(self, written: Sequence[UnwrittenChunks]) -> None:
         """Record that these chunks are in their segments. Writing a chunk twice does no harm."""
         for log, chunks in written:
             for chunk in chunks:
-                if not chunk.written:
-                    chunk.written = True
-                    self.bytes -= len(chunk.data) + CHUNK_OVERHEAD
-            log.unwritten = [chunk for chunk in log.unwritten or () if not chunk.written] or None
+                if not chunk.is_written:
+                    chunk.is_written = True
+                    self.unwritten_bytes -= len(chunk.data) + CHUNK_OVERHEAD
+            log.unwritten = [chunk for chunk in log.unwritten or () if not chunk.is_written] or None
             if log.unwritten is None:
                 self._logs.pop(log, None)
 
     def forget(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
         """Drop the chunks of segments that no longer belong to a log: they need not be written."""
-        gone = tuple(chunk for chunk in log.unwritten or () if chunk.segment in segments)
-        if gone:
-            self.done([Waiting(log, gone)])
+        dropped = tuple(chunk for chunk in log.unwritten or () if chunk.segment in segments)
+        if dropped:
+            self.mark_written([UnwrittenChunks(log, dropped)])
 
 
-def runs_of(waiting: Iterable[Waiting]) -> Iterator[Run]:
+def merge_runs(unwritten: Iterable[UnwrittenChunks]) -> Iterator[Run]:
     """Yield chunks as runs of bytes; adjacent chunks form one run. Thread-safe."""
-    for _, chunks in waiting:
-        for run in _runs(chunks):
+    for _, chunks in unwritten:
+        for run in _group_adjacent(chunks):
             position = run[0].position
             size = run[-1].position + len(run[-1].data) - position
             yield Run(run[0].segment.path, position, size, [chunk.data for chunk in run])
@@ -79,11 +81,11 @@ def runs_of(waiting: Iterable[Waiting]) -> Iterator[Run]:
 def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
     """Write chunks of one partition to their segment files; adjacent chunks in one write.
     Thread-safe."""
-    for run in _runs(chunks):
+    for run in _group_adjacent(chunks):
         files.write(run[0].segment.path, run[0].position, [chunk.data for chunk in run])
 
 
-def _runs(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+def _group_adjacent(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
     """Group chunks that are adjacent in one segment."""
     runs: list[list[Chunk]] = []
     end = -1

@@ -44,7 +44,7 @@ from quackmq.stores.local.files.format import (
     decode_checkpoint,
     encode_checkpoint,
 )
-from quackmq.stores.local.files.journal import Place
+from quackmq.stores.local.files.journal import JournalLocation
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions, SyncMode
@@ -63,7 +63,7 @@ class CheckpointHeader:
     sync: SyncMode
     boot_id: str
     frame: int
-    place: Place
+    location: JournalLocation
 
 
 class CapturedLog(NamedTuple):
@@ -74,17 +74,17 @@ class CapturedLog(NamedTuple):
     next_offset: int
     segments: list[list[Any]]
     producers: tuple[Producer, ...]
-    last_aborted: int
+    last_aborted_offset: int
 
     @classmethod
     def of(cls, log: PartitionLog) -> CapturedLog:
         return cls(
             log.key,
             log.first_offset,
-            log.readable,
+            log.high_watermark,
             [_segment_row(segment) for segment in log.segments if segment.size],
             tuple(log.producers.values()),
-            log.last_aborted,
+            log.last_aborted_offset,
         )
 
 
@@ -109,7 +109,7 @@ class PartitionRows:
 
 
 def encode(
-    standing: CheckpointHeader,
+    header: CheckpointHeader,
     catalog: CapturedCatalog,
     partitions: Iterable[bytes] = (),
     packed: Packed = NOTHING_PACKED,
@@ -117,14 +117,14 @@ def encode(
     """Encode a checkpoint. Thread-safe. Rows are encoded one by one: encoding all at once would
     hold the interpreter's lock too long."""
     fields = {
-        "run": standing.run,
-        "epoch": standing.epoch,
-        "clean": standing.clean,
-        "sync": standing.sync,
-        "boot_id": standing.boot_id,
-        "frame": standing.frame,
-        "slot": standing.place.slot,
-        "position": standing.place.position,
+        "run": header.run,
+        "epoch": header.epoch,
+        "clean": header.clean,
+        "sync": header.sync,
+        "boot_id": header.boot_id,
+        "frame": header.frame,
+        "slot": header.location.slot,
+        "position": header.location.position,
     }
     rows = {
         "catalog": map(orjson.dumps, catalog.rows()),
@@ -138,7 +138,7 @@ def encode(
 
 
 class Decoded(NamedTuple):
-    standing: CheckpointHeader
+    header: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     packed: Packed
@@ -148,17 +148,17 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
     """Decode a checkpoint. Raises DamagedStore."""
     content = decode_checkpoint(data)
     try:
-        standing = CheckpointHeader(
+        header = CheckpointHeader(
             content["run"],
             content["epoch"],
             content["clean"],
             content["sync"],
             content["boot_id"],
             content["frame"],
-            Place(content["slot"], content["position"]),
+            JournalLocation(content["slot"], content["position"]),
         )
         catalog = Catalog.from_snapshot(content["catalog"])
-        logs = new_logs(catalog, options, standing.epoch)
+        logs = new_logs(catalog, options, header.epoch)
         for row in content["partitions"]:
             _restore_partition(row, logs)
         packed = Packed(
@@ -167,7 +167,7 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
         )
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise DamagedStore(f"its content is invalid: {error!r}") from error
-    return Decoded(standing, catalog, logs, packed)
+    return Decoded(header, catalog, logs, packed)
 
 
 def new_logs(
@@ -191,18 +191,18 @@ def _partition_row(log: CapturedLog) -> bytes:
     ]
     # One by one: a partition may have a hundred thousand of them.
     producers = b",".join([orjson.dumps(_producer_row(producer)) for producer in log.producers])
-    return b"%s,[%s],%d]" % (orjson.dumps(head)[:-1], producers, log.last_aborted)
+    return b"%s,[%s],%d]" % (orjson.dumps(head)[:-1], producers, log.last_aborted_offset)
 
 
 def _segment_row(segment: Segment) -> list[Any]:
     return [
         segment.base_offset,
         segment.size,
-        segment.indexed + len(segment.pending) // REGION_ENTRY_BYTES,
+        segment.indexed_count + len(segment.pending_regions) // REGION_ENTRY_BYTES,
         segment.last_append_ms,
         segment.max_timestamp_ms,
-        None if segment.open is None else list(segment.open),
-        segment.aborted + len(segment.aborted_pending) // ABORTED_BYTES,
+        None if segment.open_region is None else list(segment.open_region),
+        segment.aborted_count + len(segment.pending_aborted) // ABORTED_BYTES,
     ]
 
 
@@ -228,8 +228,8 @@ def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, PartitionLog]
     topic_id, partition, first_offset, next_offset, segments, producers, last_aborted = row
     log = logs[PartitionKey(uuid.UUID(topic_id), partition)]
     log.first_offset = first_offset
-    log.readable = log.end = next_offset
-    log.last_aborted = last_aborted
+    log.high_watermark = log.end_offset = next_offset
+    log.last_aborted_offset = last_aborted
     log.segments += [_segment(log.key, *row) for row in segments]
     log.restore([_producer(*row) for row in producers])
 
@@ -245,12 +245,12 @@ def _segment(
     aborted: int,
 ) -> Segment:
     segment = Segment(key, base_offset)
-    segment.size = segment.planned = size
-    segment.indexed = indexed
+    segment.size = segment.planned_bytes = size
+    segment.indexed_count = indexed
     segment.last_append_ms = last_append_ms
     segment.max_timestamp_ms = max_timestamp_ms
-    segment.open = None if open_region is None else Region(*open_region)
-    segment.aborted = aborted
+    segment.open_region = None if open_region is None else Region(*open_region)
+    segment.aborted_count = aborted
     return segment
 
 

@@ -1,13 +1,13 @@
 """Extents: which bytes of a segment's file lie in packs, and where. Pure values, no I/O.
 
 Callers use a path and a position in it (its *logical* position). An extent says that `length` bytes
-from a logical position on lie in a pack, from byte `at` on. Bytes that no extent covers lie in the
-file of that path. If both contain a byte, the extent is right.
+from a logical position on lie in a pack, from byte `pack_position` of the pack on. Bytes that no
+extent covers lie in the file of that path. If both contain a byte, the extent is right.
 
 The extents of one path are stored as one immutable byte string, because a broker has tens of
 thousands of them. They are sorted by position and never overlap. Each row is (little endian)
 
-    position u64 | length u32 | pack u32 | at u64
+    position u64 | length u32 | pack u32 | pack position u64
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Extent(NamedTuple):
     position: int
     length: int
     pack: int
-    at: int
+    pack_position: int
 
     @property
     def end(self) -> int:
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     """Contiguous bytes: in a pack, or in the path's own file if `pack` is None."""
 
     pack: int | None
-    at: int
+    position: int
     length: int
 
 
@@ -62,33 +62,35 @@ def lay_over(rows: bytes, new: Extent) -> tuple[bytes, list[Extent]]:
     of older extents that are now unused."""
     if not rows or new.position >= _end(rows):
         return rows + _ROW.pack(*new), []
-    kept: list[Extent] = []
+    remaining: list[Extent] = []
     replaced: list[Extent] = []
     for old in decode(rows):
         if old.end <= new.position or new.end <= old.position:
-            kept.append(old)
+            remaining.append(old)
             continue
-        before = new.position - old.position
-        if before > 0:
-            kept.append(old._replace(length=before))
-        behind = old.end - new.end
-        if behind > 0:
-            skipped = old.length - behind
-            kept.append(Extent(new.end, behind, old.pack, old.at + skipped))
+        head_length = new.position - old.position
+        if head_length > 0:
+            remaining.append(old._replace(length=head_length))
+        rest_length = old.end - new.end
+        if rest_length > 0:
+            skipped = old.length - rest_length
+            remaining.append(Extent(new.end, rest_length, old.pack, old.pack_position + skipped))
         start, end = max(old.position, new.position), min(old.end, new.end)
-        replaced.append(Extent(start, end - start, old.pack, old.at + start - old.position))
-    kept.append(new)
-    return encode(sorted(kept)), replaced
+        replaced.append(
+            Extent(start, end - start, old.pack, old.pack_position + start - old.position)
+        )
+    remaining.append(new)
+    return encode(sorted(remaining)), replaced
 
 
 def piece_at(rows: bytes, position: int, length: int) -> Piece:
     """Return where the first of `length` bytes lie, and how many of them are contiguous there."""
-    for start, size, pack, at in _ROW.iter_unpack(rows):
+    for start, size, pack, pack_position in _ROW.iter_unpack(rows):
         if position < start:
             return Piece(None, position, min(length, start - position))
         if position < start + size:
             skipped = position - start
-            return Piece(pack, at + skipped, min(length, size - skipped))
+            return Piece(pack, pack_position + skipped, min(length, size - skipped))
     return Piece(None, position, length)
 
 

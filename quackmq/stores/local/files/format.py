@@ -24,14 +24,14 @@ The payload is a sequence of entries, each `kind u8, length u32`, then
 
 Descriptor: where a chunk of whole batches lies. `CONTINUES` says that it extends the region of the
 partition's last chunk; `region crc` is the region's checksum up to its end. After the producers'
-batches come the steps: where its batches begin and end transactions.
+batches come the boundaries: where its batches begin and end transactions.
 
-     topic id 16 | partition u32 | flags u16 | steps u16 | segment base u64 | position u64
+     topic id 16 | partition u32 | flags u16 | boundaries u16 | segment base u64 | position u64
      | base offset u64 | next offset u64 | append time i64 | max timestamp i64 | length u32
      | region crc u32 | leader epoch i32 | producer batches u32
 
 A producer's batch is `id i64, epoch i16, first and last sequence i32, base and next offset u64,
-append time i64`; a step is `id i64, epoch i16, what i8, offset u64, append time i64`, where -1
+append time i64`; a boundary is `id i64, epoch i16, what i8, offset u64, append time i64`, where -1
 begins a transaction, 0 aborts and 1 commits it.
 
 Region: one entry of a segment's index. A region is a sequence of whole batches of one leader epoch
@@ -77,7 +77,7 @@ _ENTRY: Final = struct.Struct("<BI")
 _DESCRIPTOR: Final = struct.Struct("<16sIHHQQQQqqIIiI")
 _ENTRY_AND_DESCRIPTOR: Final = struct.Struct(_ENTRY.format + _DESCRIPTOR.format[1:])
 _PRODUCER_BATCH: Final = struct.Struct("<qhiiQQq")
-_STEP: Final = struct.Struct("<qhbQq")
+_BOUNDARY: Final = struct.Struct("<qhbQq")
 _BEGINS: Final = -1
 _TRIM: Final = struct.Struct("<16sIQ")
 _REGION: Final = struct.Struct("<QQQIIqqqi")
@@ -125,7 +125,7 @@ class Descriptor(NamedTuple):
     region_crc: int
     epoch: int
     producers: tuple[ProducerBatch, ...]
-    steps: tuple[TransactionBoundary, ...] = ()
+    boundaries: tuple[TransactionBoundary, ...] = ()
 
 
 class AppendEntry(NamedTuple):
@@ -220,9 +220,9 @@ def parse_frame(data: Buffer, position: int, salt: int) -> Frame | None:
     return Frame(Sync(sync), run, number, synced, payload, frame_bytes(length))
 
 
-def append_bytes(chunks: int, producer_batches: int, data: int, steps: int = 0) -> int:
+def append_bytes(chunks: int, producer_batches: int, data: int, boundaries: int = 0) -> int:
     """Return the size of entries with `chunks` chunks; `data` is 0 for references."""
-    heads = chunks * _ENTRY_AND_DESCRIPTOR.size + steps * _STEP.size
+    heads = chunks * _ENTRY_AND_DESCRIPTOR.size + boundaries * _BOUNDARY.size
     return heads + producer_batches * _PRODUCER_BATCH.size + data
 
 
@@ -248,21 +248,23 @@ def payload_bytes(frame: int) -> int:
 
 
 def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:
-    (topic_id, partition), flags, *fields, batches, steps = descriptor
-    length = _DESCRIPTOR.size + len(batches) * _PRODUCER_BATCH.size + len(steps) * _STEP.size
+    (topic_id, partition), flags, *fields, batches, boundaries = descriptor
+    length = (
+        _DESCRIPTOR.size + len(batches) * _PRODUCER_BATCH.size + len(boundaries) * _BOUNDARY.size
+    )
     kind = _REFERENCE
     if data is not None:
         length += len(data)
         kind = _APPEND
     head = _ENTRY_AND_DESCRIPTOR.pack(
-        kind, length, topic_id.bytes, partition, flags, len(steps), *fields, len(batches)
+        kind, length, topic_id.bytes, partition, flags, len(boundaries), *fields, len(batches)
     )
     encoded: list[Buffer] = [head]
     for producer_id, epoch, batch in batches:
         encoded.append(_PRODUCER_BATCH.pack(producer_id, epoch, *batch))
-    for producer_id, epoch, offset, append_time_ms, marker in steps:
+    for producer_id, epoch, offset, append_time_ms, marker in boundaries:
         what = _BEGINS if marker is None else int(marker)
-        encoded.append(_STEP.pack(producer_id, epoch, what, offset, append_time_ms))
+        encoded.append(_BOUNDARY.pack(producer_id, epoch, what, offset, append_time_ms))
     if data is not None:
         encoded.append(data)
     return encoded
@@ -301,21 +303,21 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
         return TrimEntry(PartitionKey(uuid.UUID(bytes=topic_id), partition), first_offset)
     if kind not in (Kind.APPEND, Kind.REFERENCE):
         raise ValueError(f"unknown kind of entry {kind}")
-    topic_id, partition, flags, step_count, *fields, count = _DESCRIPTOR.unpack_from(body)
+    topic_id, partition, flags, boundary_count, *fields, count = _DESCRIPTOR.unpack_from(body)
     position = _DESCRIPTOR.size
     producers = []
     for _ in range(count):
         producer_id, epoch, *batch = _PRODUCER_BATCH.unpack_from(body, position)
         producers.append(ProducerBatch(producer_id, epoch, RememberedBatch(*batch)))
         position += _PRODUCER_BATCH.size
-    steps = []
-    for _ in range(step_count):
-        producer_id, epoch, what, offset, append_time_ms = _STEP.unpack_from(body, position)
+    boundaries = []
+    for _ in range(boundary_count):
+        producer_id, epoch, what, offset, append_time_ms = _BOUNDARY.unpack_from(body, position)
         marker = None if what == _BEGINS else Marker(what)
-        steps.append(TransactionBoundary(producer_id, epoch, offset, append_time_ms, marker))
-        position += _STEP.size
+        boundaries.append(TransactionBoundary(producer_id, epoch, offset, append_time_ms, marker))
+        position += _BOUNDARY.size
     key = PartitionKey(uuid.UUID(bytes=topic_id), partition)
-    descriptor = Descriptor._make((key, flags, *fields, tuple(producers), tuple(steps)))
+    descriptor = Descriptor._make((key, flags, *fields, tuple(producers), tuple(boundaries)))
     if kind == Kind.REFERENCE:
         return AppendEntry(descriptor, None)
     data = body[position:]

@@ -26,13 +26,15 @@ from quackmq.stores.local.files.format import FRAME_MAGIC, Frame, parse_frame
 DIRECTORY = "journal"
 
 
-class Place(NamedTuple):
+class JournalLocation(NamedTuple):
     slot: int
     position: int
 
 
 class Journal:
-    def __init__(self, disk: Disk, *, slot_bytes: int, slots: int, start: Place, number: int):
+    def __init__(
+        self, disk: Disk, *, slot_bytes: int, slots: int, start: JournalLocation, number: int
+    ):
         self._disk = disk
         self.slot_bytes = slot_bytes
         self._slots = slots
@@ -41,15 +43,15 @@ class Journal:
         self._sizes: dict[int, int] = {}
         self._unsynced: set[int] = set()
         #: Where the next frame is written, unless it must start the next slot.
-        self.place = start
+        self.next_location = start
         #: The number of the next frame.
-        self.number = number
+        self.next_number = number
         #: The slot where recovery would start; it must not be overwritten.
         self._oldest_slot = start.slot
 
     # --- on the loop ------------------------------------------------------------------------
 
-    def reserve(self, size: int) -> Place | None:
+    def reserve(self, size: int) -> JournalLocation | None:
         """Return the position for a frame of `size` bytes; None until a checkpoint frees a slot.
         Raises InternalError if no slot can hold it."""
         if size > self.slot_bytes:
@@ -57,47 +59,49 @@ class Journal:
                 f"a journal frame of {size} bytes does not fit in a slot of {self.slot_bytes}. "
                 "This is a bug: please report it"
             )
-        if self.place.position + size <= self.slot_bytes:
-            return self.place
-        slot = (self.place.slot + 1) % self._slots
-        return None if slot == self._oldest_slot else Place(slot, 0)
+        if self.next_location.position + size <= self.slot_bytes:
+            return self.next_location
+        slot = (self.next_location.slot + 1) % self._slots
+        return None if slot == self._oldest_slot else JournalLocation(slot, 0)
 
-    def advance(self, place: Place, size: int) -> None:
-        """Record that the frame at `place` is committed."""
-        self.place = Place(place.slot, place.position + size)
-        self.number += 1
+    def advance(self, location: JournalLocation, size: int) -> None:
+        """Record that the frame at `location` is committed."""
+        self.next_location = JournalLocation(location.slot, location.position + size)
+        self.next_number += 1
 
-    def release(self, before: Place) -> None:
+    def release(self, location: JournalLocation) -> None:
         """Allow older slots to be overwritten: with the new checkpoint, recovery starts here."""
-        self._oldest_slot = before.slot
+        self._oldest_slot = location.slot
 
-    def is_prepared(self, place: Place, size: int) -> bool:
+    def is_prepared(self, location: JournalLocation, size: int) -> bool:
         """Return whether the file is open and need not grow. Then writing a frame there is a copy
         to the page cache, and syncing it one write to the disk."""
-        return place.position + size <= self._sizes.get(place.slot, 0)
+        return location.position + size <= self._sizes.get(location.slot, 0)
 
-    def sync_soon(self, done: Synced, alone: bool) -> None:
-        """Sync the frame that was just written; all others are synced. `alone` is as in
+    def sync_soon(self, done: Synced, allow_blocking: bool) -> None:
+        """Sync the frame that was just written; all others are synced. `allow_blocking` is as in
         `Disk.sync_soon`."""
         (slot,) = self._unsynced
         self._unsynced.clear()
-        self._disk.sync_soon(self._files[slot], done, alone)
+        self._disk.sync_soon(self._files[slot], done, allow_blocking)
 
     # --- in the flush lane, or on the loop ----------------------------------------------------
 
-    def write(self, place: Place, frame: bytes | bytearray) -> None:
-        file = self._files.get(place.slot)
+    def write(self, location: JournalLocation, frame: bytes | bytearray) -> None:
+        file = self._files.get(location.slot)
         if file is None:
-            file = self._files[place.slot] = self._disk.open(slot_path(place.slot), create=True)
+            file = self._files[location.slot] = self._disk.open(
+                slot_path(location.slot), create=True
+            )
             self._disk.sync_directory(DIRECTORY)
-            self._sizes[place.slot] = file.size()
-        end = place.position + len(frame)
-        if end > self._sizes[place.slot]:
+            self._sizes[location.slot] = file.size()
+        end = location.position + len(frame)
+        if end > self._sizes[location.slot]:
             size = min(self.slot_bytes, end + -end % self._growth_bytes)
             frame = frame + bytes(size - end)
-            self._sizes[place.slot] = size
-        write_all(file, frame, place.position)
-        self._unsynced.add(place.slot)
+            self._sizes[location.slot] = size
+        write_all(file, frame, location.position)
+        self._unsynced.add(location.slot)
 
     def sync(self) -> None:
         for slot in sorted(self._unsynced):
@@ -134,7 +138,7 @@ class Damage(NamedTuple):
     ranges: tuple[SlotRange, ...]
     first_number: int
     last_number: int
-    resumes: Place
+    resumes: JournalLocation
 
     def __str__(self) -> str:
         frames = (
@@ -146,44 +150,44 @@ class Damage(NamedTuple):
 
 
 class Scan:
-    """The frames from a place on, in order. At the end, `place` and `number` are those of the next
-    frame to write, and `damage` describes missing frames before one that is still good."""
+    """The frames from a location on, in order. At the end, `location` and `number` are those of the
+    next frame to write, and `damage` describes missing frames before one that is still good."""
 
     def __init__(
-        self, disk: Disk, *, slots: int, start: Place, run: int, number: int, salt: int
+        self, disk: Disk, *, slots: int, start: JournalLocation, run: int, number: int, salt: int
     ) -> None:
         self._disk = disk
         self._slots = slots
         self._run = run
         self._salt = salt
         self._data: dict[int, bytes] = {}
-        self.place = start
+        self.location = start
         self.number = number
         self.damage: Damage | None = None
         #: Frames after the end that were written but not all synced (weak modes only).
-        self.abandoned = 0
+        self.discarded_frames = 0
 
     def frames(self) -> Iterator[Frame]:
-        moved = 0
+        slots_advanced = 0
         while True:
-            frame = self._frame_at(self.place, self.number)
-            if frame is None and moved < self._slots:
-                following = Place((self.place.slot + 1) % self._slots, 0)
+            frame = self._frame_at(self.location, self.number)
+            if frame is None and slots_advanced < self._slots:
+                following = JournalLocation((self.location.slot + 1) % self._slots, 0)
                 frame = self._frame_at(following, self.number)
                 if frame is not None:
-                    self._data.pop(self.place.slot, None)
-                    self.place = following
-                    moved += 1
+                    self._data.pop(self.location.slot, None)
+                    self.location = following
+                    slots_advanced += 1
             if frame is None:
                 break
             yield frame
-            self.place = Place(self.place.slot, self.place.position + frame.size)
+            self.location = JournalLocation(self.location.slot, self.location.position + frame.size)
             self.number += 1
-        self._look_behind_the_end()
+        self._find_later_frames()
         self._data.clear()
 
-    def _frame_at(self, place: Place, number: int) -> Frame | None:
-        frame = parse_frame(self._slot(place.slot), place.position, self._salt)
+    def _frame_at(self, location: JournalLocation, number: int) -> Frame | None:
+        frame = parse_frame(self._slot(location.slot), location.position, self._salt)
         if frame is None or frame.run != self._run or frame.number != number:
             return None
         return frame
@@ -193,31 +197,31 @@ class Scan:
             self._data[slot] = read_slot(self._disk, slot)
         return self._data[slot]
 
-    def _look_behind_the_end(self) -> None:
+    def _find_later_frames(self) -> None:
         """Look for later frames of this run. One that was written after the missing frame was
         synced proves that the missing frame existed. Without such proof the journal ends here."""
-        later: list[tuple[int, Place]] = []
+        later: list[tuple[int, JournalLocation]] = []
         synced_through = 0
-        for step in range(self._slots):
-            slot = (self.place.slot + step) % self._slots
-            start = 0 if step else self.place.position
-            empty = True
+        for distance in range(self._slots):
+            slot = (self.location.slot + distance) % self._slots
+            start = 0 if distance else self.location.position
+            is_empty = True
             for position, frame in good_frames(self._slot(slot), start, self._salt):
-                empty = False
+                is_empty = False
                 if frame.run == self._run and frame.number > self.number:
-                    later.append((frame.number, Place(slot, position)))
+                    later.append((frame.number, JournalLocation(slot, position)))
                     synced_through = max(synced_through, frame.synced_through)
-            if step and not empty:
+            if distance and not is_empty:
                 break  # only a slot that is wholly lost can hide the next one
-        self.abandoned = len(later)
+        self.discarded_frames = len(later)
         if later and synced_through >= self.number:
             number, resumes = min(later)
             ranges = tuple(self._ranges_before(number, resumes))
             self.damage = Damage(ranges, self.number, number - 1, resumes)
 
-    def _ranges_before(self, number: int, resumes: Place) -> Iterator[SlotRange]:
+    def _ranges_before(self, number: int, resumes: JournalLocation) -> Iterator[SlotRange]:
         """Yield the ranges from the end to the next good frame."""
-        slot, start = self.place
+        slot, start = self.location
         if slot == resumes.slot:
             yield SlotRange(slot, start, resumes.position)
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -28,7 +28,7 @@ _JOINED_BYTES: Final = 4 * limits.KIB
 class _Entry(AbstractContextManager[File]):
     """One open file. Each `with` block is one user of it."""
 
-    __slots__ = ("_files", "file", "forgotten", "syncing", "users")
+    __slots__ = ("_files", "file", "is_forgotten", "syncing", "users")
 
     def __init__(self, files: OpenFiles, file: File) -> None:
         self._files = files
@@ -37,19 +37,19 @@ class _Entry(AbstractContextManager[File]):
         #: the other succeed, with nothing written. So syncs of one file run one after the other.
         self.syncing = threading.Lock()
         self.users = 0
-        self.forgotten = False
+        self.is_forgotten = False
 
     def __enter__(self) -> File:
         return self.file
 
     def __exit__(self, *error: object) -> None:
-        self._files.give_back(self)
+        self._files.return_file(self)
 
 
 class OpenFiles:
-    def __init__(self, disk: Disk, most: int) -> None:
+    def __init__(self, disk: Disk, max_open: int) -> None:
         self._disk = disk
-        self._most = most
+        self._max_open = max_open
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         #: Paths with unsynced bytes, and the number of the last write to each.
@@ -67,17 +67,17 @@ class OpenFiles:
     def borrow(self, path: str, *, create: bool = False) -> AbstractContextManager[File]:
         """Return the file for a `with` block; it stays open until the block ends. Raises
         FileNotFoundError."""
-        return self._take(path, create)
+        return self._acquire(path, create)
 
-    def give_back(self, entry: _Entry) -> None:
+    def return_file(self, entry: _Entry) -> None:
         """End the use of a file at the end of a `with` block."""
         with self._lock:
             entry.users -= 1
-            last = entry.forgotten and not entry.users
-        if last:
+            is_last_user = entry.is_forgotten and not entry.users
+        if is_last_user:
             entry.file.close()
 
-    def wrote(self, path: str) -> None:
+    def record_write(self, path: str) -> None:
         """Record a write. Call this after the write, since an earlier sync would not cover it, and
         while the file is borrowed, since otherwise it could be closed."""
         with self._lock:
@@ -94,22 +94,22 @@ class OpenFiles:
                 for piece in pieces:
                     write_all(file, piece, position)
                     position += len(piece)
-            self.wrote(path)
+            self.record_write(path)
 
     def sync(self, path: str) -> None:
         """Make a file and its name durable; do nothing if they are.
 
         Until this returns, other callers still see the file as unsynced and sync it themselves."""
         with self._lock:
-            covered = self._dirty.get(path)
-            new = path in self._new_names
+            last_write = self._dirty.get(path)
+            is_new_name = path in self._new_names
             failure = self._failure
         if failure is not None:
             raise failure
         try:
-            if covered is not None:
+            if last_write is not None:
                 self._sync_file(path)
-            if new:
+            if is_new_name:
                 self._disk.sync_directory(path.rpartition("/")[0])
         except FileNotFoundError:  # removed meanwhile by a trim or the deletion of its topic
             self.forget(path)
@@ -118,15 +118,19 @@ class OpenFiles:
             self._failure = error
             raise
         with self._lock:
-            if self._dirty.get(path) == covered:
+            if self._dirty.get(path) == last_write:
                 self._dirty.pop(path, None)
-            if new:
+            if is_new_name:
                 self._new_names.discard(path)
                 self._durable_names.add(path)
             self.work_done += 1
 
+    def sync_all(self, paths: Iterable[str]) -> None:
+        for path in sorted(paths):
+            self.sync(path)
+
     def _sync_file(self, path: str) -> None:
-        entry = self._take(path, create=False)
+        entry = self._acquire(path, create=False)
         with entry as file, entry.syncing:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -136,7 +140,7 @@ class OpenFiles:
                 self._failure = error
                 raise
 
-    def dirty(self) -> list[str]:
+    def list_unsynced(self) -> list[str]:
         with self._lock:
             return sorted(self._dirty.keys() | self._new_names)
 
@@ -150,7 +154,7 @@ class OpenFiles:
             entry = self._entries.pop(path, None)
             if entry is None:
                 return
-            entry.forgotten = True
+            entry.is_forgotten = True
             if entry.users:
                 return
         entry.file.close()
@@ -162,19 +166,19 @@ class OpenFiles:
         for entry in entries:
             entry.file.close()
 
-    def _take(self, path: str, create: bool) -> _Entry:
+    def _acquire(self, path: str, create: bool) -> _Entry:
         with self._lock:
             entry = self._entries.get(path)
             if entry is not None:
                 entry.users += 1
                 self._entries.move_to_end(path)
-                self._note_name(path, create)
+                self._record_name(path, create)
                 return entry
         opened = _Entry(self, self._open(path, create))
         with self._lock:
             entry = self._entries.setdefault(path, opened)
             entry.users += 1
-            self._note_name(path, create)
+            self._record_name(path, create)
         if entry is not opened:  # another thread opened it at the same time
             opened.file.close()
         self._close_some()
@@ -191,7 +195,7 @@ class OpenFiles:
         self._disk.sync_directory(directory.rpartition("/")[0])
         return self._disk.open(path, create=True)
 
-    def _note_name(self, path: str, create: bool) -> None:
+    def _record_name(self, path: str, create: bool) -> None:
         """Record a new name. Call it with the lock held, when the file exists."""
         if create and path not in self._durable_names:
             self._new_names.add(path)
@@ -202,7 +206,7 @@ class OpenFiles:
         sync raises the error."""
         while True:
             with self._lock:
-                if len(self._entries) <= self._most:
+                if len(self._entries) <= self._max_open:
                     return
                 unused = [path for path, entry in self._entries.items() if not entry.users]
                 path = next((path for path in unused if path not in self._dirty), None)

@@ -16,8 +16,8 @@ pack is removed after a checkpoint that does not name it.
 
 Space: when packs hold more unused bytes than used ones, the emptiest packs are rewritten.
 
-Threads: any thread may read (`borrow`, `places`). Only one thread at a time makes changes: during
-recovery the main thread, then the checkpoint lane.
+Threads: any thread may read (`borrow`, `describe_pack_ranges`). Only one thread at a time makes
+changes: during recovery the main thread, then the checkpoint lane.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Packs:
     def rows(self, path: str) -> bytes:
         return self._extents.get(path, NO_EXTENTS)
 
-    def places(self, path: str, start: int, end: int) -> str:
+    def describe_pack_ranges(self, path: str, start: int, end: int) -> str:
         """Return which bytes of packs contain these bytes of a path, as text; "" if none do."""
         found = extents.pieces(self.rows(path), start, end - start)
         return ", ".join(
-            f"{pack_path(pack)} bytes {at} to {at + length}"
-            for pack, at, length in found
+            f"{pack_path(pack)} bytes {pack_position} to {pack_position + length}"
+            for pack, pack_position, length in found
             if pack is not None
         )
 
@@ -101,9 +101,9 @@ class Packs:
     def write(self, runs: Iterable[Run], packed_bytes: int) -> None:
         """Write runs; those of fewer than `packed_bytes` to the active pack. If two runs overlap,
         the later one is right."""
-        self._append_all(self._small(runs, packed_bytes))
+        self._append_all(self._write_large_runs(runs, packed_bytes))
 
-    def _small(self, runs: Iterable[Run], packed_bytes: int) -> Iterator[Run]:
+    def _write_large_runs(self, runs: Iterable[Run], packed_bytes: int) -> Iterator[Run]:
         """Write the large runs; yield the small ones. If a path has many extents, they are joined
         with the run. Only a few are joined at a time: reading them takes longer than all the rest.
         """
@@ -115,7 +115,7 @@ class Packs:
                 joins > limits.PACK_JOINS
             ):
                 joins += 1
-                yield self._joined(run)
+                yield self._join_with_extents(run)
             else:
                 yield run
 
@@ -131,13 +131,13 @@ class Packs:
         if batch:
             self._append(batch)
 
-    def _joined(self, run: Run) -> Run:
+    def _join_with_extents(self, run: Run) -> Run:
         """Join a run with the small extents before it. If these cannot be read, they stay where
         they are, and reading them reports the error."""
         before = extents.worth_joining(
             self.rows(run.path), run.position, run.size, limits.MOVED_BYTES
         )
-        content = self._content(before)
+        content = self._read_extents(before)
         if not content:
             return run
         joined = b"".join(content)
@@ -148,31 +148,31 @@ class Packs:
         if self._sizes.get(self._active, 0) > limits.PACK_BYTES:
             self._active += 1
         pack, path = self._active, pack_path(self._active)
-        at = self._sizes.get(pack, 0)
+        pack_position = self._sizes.get(pack, 0)
         data = b"".join(piece for run in batch for piece in run.pieces)
-        self._files.write(path, at, [data])
-        self._sizes[pack] = at + len(data)
+        self._files.write(path, pack_position, [data])
+        self._sizes[pack] = pack_position + len(data)
         for run in batch:
-            self._note(run.path, Extent(run.position, run.size, pack, at))
-            at += run.size
+            self._add_extent(run.path, Extent(run.position, run.size, pack, pack_position))
+            pack_position += run.size
 
-    def _note(self, path: str, extent: Extent) -> None:
+    def _add_extent(self, path: str, extent: Extent) -> None:
         rows, replaced = extents.lay_over(self.rows(path), extent)
         self._extents[path] = rows
         self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
-        self._let_go(replaced)
+        self._release_extents(replaced)
 
-    def _let_go(self, gone: Iterable[Extent]) -> None:
-        for extent in gone:
+    def _release_extents(self, released: Iterable[Extent]) -> None:
+        for extent in released:
             self._live[extent.pack] -= extent.length
 
-    def _content(self, some: Iterable[Extent]) -> list[bytes] | None:
+    def _read_extents(self, wanted_extents: Iterable[Extent]) -> list[bytes] | None:
         """Return the bytes of extents; None if any of them cannot be read."""
         content: list[bytes] = []
-        for extent in some:
+        for extent in wanted_extents:
             try:
                 with self._files.borrow(pack_path(extent.pack)) as file:
-                    data = read_all(file, extent.length, extent.at)
+                    data = read_all(file, extent.length, extent.pack_position)
             except OSError:
                 return None
             if len(data) < extent.length:
@@ -182,18 +182,18 @@ class Packs:
 
     # --- for checkpoints ------------------------------------------------------------------------
 
-    def captured(self, without: Collection[str]) -> Packed:
+    def capture(self, without: Collection[str]) -> Packed:
         """Return the packs and extents for the next checkpoint, all of them synced, except those of
         the paths `without`. Call in the checkpoint lane."""
-        held = dict(self._extents)
+        extents_by_path = dict(self._extents)
         live = dict(self._live)
         for path in without:
-            for extent in extents.decode(held.pop(path, NO_EXTENTS)):
+            for extent in extents.decode(extents_by_path.pop(path, NO_EXTENTS)):
                 live[extent.pack] -= extent.length
         sizes = {pack: self._sizes.get(pack, 0) for pack in sorted(live) if live[pack]}
-        return Packed(sizes, held)
+        return Packed(sizes, extents_by_path)
 
-    def unnamed(self, packed: Packed) -> list[int]:
+    def list_unnamed(self, packed: Packed) -> list[int]:
         """Return the closed packs that a checkpoint does not name: they may be removed after it."""
         return [pack for pack in self._sizes if pack != self._active and pack not in packed.sizes]
 
@@ -214,7 +214,7 @@ class Packs:
     def forget(self, path: str) -> None:
         """Drop the extents of a path."""
         self._unmovable.discard(path)
-        self._let_go(extents.decode(self._extents.pop(path, NO_EXTENTS)))
+        self._release_extents(extents.decode(self._extents.pop(path, NO_EXTENTS)))
 
     def _remove_file(self, path: str) -> None:
         self._files.forget(path)
@@ -225,7 +225,7 @@ class Packs:
 
     # --- moving ---------------------------------------------------------------------------------
 
-    def movable(self) -> list[str]:
+    def list_movable(self) -> list[str]:
         """Return the paths that should get their own file, those with most bytes in packs first."""
         sizes: dict[str, int] = {}
         for path, rows in self._extents.items():
@@ -246,7 +246,7 @@ class Packs:
             if not rows:
                 continue
             runs = extents.runs(extents.decode(rows))
-            content = [self._content(run) for run in runs]
+            content = [self._read_extents(run) for run in runs]
             if any(part is None for part in content):
                 self._unmovable.add(path)  # reading it reports the error
                 continue
@@ -281,12 +281,12 @@ class Packs:
         ]
         closed.sort(key=lambda pack: (self._live[pack], pack))
         chosen: set[int] = set()
-        taken = 0
+        chosen_bytes = 0
         for pack in closed:
-            if chosen and limits.REWRITTEN_BYTES < self._live[pack] + taken:
+            if chosen and limits.REWRITTEN_BYTES < self._live[pack] + chosen_bytes:
                 break
             chosen.add(pack)
-            taken += self._live[pack]
+            chosen_bytes += self._live[pack]
         return chosen
 
     def _runs_in(self, packs: set[int]) -> Iterator[Run]:
@@ -294,7 +294,7 @@ class Packs:
         for path, rows in list(self._extents.items()):
             inside = [extent for extent in extents.decode(rows) if extent.pack in packs]
             for run in extents.runs(inside):
-                content = self._content(run)
+                content = self._read_extents(run)
                 if content is None:
                     self._unreadable.update(extent.pack for extent in run)
                     continue
@@ -318,7 +318,7 @@ class _PackedFile:
             piece = extents.piece_at(self._rows, position, length)
             try:
                 with self._files.borrow(self._name(piece)) as file:
-                    return file.read_some(piece.length, piece.at)
+                    return file.read_some(piece.length, piece.position)
             except FileNotFoundError:
                 if not self._has_moved():
                     raise
@@ -332,11 +332,11 @@ class _PackedFile:
     def _name(self, piece: extents.Piece) -> str:
         return self._path if piece.pack is None else pack_path(piece.pack)
 
-    def cached(self, length: int, position: int) -> bool:
+    def is_cached(self, length: int, position: int) -> bool:
         for piece in extents.pieces(self._rows, position, length):
             try:
                 with self._files.borrow(self._name(piece)) as file:
-                    if not file.cached(piece.length, piece.at):
+                    if not file.is_cached(piece.length, piece.position):
                         return False
             except FileNotFoundError:
                 return False  # reading it raises the error
@@ -348,7 +348,7 @@ class _PackedFile:
             return None
         try:
             with self._files.borrow(self._name(piece)) as file:
-                return file.view(length, piece.at)
+                return file.view(length, piece.position)
         except FileNotFoundError:
             return None
 
@@ -382,6 +382,6 @@ def pack_path(number: int) -> str:
     return f"{DIRECTORY}/{number}"
 
 
-def listed(disk: Disk) -> list[int]:
+def list_packs(disk: Disk) -> list[int]:
     """Return the numbers of the packs in the directory."""
     return sorted(int(name) for name in disk.list(DIRECTORY) if name.isdecimal())

@@ -48,16 +48,16 @@ class Segment:
     """Not thread-safe: call from the event loop (during recovery, before there is one)."""
 
     __slots__ = (
-        "aborted",
-        "aborted_pending",
+        "aborted_count",
         "base_offset",
-        "indexed",
+        "indexed_count",
         "last_append_ms",
         "max_timestamp_ms",
-        "open",
+        "open_region",
         "path",
-        "pending",
-        "planned",
+        "pending_aborted",
+        "pending_regions",
+        "planned_bytes",
         "size",
     )
 
@@ -66,12 +66,12 @@ class Segment:
         self.path = f"{segment_stem(key, base_offset)}.log"
         #: Committed bytes, and bytes that have a position.
         self.size = 0
-        self.planned = 0
-        self.indexed = 0
-        self.pending = _NO_ENTRIES
-        self.aborted = 0
-        self.aborted_pending = _NO_ENTRIES
-        self.open: Region | None = None
+        self.planned_bytes = 0
+        self.indexed_count = 0
+        self.pending_regions = _NO_ENTRIES
+        self.aborted_count = 0
+        self.pending_aborted = _NO_ENTRIES
+        self.open_region: Region | None = None
         self.last_append_ms = 0
         self.max_timestamp_ms = -1
 
@@ -90,10 +90,10 @@ class Segment:
 
     def extend(self, chunk: Descriptor) -> None:
         """Add a committed chunk."""
-        region = self.open
+        region = self.open_region
         latest_ms = chunk.max_timestamp_ms
         if region is not None and chunk.flags & CONTINUES:
-            self.open = _new_tuple(
+            self.open_region = _new_tuple(
                 Region,
                 (
                     region.base_offset,
@@ -109,7 +109,7 @@ class Segment:
             )
         else:
             self.seal()
-            self.open = Region(
+            self.open_region = Region(
                 chunk.base_offset,
                 chunk.next_offset,
                 chunk.position,
@@ -121,47 +121,47 @@ class Segment:
                 chunk.epoch,
             )
         self.size = chunk.position + chunk.length
-        if self.planned < self.size:
-            self.planned = self.size
+        if self.planned_bytes < self.size:
+            self.planned_bytes = self.size
         self.last_append_ms = chunk.append_time_ms
         if self.max_timestamp_ms < latest_ms:
             self.max_timestamp_ms = latest_ms
 
-    def unwritten_entries(self) -> Entries:
+    def pending_entries(self) -> PendingEntries:
         """Return the entries of both indexes that are not in their files."""
-        return Entries(self, bytes(self.pending), bytes(self.aborted_pending))
+        return PendingEntries(self, bytes(self.pending_regions), bytes(self.pending_aborted))
 
     def seal(self) -> None:
         """End the region that was growing."""
-        if self.open is not None:
-            if self.pending is _NO_ENTRIES:
-                self.pending = bytearray()
-            self.pending += encode_region(self.open)
-            self.open = None
+        if self.open_region is not None:
+            if self.pending_regions is _NO_ENTRIES:
+                self.pending_regions = bytearray()
+            self.pending_regions += encode_region(self.open_region)
+            self.open_region = None
 
     def add_aborted(self, entries: bytes) -> None:
-        if self.aborted_pending is _NO_ENTRIES:
-            self.aborted_pending = bytearray()
-        self.aborted_pending += entries
+        if self.pending_aborted is _NO_ENTRIES:
+            self.pending_aborted = bytearray()
+        self.pending_aborted += entries
 
     @property
     def pending_base(self) -> int | None:
         """The first offset that the index file does not cover, or None."""
-        if self.pending:
-            return base_offset_at(self.pending, 0)
-        return self.open.base_offset if self.open is not None else None
+        if self.pending_regions:
+            return base_offset_at(self.pending_regions, 0)
+        return self.open_region.base_offset if self.open_region is not None else None
 
     def regions(self, offset: int, index: bytes) -> Iterator[Region]:
         """Yield the regions from the one with `offset` on. `index` is the content of the index
         file; it may be empty if `offset` is `pending_base` or later."""
-        for entries in (index, self.pending):
+        for entries in (index, self.pending_regions):
             count = len(entries) // REGION_ENTRY_BYTES
             for number in range(_entry_before(entries, count, offset), count):
                 region = region_at(entries, number)
                 if region.next_offset > offset:
                     yield region
-        if self.open is not None and self.open.next_offset > offset:
-            yield self.open
+        if self.open_region is not None and self.open_region.next_offset > offset:
+            yield self.open_region
 
 
 class SealedRegions:
@@ -198,7 +198,7 @@ class SealedRegions:
         )
 
 
-class Entries(NamedTuple):
+class PendingEntries(NamedTuple):
     """Entries of a segment that are being written to its index files."""
 
     segment: Segment
@@ -209,16 +209,16 @@ class Entries(NamedTuple):
         """Yield path, position and bytes of each file with new entries."""
         segment = self.segment
         if self.regions:
-            yield segment.index_path, segment.indexed * REGION_ENTRY_BYTES, self.regions
+            yield segment.index_path, segment.indexed_count * REGION_ENTRY_BYTES, self.regions
         if self.aborted:
-            yield segment.aborted_path, segment.aborted * ABORTED_BYTES, self.aborted
+            yield segment.aborted_path, segment.aborted_count * ABORTED_BYTES, self.aborted
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         segment = self.segment
-        segment.indexed += len(self.regions) // REGION_ENTRY_BYTES
-        segment.pending = segment.pending[len(self.regions) :] or _NO_ENTRIES
-        segment.aborted += len(self.aborted) // ABORTED_BYTES
-        segment.aborted_pending = segment.aborted_pending[len(self.aborted) :] or _NO_ENTRIES
+        segment.indexed_count += len(self.regions) // REGION_ENTRY_BYTES
+        segment.pending_regions = segment.pending_regions[len(self.regions) :] or _NO_ENTRIES
+        segment.aborted_count += len(self.aborted) // ABORTED_BYTES
+        segment.pending_aborted = segment.pending_aborted[len(self.aborted) :] or _NO_ENTRIES
 
 
 def segment_stem(key: PartitionKey, base_offset: int) -> str:
@@ -269,7 +269,7 @@ def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
 # --- reading ---------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """Contiguous regions of one segment, to be read at once."""
 
     path: str
@@ -287,40 +287,40 @@ class Plan(NamedTuple):
         return self.regions[-1].end - self.regions[0].position
 
 
-class Got(NamedTuple):
+class ReadResult(NamedTuple):
     pieces: tuple[memoryview, ...]
     #: Whether it contains everything of the plan from its offset on.
     complete: bool
 
 
-def read(file: File, plan: Plan) -> memoryview:
+def read(file: File, plan: ReadPlan) -> memoryview:
     """Return the bytes of a plan's regions, or fewer if the file ends. Thread-safe."""
     return memoryview(read_all(file, plan.length, plan.position))
 
 
-def carry_out(plan: Plan, data: memoryview) -> Got:
+def extract_batches(plan: ReadPlan, data: memoryview) -> ReadResult:
     """Return the whole batches of a plan from its offset on, within its bounds. Thread-safe. Raises
     DamagedData if the batch with the offset is damaged."""
     pieces: list[memoryview] = []
-    room = plan.max_bytes
+    remaining_bytes = plan.max_bytes
     for region in plan.regions:
         start = region.position - plan.position
         content = data[start : start + region.length]
         if len(content) != region.length or crc32c(content) != region.data_crc:
             if not pieces:
                 pieces.append(_salvage(plan, region, content))
-            return Got(tuple(pieces), False)  # the next read starts here and gets the error
-        if region.length <= room and plan.offset <= region.base_offset:
+            return ReadResult(tuple(pieces), False)  # the next read starts here and gets the error
+        if region.length <= remaining_bytes and plan.offset <= region.base_offset:
             piece, complete = content, True
         else:
             first_max_bytes = 0 if pieces else plan.first_max_bytes
-            piece, complete = cut(content, plan.offset, room, first_max_bytes)
+            piece, complete = cut(content, plan.offset, remaining_bytes, first_max_bytes)
         if len(piece):
             pieces.append(piece)
-            room -= len(piece)
+            remaining_bytes -= len(piece)
         if not complete:
-            return Got(tuple(pieces), False)
-    return Got(tuple(pieces), True)
+            return ReadResult(tuple(pieces), False)
+    return ReadResult(tuple(pieces), True)
 
 
 def cut(
@@ -366,9 +366,9 @@ def inspect(region: Region, content: memoryview) -> tuple[list[Span], list[BadRa
     bad: list[BadRange] = []
     position, expected = 0, region.base_offset
     while position < region.length:
-        span = _provable(region, content, position, expected)
+        span = _parse_intact(region, content, position, expected)
         if span is None:
-            end, following = _next_provable(region, content, position, expected)
+            end, following = _find_next_intact(region, content, position, expected)
             start = region.position + position
             bad.append(BadRange(start, region.position + end, expected, following))
             position, expected = end, following
@@ -378,7 +378,7 @@ def inspect(region: Region, content: memoryview) -> tuple[list[Span], list[BadRa
     return good, bad
 
 
-def _provable(region: Region, content: memoryview, position: int, expected: int) -> Span | None:
+def _parse_intact(region: Region, content: memoryview, position: int, expected: int) -> Span | None:
     try:
         batch = Batch.parse(content[position:])
     except QuackError:
@@ -390,7 +390,7 @@ def _provable(region: Region, content: memoryview, position: int, expected: int)
     return Span(position, batch.size, batch.base_offset, batch.next_offset)
 
 
-def _next_provable(
+def _find_next_intact(
     region: Region, content: memoryview, position: int, expected: int
 ) -> tuple[int, int]:
     """Return where the next intact batch after damaged ones begins, and its offset. It is found by
@@ -415,7 +415,7 @@ def _next_provable(
             return position, batch.base_offset
 
 
-def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
+def _salvage(plan: ReadPlan, region: Region, content: memoryview) -> memoryview:
     """Return the provably intact batches from the one with `offset` up to the next damage."""
     good, bad = inspect(region, content)
     if not bad:
@@ -424,18 +424,18 @@ def _salvage(plan: Plan, region: Region, content: memoryview) -> memoryview:
         everything = (region.position, region.end, region.base_offset, region.next_offset)
         bad, good = [BadRange(*everything)], []
     run = _run_from(good, plan.offset)
-    lost = next((each for each in bad if each.next_offset > plan.offset), None)
-    if lost is not None and (not run or lost.first_offset < run[0].base_offset):
-        raise DamagedData(describe_damage(plan.path, lost), lost.next_offset)
+    damaged = next((each for each in bad if each.next_offset > plan.offset), None)
+    if damaged is not None and (not run or damaged.first_offset < run[0].base_offset):
+        raise DamagedData(describe_damage(plan.path, damaged), damaged.next_offset)
     whole = content[run[0].position : run[-1].position + run[-1].size]
     return cut(whole, plan.offset, plan.max_bytes, plan.first_max_bytes)[0]
 
 
-def describe_damage(path: str, lost: BadRange) -> str:
+def describe_damage(path: str, damaged: BadRange) -> str:
     return (
-        f"{path}, bytes {lost.start} to {lost.end}: offsets {lost.first_offset} to "
-        f"{lost.next_offset - 1} are damaged on disk and cannot be read; continue at offset "
-        f"{lost.next_offset}, or restore the file from a backup"
+        f"{path}, bytes {damaged.start} to {damaged.end}: offsets {damaged.first_offset} to "
+        f"{damaged.next_offset - 1} are damaged on disk and cannot be read; continue at offset "
+        f"{damaged.next_offset}, or restore the file from a backup"
     )
 
 

@@ -33,7 +33,7 @@ from quackmq.stores.local.files.format import (
 )
 from quackmq.stores.local.files.journal import (
     Damage,
-    Place,
+    JournalLocation,
     Scan,
     good_frames,
     read_slot,
@@ -56,10 +56,10 @@ from quackmq.stores.local.recovery import (
 
 
 class FrameAt(NamedTuple):
-    place: Place
+    location: JournalLocation
     frame: Frame
     #: Whether it is after the checkpoint: recovery would replay it.
-    behind_checkpoint: bool
+    is_after_checkpoint: bool
 
 
 class Inspection:
@@ -78,47 +78,47 @@ class Inspection:
         #: Frames that recovery would replay.
         self.frames = 0
         #: From frames after damage: where their batches lie in segments.
-        self.stranded: list[Descriptor] = []
+        self.unreplayed: list[Descriptor] = []
         self.packed = NOTHING_PACKED
-        self.contents = OfflineSegments(disk)
+        self.segments = OfflineSegments(disk)
         disk.lock(LOCK_PATH)
-        self._look()
+        self._load()
 
     def close(self) -> None:
-        self.contents.close()
+        self.segments.close()
 
     @property
     def damaged(self) -> bool:
         return any(finding.kind is Kind.DAMAGE for finding in self.findings)
 
-    def _look(self) -> None:
+    def _load(self) -> None:
         try:
             self.meta = read_meta(self.disk)
             if self.meta is None:
-                self._miss_meta()
+                self._report_missing_meta()
         except DamagedStore as error:
-            self._damage(META_PATH, str(error))
+            self._report_damage(META_PATH, str(error))
         options = LocalOptions()
         try:
             decoded = read_checkpoint(self.disk, options)
             self.checkpoint, self.catalog, self.logs, self.packed = decoded
-            self.contents.close()
-            self.contents = OfflineSegments(self.disk, self.packed)
+            self.segments.close()
+            self.segments = OfflineSegments(self.disk, self.packed)
         except DamagedStore as error:
-            self._damage(checkpoint.PATH, str(error))
+            self._report_damage(checkpoint.PATH, str(error))
             return
         if not self.checkpoint.clean:
             self._replay(self.checkpoint, options)
 
-    def _miss_meta(self) -> None:
+    def _report_missing_meta(self) -> None:
         if not holds_data(self.disk):
             raise UnusableDirectory(
                 f"there is no {META_PATH}: this is not a QuackMQ directory, or its creation was "
                 "interrupted and it has no data yet"
             )
-        self._damage(META_PATH, "the file is missing: restore it from a backup")
+        self._report_damage(META_PATH, "the file is missing: restore it from a backup")
 
-    def _damage(self, path: str, what: str, start: int = 0) -> None:
+    def _report_damage(self, path: str, what: str, start: int = 0) -> None:
         """Report damage from `start` to the end of a file."""
         what = what.removeprefix(f"{path}: ").removeprefix(f"{path} is damaged: ")
         size = self.size(path)
@@ -140,45 +140,45 @@ class Inspection:
 
     # --- the journal --------------------------------------------------------------------------
 
-    def _replay(self, standing: CheckpointHeader, options: LocalOptions) -> None:
-        path, position = slot_path(standing.place.slot), standing.place.position
+    def _replay(self, header: CheckpointHeader, options: LocalOptions) -> None:
+        path, position = slot_path(header.location.slot), header.location.position
         if self.meta is None:
             what = f"its frames cannot be identified without {META_PATH}"
             self.findings.append(Finding(Kind.NOTE, path, what, position, self.size(path)))
             return
-        recovered = Recovered(self.meta, standing, self.catalog, self.logs)
+        recovered = Recovered(self.meta, header, self.catalog, self.logs)
         damage = None
         try:
             damage = replay(self.disk, options, recovered)
         except DamagedStore as error:
-            self._damage(path, str(error), position)
-        self.frames = recovered.frames
+            self._report_damage(path, str(error), position)
+        self.frames = recovered.replayed_frames
         for write in recovered.writes:
-            self.contents.overlay(write)
+            self.segments.add_write(write)
         if damage is not None:
-            self._go_on_behind(damage, self.meta, standing.run)
+            self._examine_after(damage, self.meta, header.run)
         elif not self.damaged:
-            self._look_at_the_end(recovered, self.meta)
+            self._examine_end(recovered, self.meta)
 
-    def _go_on_behind(self, damage: Damage, meta: Meta, run: int) -> None:
+    def _examine_after(self, damage: Damage, meta: Meta, run: int) -> None:
         """Examine the frames after damage. They cannot be replayed, but they, and the batches that
         they refer to, may be damaged too."""
-        following: Damage | None = damage
-        while following is not None:
-            self._name(following)
+        next_damage: Damage | None = damage
+        while next_damage is not None:
+            self._report_lost_frames(next_damage)
             scan = Scan(
                 self.disk,
                 slots=meta.slots,
-                start=following.resumes,
+                start=next_damage.resumes,
                 run=run,
-                number=following.last_number + 1,
+                number=next_damage.last_number + 1,
                 salt=meta.salt,
             )
             for frame in scan.frames():
-                self._strand(frame, scan.place)
-            following = scan.damage
+                self._add_unreplayed(frame, scan.location)
+            next_damage = scan.damage
 
-    def _name(self, damage: Damage) -> None:
+    def _report_lost_frames(self, damage: Damage) -> None:
         what = (
             f"frames {damage.first_number} to {damage.last_number} of the journal were on disk "
             "and are now damaged; they held acknowledged data"
@@ -190,32 +190,32 @@ class Inspection:
             else:
                 self.findings.append(Finding(Kind.DAMAGE, path, f"the file is missing: {what}"))
 
-    def _strand(self, frame: Frame, place: Place) -> None:
+    def _add_unreplayed(self, frame: Frame, location: JournalLocation) -> None:
         try:
-            self.stranded += [
+            self.unreplayed += [
                 entry.descriptor
                 for entry in entries(frame.payload)
                 if isinstance(entry, AppendEntry) and entry.data is None
             ]
         except DamagedStore as error:
-            path, start = slot_path(place.slot), place.position
+            path, start = slot_path(location.slot), location.position
             finding = Finding(Kind.DAMAGE, path, str(error), start, start + frame.size)
             self.findings.append(finding)
 
-    def _look_at_the_end(self, recovered: Recovered, meta: Meta) -> None:
-        end = recovered.standing
-        path = slot_path(end.place.slot)
-        if recovered.abandoned:
+    def _examine_end(self, recovered: Recovered, meta: Meta) -> None:
+        end = recovered.header
+        path = slot_path(end.location.slot)
+        if recovered.discarded_frames:
             what = (
-                f"{recovered.abandoned} frames from number {end.frame} on were never known to be "
-                f"on disk (sync = {end.sync}), and will be discarded"
+                f"{recovered.discarded_frames} frames from number {end.frame} on were never known "
+                f"to be on disk (sync = {end.sync}), and will be discarded"
             )
-            finding = Finding(Kind.NOTE, path, what, end.place.position, self.size(path))
+            finding = Finding(Kind.NOTE, path, what, end.location.position, self.size(path))
             self.findings.append(finding)
             return
-        for place in (end.place, Place((end.place.slot + 1) % meta.slots, 0)):
-            if _begins_frame(self.disk, place, meta.salt):
-                path, position = slot_path(place.slot), place.position
+        for location in (end.location, JournalLocation((end.location.slot + 1) % meta.slots, 0)):
+            if _has_broken_frame(self.disk, location, meta.salt):
+                path, position = slot_path(location.slot), location.position
                 what = (
                     f"frame {end.frame}, the last one, is incomplete, as after a crash during its "
                     "write. It was not acknowledged, and will be discarded"
@@ -230,31 +230,33 @@ class Inspection:
             return
         for slot in range(meta.slots):
             path = slot_path(slot)
-            wrong = [finding for finding in self.findings if finding.path == path]
-            wrong.sort(key=lambda finding: finding.start or 0)
+            slot_findings = [finding for finding in self.findings if finding.path == path]
+            slot_findings.sort(key=lambda finding: finding.start or 0)
             for position, frame in good_frames(read_slot(self.disk, slot), 0, meta.salt):
-                while wrong and (wrong[0].start or 0) <= position:
-                    yield wrong.pop(0)
-                yield FrameAt(Place(slot, position), frame, self._is_behind(frame))
-            yield from wrong
+                while slot_findings and (slot_findings[0].start or 0) <= position:
+                    yield slot_findings.pop(0)
+                yield FrameAt(
+                    JournalLocation(slot, position), frame, self._is_after_checkpoint(frame)
+                )
+            yield from slot_findings
 
-    def _is_behind(self, frame: Frame) -> bool:
-        standing = self.checkpoint
-        if standing is None or standing.clean:
+    def _is_after_checkpoint(self, frame: Frame) -> bool:
+        header = self.checkpoint
+        if header is None or header.clean:
             return False
-        return frame.run == standing.run and frame.number >= standing.frame
+        return frame.run == header.run and frame.number >= header.frame
 
 
-def _begins_frame(disk: Disk, place: Place, salt: int) -> bool:
+def _has_broken_frame(disk: Disk, location: JournalLocation, salt: int) -> bool:
     """Return whether bytes that are not a frame begin like one."""
     try:
-        file = disk.open(slot_path(place.slot))
+        file = disk.open(slot_path(location.slot))
     except FileNotFoundError:
         return False
     try:
-        if read_all(file, len(FRAME_MAGIC), place.position) != FRAME_MAGIC:
+        if read_all(file, len(FRAME_MAGIC), location.position) != FRAME_MAGIC:
             return False
         length = FRAME_HEADER_BYTES + limits.JOURNAL_FRAME_BYTES
-        return parse_frame(read_all(file, length, place.position), 0, salt) is None
+        return parse_frame(read_all(file, length, location.position), 0, salt) is None
     finally:
         file.close()

@@ -49,7 +49,7 @@ class ScannedRange(NamedTuple):
     bad: tuple[Finding, ...] = ()
 
 
-class Held(NamedTuple):
+class StoredBatch(NamedTuple):
     """A batch and its position."""
 
     path: str
@@ -61,49 +61,49 @@ class OfflineSegments:
     """Not thread-safe."""
 
     def __init__(self, disk: Disk, packed: Packed = NOTHING_PACKED) -> None:
-        self._open = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
-        self._files = Packs(disk, self._open, packed)
+        self._open_files = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
+        self._files = Packs(disk, self._open_files, packed)
         #: The writes that recovery would make, by path, in the order of the bytes.
         self._writes: dict[str, list[SegmentWrite]] = {}
 
-    def overlay(self, write: SegmentWrite) -> None:
+    def add_write(self, write: SegmentWrite) -> None:
         """Add a write that recovery would make. Call in journal order, in which positions grow."""
         self._writes.setdefault(write.path, []).append(write)
 
     def close(self) -> None:
-        self._open.close()
+        self._open_files.close()
 
-    def places(self, path: str, start: int, end: int) -> str:
+    def describe_pack_ranges(self, path: str, start: int, end: int) -> str:
         """Return which bytes of packs contain these bytes of a path, as text; "" if none do."""
-        return self._files.places(path, start, end)
+        return self._files.describe_pack_ranges(path, start, end)
 
     # --- partitions ---------------------------------------------------------------------------
 
-    def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[Held | Finding]:
+    def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[StoredBatch | Finding]:
         """Yield a partition's batches from the one with `offset` on, and findings in the place of
         damaged ones."""
         return merged(self._batches(log, offset))
 
-    def _batches(self, log: PartitionLog, offset: int) -> Iterator[Held | Finding]:
-        for path, position, content, good, bad in self.stretches(log, offset):
-            lost = sorted(bad, key=lambda finding: finding.start or 0)
+    def _batches(self, log: PartitionLog, offset: int) -> Iterator[StoredBatch | Finding]:
+        for path, position, content, good, bad in self.scan_log(log, offset):
+            damaged = sorted(bad, key=lambda finding: finding.start or 0)
             for span in good:
-                while lost and (lost[0].start or 0) < position + span.position:
-                    yield lost.pop(0)
+                while damaged and (damaged[0].start or 0) < position + span.position:
+                    yield damaged.pop(0)
                 if span.next_offset > offset:
                     batch = Batch.peek(content[span.position : span.position + span.size])
-                    yield Held(path, position + span.position, batch)
-            yield from lost
+                    yield StoredBatch(path, position + span.position, batch)
+            yield from damaged
 
-    def stretches(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
+    def scan_log(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
         """Yield the content of a partition's segments from the region with `offset` on."""
         for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
             if segment.size and end_offset > offset:
-                yield from self.of_segment(segment, end_offset, offset)
+                yield from self.scan_segment(segment, end_offset, offset)
 
     # --- one segment --------------------------------------------------------------------------
 
-    def of_segment(
+    def scan_segment(
         self, segment: Segment, end_offset: int, offset: int = 0
     ) -> Iterator[ScannedRange]:
         """Yield a segment region by region; batch by batch where an index entry is missing."""
@@ -116,17 +116,21 @@ class OfflineSegments:
                 continue
             gap = region.position > position
             if region.position < position or region.base_offset < expected:
-                yield ScannedRange(path, position, _NOTHING, (), (_astray(segment, region),))
+                yield ScannedRange(
+                    path, position, _NOTHING, (), (_misplaced_entry(segment, region),)
+                )
             elif gap and not entry_missing:
-                yield ScannedRange(path, position, _NOTHING, (), (_astray(segment, region),))
+                yield ScannedRange(
+                    path, position, _NOTHING, (), (_misplaced_entry(segment, region),)
+                )
             if gap:
-                yield from self._unindexed(
+                yield from self._scan_unindexed(
                     path, position, region.position, expected, region.base_offset
                 )
             if region.next_offset > offset:
-                yield self._of_region(path, region)
+                yield self._scan_region(path, region)
             position, expected, entry_missing = region.end, region.next_offset, False
-        yield from self._unindexed(path, position, segment.size, expected, end_offset)
+        yield from self._scan_unindexed(path, position, segment.size, expected, end_offset)
 
     def _regions(self, segment: Segment) -> Iterator[Region | Finding]:
         """Yield the regions of the index file that the checkpoint names, then those from the
@@ -135,41 +139,41 @@ class OfflineSegments:
         yield from segment.regions(0, b"")
 
     def _index_entries(self, segment: Segment) -> Iterable[Region | Finding]:
-        if not segment.indexed:
+        if not segment.indexed_count:
             return
         path = segment.index_path
-        index, problem = self._read(path, 0, segment.indexed * REGION_ENTRY_BYTES)
-        for number in range(segment.indexed):
+        index, problem = self._read(path, 0, segment.indexed_count * REGION_ENTRY_BYTES)
+        for number in range(segment.indexed_count):
             start, end = number * REGION_ENTRY_BYTES, (number + 1) * REGION_ENTRY_BYTES
             what = problem or "index entries fail their checksum"
             yield parse_region(index, number) or Finding(Kind.DAMAGE, path, what, start, end)
 
     def damaged_aborted(self, segment: Segment) -> Iterator[Finding]:
         """Yield the damaged entries of aborted transactions."""
-        if not segment.aborted:
+        if not segment.aborted_count:
             return
         path = segment.aborted_path
-        entries, problem = self._read(path, 0, segment.aborted * ABORTED_BYTES)
+        entries, problem = self._read(path, 0, segment.aborted_count * ABORTED_BYTES)
         what = problem or "entries of aborted transactions fail their checksum"
         for number in damaged_aborted(entries):
             start, end = number * ABORTED_BYTES, (number + 1) * ABORTED_BYTES
             yield Finding(Kind.DAMAGE, path, what, start, end)
 
-    def _of_region(self, path: str, region: Region) -> ScannedRange:
+    def _scan_region(self, path: str, region: Region) -> ScannedRange:
         content, problem = self._read(path, region.position, region.length)
         if crc32c(content) == region.data_crc:
-            good = _whole_run(content, region)
+            good = _parse_consecutive(content, region)
             if good is not None:
                 return ScannedRange(path, region.position, content, good)
             problem = "the bytes are as they were written, but their offsets are not consecutive"
-        stretch = _taken_apart(path, region, content, problem)
-        if stretch.bad:
-            return stretch
+        scanned = _examine_batches(path, region, content, problem)
+        if scanned.bad:
+            return scanned
         what = problem or "every batch is intact, but the checksum of the region is wrong"
         whole = Finding(Kind.DAMAGE, path, what, region.position, region.end)
-        return stretch._replace(bad=(whole,))
+        return scanned._replace(bad=(whole,))
 
-    def _unindexed(
+    def _scan_unindexed(
         self, path: str, start: int, end: int, expected: int, end_offset: int
     ) -> Iterator[ScannedRange]:
         """Yield bytes that only the batches themselves describe, one batch after the other. After
@@ -177,17 +181,17 @@ class OfflineSegments:
         while start < end:
             # The largest batch fits, so a batch is found unless it is damaged.
             content, problem = self._read(path, start, min(shared_limits.BATCH_BYTES, end - start))
-            good = tuple(_sound_batches(content, expected, end_offset))
+            good = tuple(_iterate_intact_batches(content, expected, end_offset))
             if not good:
                 what = problem or _BAD_BATCHES
-                lost = Finding(Kind.DAMAGE, path, what, start, end, expected, end_offset)
-                yield ScannedRange(path, start, _NOTHING, (), (lost,))
+                damaged = Finding(Kind.DAMAGE, path, what, start, end, expected, end_offset)
+                yield ScannedRange(path, start, _NOTHING, (), (damaged,))
                 return
             yield ScannedRange(path, start, content, good)
             start += good[-1].position + good[-1].size
             expected = good[-1].next_offset
 
-    def of_chunk(self, chunk: Descriptor) -> ScannedRange:
+    def scan_chunk(self, chunk: Descriptor) -> ScannedRange:
         """Return batches that a frame refers to, if their region is not known."""
         region = Region(
             chunk.base_offset,
@@ -202,7 +206,7 @@ class OfflineSegments:
         )
         path = Segment(chunk.key, chunk.segment_base).path
         content, problem = self._read(path, region.position, region.length)
-        return _taken_apart(path, region, content, problem)
+        return _examine_batches(path, region, content, problem)
 
     def _read(self, path: str, position: int, length: int) -> tuple[memoryview, str]:
         """Return bytes as they would be after recovery, with zeros for missing ones; and the
@@ -221,15 +225,15 @@ class OfflineSegments:
             if error.errno not in _BROKEN_DEVICE:
                 raise
             problem = f"it cannot be read ({error.strerror})"
-        _lay_over(content, position, self._writes.get(path, []))
+        _apply_writes(content, position, self._writes.get(path, []))
         return memoryview(content).toreadonly(), problem
 
 
-def _lay_over(content: bytearray, start: int, writes: list[SegmentWrite]) -> None:
+def _apply_writes(content: bytearray, start: int, writes: list[SegmentWrite]) -> None:
     end = start + len(content)
     first = max(0, bisect.bisect_right(writes, start, key=lambda write: write.position) - 1)
-    for at in range(first, len(writes)):
-        _, position, data = writes[at]
+    for index in range(first, len(writes)):
+        _, position, data = writes[index]
         if position >= end:
             break
         low, high = max(position, start), min(position + len(data), end)
@@ -237,38 +241,38 @@ def _lay_over(content: bytearray, start: int, writes: list[SegmentWrite]) -> Non
             content[low - start : high - start] = data[low - position : high - position]
 
 
-def _taken_apart(path: str, region: Region, content: memoryview, problem: str) -> ScannedRange:
-    good, lost = inspect(region, content)
+def _examine_batches(path: str, region: Region, content: memoryview, problem: str) -> ScannedRange:
+    good, damaged = inspect(region, content)
     bad = (
         Finding(
             Kind.DAMAGE,
             path,
             problem or _BAD_BATCHES,
-            each.start,
-            each.end,
-            each.first_offset,
-            each.next_offset,
+            damage.start,
+            damage.end,
+            damage.first_offset,
+            damage.next_offset,
         )
-        for each in lost
+        for damage in damaged
     )
     return ScannedRange(path, region.position, content, tuple(good), tuple(bad))
 
 
-def _whole_run(content: memoryview, region: Region) -> tuple[Span, ...] | None:
+def _parse_consecutive(content: memoryview, region: Region) -> tuple[Span, ...] | None:
     """Return the batches of a region if they are consecutive from its beginning to its end."""
     try:
-        run = tuple(spans(content))
+        batch_spans = tuple(spans(content))
     except CorruptBatch:
         return None
     position, expected = 0, region.base_offset
-    for span in run:
+    for span in batch_spans:
         if span.base_offset != expected:
             return None
         position, expected = span.position + span.size, span.next_offset
-    return run if (position, expected) == (region.length, region.next_offset) else None
+    return batch_spans if (position, expected) == (region.length, region.next_offset) else None
 
 
-def _sound_batches(content: memoryview, expected: int, end_offset: int) -> Iterator[Span]:
+def _iterate_intact_batches(content: memoryview, expected: int, end_offset: int) -> Iterator[Span]:
     position = 0
     while position < len(content):
         try:
@@ -284,10 +288,10 @@ def _sound_batches(content: memoryview, expected: int, end_offset: int) -> Itera
 def _end_offsets(log: PartitionLog) -> Iterator[int]:
     """Yield for each segment the offset at which it ends."""
     yield from (segment.base_offset for segment in log.segments[1:])
-    yield log.readable
+    yield log.high_watermark
 
 
-def _astray(segment: Segment, region: Region) -> Finding:
+def _misplaced_entry(segment: Segment, region: Region) -> Finding:
     what = (
         f"the entry for offsets {region.base_offset} to {region.next_offset - 1} at byte "
         f"{region.position} does not continue the one before it"

@@ -76,7 +76,7 @@ class Verification:
 
     def findings(self) -> Iterator[Finding]:
         """Yield all findings, each as soon as it is known."""
-        for finding in map(self._placed, merged(self._findings())):
+        for finding in map(self._add_pack_ranges, merged(self._findings())):
             match finding.kind:
                 case Kind.DAMAGE:
                     self.tally.damage += 1
@@ -86,12 +86,16 @@ class Verification:
                     self.tally.notes += 1
             yield finding
 
-    def _placed(self, finding: Finding) -> Finding:
+    def _add_pack_ranges(self, finding: Finding) -> Finding:
         """Add in which packs the bytes lie, if any: users look for them there."""
         if finding.start is None or finding.end is None:
             return finding
-        places = self._inspection.contents.places(finding.path, finding.start, finding.end)
-        return replace(finding, what=f"{finding.what} (in {places})") if places else finding
+        pack_ranges = self._inspection.segments.describe_pack_ranges(
+            finding.path, finding.start, finding.end
+        )
+        return (
+            replace(finding, what=f"{finding.what} (in {pack_ranges})") if pack_ranges else finding
+        )
 
     def _findings(self) -> Iterator[Finding]:
         inspection = self._inspection
@@ -99,24 +103,24 @@ class Verification:
         for log in inspection.logs.values():
             self.tally.partitions += 1
             self.tally.segments += len(log.segments)
-            for stretch in inspection.contents.stretches(log):
-                yield from self._of_stretch(stretch)
+            for scanned in inspection.segments.scan_log(log):
+                yield from self._examine_range(scanned)
             for segment in log.segments:
-                yield from inspection.contents.damaged_aborted(segment)
-        for chunk in inspection.stranded:
-            yield from self._of_stretch(inspection.contents.of_chunk(chunk))
+                yield from inspection.segments.damaged_aborted(segment)
+        for chunk in inspection.unreplayed:
+            yield from self._examine_range(inspection.segments.scan_chunk(chunk))
         if inspection.checkpoint is None:
             yield from self._without_checkpoint()
         elif not inspection.damaged:
-            yield from self._orphans()
+            yield from self._find_orphans()
 
-    def _of_stretch(self, stretch: ScannedRange) -> Iterator[Finding]:
-        self.tally.batches += len(stretch.good)
-        self.tally.bytes += len(stretch.content)
+    def _examine_range(self, scanned: ScannedRange) -> Iterator[Finding]:
+        self.tally.batches += len(scanned.good)
+        self.tally.bytes += len(scanned.content)
         self._progress(self.tally.bytes, self._total)
-        yield from stretch.bad
+        yield from scanned.bad
         if self._deep:
-            yield from _poison(stretch)
+            yield from _find_poison(scanned)
 
     # --- bytes that nothing covers --------------------------------------------------------------
 
@@ -126,50 +130,57 @@ class Verification:
         disk = self._inspection.disk
         for directory in filter(_TOPIC_DIRECTORY.fullmatch, disk.list(LOG_DIRECTORY)):
             for name in disk.list(f"{LOG_DIRECTORY}/{directory}"):
-                found = _INDEX_NAME.fullmatch(name)
-                if found is not None:
-                    key = PartitionKey(uuid.UUID(directory), int(found[1]))
-                    yield from self._unvouched(Segment(key, int(found[2])))
+                match = _INDEX_NAME.fullmatch(name)
+                if match is not None:
+                    key = PartitionKey(uuid.UUID(directory), int(match[1]))
+                    yield from self._examine_without_checkpoint(Segment(key, int(match[2])))
 
-    def _unvouched(self, segment: Segment) -> Iterator[Finding]:
+    def _examine_without_checkpoint(self, segment: Segment) -> Iterator[Finding]:
         self.tally.segments += 1
         size = self._inspection.size(segment.index_path)
-        segment.indexed = (size or 0) // REGION_ENTRY_BYTES
-        doubtful: list[Finding] = []
-        for stretch in self._inspection.contents.of_segment(segment, _NO_END):
-            doubtful += self._of_stretch(stretch)
-            if stretch.good:
-                yield from doubtful
-                doubtful.clear()
+        segment.indexed_count = (size or 0) // REGION_ENTRY_BYTES
+        unconfirmed: list[Finding] = []
+        for scanned in self._inspection.segments.scan_segment(segment, _NO_END):
+            unconfirmed += self._examine_range(scanned)
+            if scanned.good:
+                yield from unconfirmed
+                unconfirmed.clear()
 
-    def _orphans(self) -> Iterator[Finding]:
+    def _find_orphans(self) -> Iterator[Finding]:
         inspection = self._inspection
         slots = inspection.meta.slots if inspection.meta is not None else 0
         topics = {f"{LOG_DIRECTORY}/{topic_id.hex}" for topic_id in inspection.catalog.topics_by_id}
         segments = [segment for log in inspection.logs.values() for segment in log.segments]
-        known = {META_PATH, LOCK_PATH, checkpoint.PATH, JOURNAL_DIRECTORY, LOG_DIRECTORY, _ARCHIVE}
-        known |= {slot_path(slot) for slot in range(slots)} | topics
-        known |= {path for segment in segments for path in segment.paths}
-        known |= {packs.DIRECTORY, *map(packs.pack_path, inspection.packed.sizes)}
+        expected_paths = {
+            META_PATH,
+            LOCK_PATH,
+            checkpoint.PATH,
+            JOURNAL_DIRECTORY,
+            LOG_DIRECTORY,
+            _ARCHIVE,
+        }
+        expected_paths |= {slot_path(slot) for slot in range(slots)} | topics
+        expected_paths |= {path for segment in segments for path in segment.paths}
+        expected_paths |= {packs.DIRECTORY, *map(packs.pack_path, inspection.packed.sizes)}
         directories = ("", JOURNAL_DIRECTORY, LOG_DIRECTORY, packs.DIRECTORY, *sorted(topics))
         for directory in directories:
             for name in inspection.disk.list(directory):
                 path = f"{directory}/{name}" if directory else name
-                if path not in known:
+                if path not in expected_paths:
                     yield Finding(Kind.NOTE, path, _ORPHAN)
 
 
-def _poison(stretch: ScannedRange) -> Iterator[Finding]:
-    for span in stretch.good:
-        start, end = stretch.position + span.position, stretch.position + span.position + span.size
-        batch = Batch.peek(stretch.content[span.position : span.position + span.size])
+def _find_poison(scanned: ScannedRange) -> Iterator[Finding]:
+    for span in scanned.good:
+        start, end = scanned.position + span.position, scanned.position + span.position + span.size
+        batch = Batch.peek(scanned.content[span.position : span.position + span.size])
         try:
             for _ in codec.open_batch(batch):
                 pass
         except CorruptBatch as error:
             yield Finding(
                 Kind.POISON,
-                stretch.path,
+                scanned.path,
                 f"the batch is as it was published, but cannot be decoded: {error}",
                 start,
                 end,

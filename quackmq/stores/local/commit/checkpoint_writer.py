@@ -9,7 +9,7 @@ before there are lanes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,26 +18,26 @@ from quackmq.disk.real import Disk
 from quackmq.stores import limits
 from quackmq.stores.catalog import CapturedCatalog
 from quackmq.stores.local.commit.checkpoint_capture import Capture
-from quackmq.stores.local.commit.write_back import Waiting, runs_of
+from quackmq.stores.local.commit.write_back import UnwrittenChunks, merge_runs
 from quackmq.stores.local.files import checkpoint
 from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs, Run
-from quackmq.stores.local.files.segment import Entries, Segment
+from quackmq.stores.local.files.segment import PendingEntries, Segment
 from quackmq.stores.local.recovery import Recovered, SegmentWrite
 
 
 class Removal(NamedTuple):
     """Segments and topic directories that the next checkpoint no longer names."""
 
-    segments: Sequence[Segment] = ()
-    directories: Sequence[str] = ()
+    segments: list[Segment]
+    directories: list[str]
 
     def __bool__(self) -> bool:
         return bool(self.segments or self.directories)
 
 
-class Housekeeping:
+class CheckpointWriter:
     def __init__(self, disk: Disk, files: OpenFiles, packs: Packs, packed_bytes: int) -> None:
         """Runs of fewer than `packed_bytes` are written to packs."""
         self._disk = disk
@@ -48,31 +48,30 @@ class Housekeeping:
         #: Packs that the last checkpoint does not name.
         self._unnamed_packs: list[int] = []
 
-    def write_back(self, waiting: Iterable[Waiting]) -> None:
+    def write_back(self, unwritten: Iterable[UnwrittenChunks]) -> None:
         """Write all captured chunks. A chunk whose topic was deleted meanwhile is written too: the
         checkpoint still names its topic."""
-        self._packs.write(runs_of(waiting), self._packed_bytes)
+        self._packs.write(merge_runs(unwritten), self._packed_bytes)
 
     def write_checkpoint(
         self,
-        standing: CheckpointHeader,
+        header: CheckpointHeader,
         catalog: CapturedCatalog,
         capture: Capture,
         removal: Removal,
     ) -> None:
-        self.write_back(capture.waiting)
-        self._packs.write(_index_runs(capture.indexes), self._packed_bytes)
+        self.write_back(capture.unwritten)
+        self._packs.write(_index_entry_runs(capture.indexes), self._packed_bytes)
         self._packs.rewrite()
-        for path in self._files.dirty():
-            self._files.sync(path)
-        gone = {path for segment in removal.segments for path in segment.paths}
-        packed = self._packs.captured(without=gone)
+        self._files.sync_all(self._files.list_unsynced())
+        removed_paths = {path for segment in removal.segments for path in segment.paths}
+        packed = self._packs.capture(without=removed_paths)
         self._rows.update(capture.logs)
         if removal.directories:
             self._rows.keep_only(catalog.topics)
-        content = checkpoint.encode(standing, catalog, self._rows.all(), packed)
+        content = checkpoint.encode(header, catalog, self._rows.all(), packed)
         replace_file(self._disk, checkpoint.PATH, content)
-        self._unnamed_packs = self._packs.unnamed(packed)
+        self._unnamed_packs = self._packs.list_unnamed(packed)
 
     def remove(self, removal: Removal) -> None:
         """Remove the files that the checkpoint just written does not name."""
@@ -87,40 +86,42 @@ class Housekeeping:
         self._packs.remove_packs(self._unnamed_packs)
         self._unnamed_packs = []
 
-    def moves(self) -> list[list[str]]:
+    def plan_moves(self) -> list[list[str]]:
         """Return the paths that should get files of their own now, in small groups."""
-        paths = self._packs.movable()
+        paths = self._packs.list_movable()
         step = limits.MOVED_AT_ONCE
         return [paths[at : at + step] for at in range(0, len(paths), step)]
 
     def write_recovered(self, recovered: Recovered) -> None:
         """Write to the segments all batches that are safe only in the journal, and sync every file
         that the checkpoint relies on."""
-        for segment in recovered.gone:
+        for segment in recovered.removed_segments:
             for path in segment.paths:
                 self._packs.forget(path)
-        gone = {segment.path for segment in recovered.gone}
-        runs = [run for run in _recovered_runs(recovered.writes) if run.path not in gone]
+        removed_paths = {segment.path for segment in recovered.removed_segments}
+        runs = [run for run in _recovered_runs(recovered.writes) if run.path not in removed_paths]
         recovered.writes.clear()
         self._packs.write(runs, self._packed_bytes)
-        owned = {run.path for run in runs if run.size >= self._packed_bytes}
+        own_paths = {run.path for run in runs if run.size >= self._packed_bytes}
         # These files' names may exist without being durable: the process that created them was
         # killed.
-        touched = sorted(owned | recovered.touched)
-        for path in touched:
-            self._files.wrote(path)
-        for directory in sorted({path.rpartition("/")[0] for path in touched}):
+        paths = sorted(own_paths | recovered.referenced_paths)
+        for path in paths:
+            self._files.record_write(path)
+        for directory in sorted({path.rpartition("/")[0] for path in paths}):
             with suppress(FileNotFoundError):  # missing: reading it will report the damage
                 self._disk.sync_directory(directory)
-        known = {segment.path for log in recovered.logs.values() for segment in log.segments}
-        for path, position, length in recovered.doubtful:
-            if path in known:
+        segment_paths = {
+            segment.path for log in recovered.logs.values() for segment in log.segments
+        }
+        for path, position, length in recovered.unsynced_references:
+            if path in segment_paths:
                 with self._files.borrow(path) as file:
                     write_all(file, read_all(file, length, position), position)
-                    self._files.wrote(path)
+                    self._files.record_write(path)
 
 
-def _index_runs(indexes: Iterable[Entries]) -> Iterator[Run]:
+def _index_entry_runs(indexes: Iterable[PendingEntries]) -> Iterator[Run]:
     for entries in indexes:
         for path, position, data in entries.files():
             yield Run(path, position, len(data), [data])
