@@ -235,6 +235,9 @@ def policy_of(configs: Iterable[tuple[str, str | None]], base: Policy, default: 
     """Return `base` with these configs; None means the value of `default`. Raise InvalidPolicy,
     which names the invalid config.
     """
+    configs = list(configs)
+    if not configs:
+        return base
     defaults = default.to_configs()
     given: dict[str, str | None] = {}
     for name, value in configs:

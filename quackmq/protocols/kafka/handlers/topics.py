@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -20,6 +21,7 @@ from quackmq.errors import (
     TopicExists,
     UnknownTopic,
 )
+from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic, check_topic_name
 from quackmq.protocols.kafka.api import Call, schema_api, together, unhurried
 from quackmq.protocols.kafka.codec.writer import Fields
@@ -49,8 +51,21 @@ async def create_topics(call: Call, request: Any) -> Fields:
     asked = Counter(topic.name for topic in request.topics)
     once = {topic.name: topic for topic in request.topics}
     existing = _names_by_likeness(call, once)
+
+    @cache  # thousands of topics may be created with the same policy
+    def described(policy: Policy) -> list[Fields]:
+        configs = topic_configs(policy, call.broker.settings.default_policy)
+        return [fields_of(config) for config in configs]
+
     results = await together(
-        _create(call, topic, asked[name] > 1, existing.get(_likeness(name)), request.validate_only)
+        _create(
+            call,
+            topic,
+            asked[name] > 1,
+            existing.get(_likeness(name)),
+            request.validate_only,
+            described,
+        )
         for name, topic in once.items()
     )
     return {"topics": results}
@@ -89,8 +104,14 @@ def _names_by_likeness(call: Call, wanted: Iterable[str]) -> dict[str, str]:
 
 
 async def _create(
-    call: Call, wanted: Any, repeated: bool, like: str | None, validate_only: bool
+    call: Call,
+    wanted: Any,
+    repeated: bool,
+    like: str | None,
+    validate_only: bool,
+    described: Callable[[Policy], list[Fields]],
 ) -> Fields:
+    """Create one topic; `described` returns the configs of a policy for the response."""
     if repeated:
         message = "the topic is named twice in one request"
         return _not_created(wanted.name, ErrorCode.invalid_request, message)
@@ -118,7 +139,7 @@ async def _create(
         "error_message": None,
         "num_partitions": topic.partitions,
         "replication_factor": _REPLICAS,
-        "configs": [fields_of(config) for config in topic_configs(topic.policy, base)],
+        "configs": described(topic.policy),
     }
 
 
