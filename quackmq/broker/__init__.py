@@ -1,11 +1,11 @@
 """The broker: everything that protocols see, over one store.
 
-Every call names its caller, and a change is answered when it is durable. Open `broker` first: it
-builds the parts in order. `lifecycle` is how they wait and close, `housekeeping` runs what must be
-looked at regularly, `topics` creates and deletes topics, and each subpackage is one service.
-`timekeeping` keeps the clock across restarts, `topic_queue` is a topic as the line protocol uses
-it, `queue_registrations` knows the queue's producers and consumers, `connections` who is connected,
-and `listener_notes` what a listener must know again after a crash.
+Every call names its caller, and a change is durable when its call returns. Open `broker` first: it
+builds the parts in order. `lifecycle` has their waits and their closing, `housekeeping` the
+periodic work, `topics` creates and deletes topics, and each subpackage is one service.
+`timekeeping` saves the clock across restarts, `topic_queue` is a topic as the line protocol uses
+it, `queue_registrations` has the queue's producers and consumers, `connections` the connected
+clients, and `listener_notes` the state of listeners that survives a crash.
 """
 
 from quackmq.broker.archive.plans import PartitionArchive, Plan

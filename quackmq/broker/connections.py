@@ -25,6 +25,8 @@ class Connected:
 
 
 class Connections:
+    """The functions that list the clients of each listener."""
+
     def __init__(self) -> None:
         self._listings: set[Callable[[], Iterable[Connected]]] = set()
 

@@ -18,19 +18,24 @@ from quackmq.loop_clock import loop_clock
 log = logging.getLogger(__name__)
 
 
-class Cleaned(Protocol):
-    async def clean(self) -> None: ...
+class PeriodicPart(Protocol):
+    """A part of the broker that has periodic work."""
+
+    async def clean(self) -> None:
+        """Do the work that is due now."""
 
 
 class Cleaner:
-    def __init__(self, cleaned: Sequence[Cleaned], interval_ms: int) -> None:
-        self._cleaned = cleaned
+    """Runs the periodic work of all parts."""
+
+    def __init__(self, parts: Sequence[PeriodicPart], interval_ms: int) -> None:
+        self._parts = parts
         self._interval_ms = interval_ms
 
     async def clean(self) -> None:
         """Run all parts once. Raise the first error."""
-        for each in self._cleaned:
-            await each.clean()
+        for part in self._parts:
+            await part.clean()
 
     async def run(self) -> None:
         """Run at each interval until cancelled. Meanwhile the loop clock leaves out pauses of the
@@ -40,9 +45,9 @@ class Cleaner:
         try:
             while True:
                 await asyncio.sleep(self._interval_ms / 1000)
-                for each in self._cleaned:
+                for part in self._parts:
                     try:
-                        await each.clean()
+                        await part.clean()
                     except Exception:
                         log.exception("housekeeping failed; it is tried again at the next interval")
         finally:

@@ -50,6 +50,7 @@ class Waits:
         return len(self._reasons)
 
     async def wait(self, awaitable: Awaitable[T]) -> T:
+        """Await something; raise the error that `end` passes, if it is called meanwhile."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         self._reasons[task] = None
@@ -65,8 +66,8 @@ class Waits:
 
     def end(self, reason: Exception) -> None:
         """Raise this error in every task that is waiting now."""
-        for task, present in self._reasons.items():
-            if present is None:
+        for task, earlier_reason in self._reasons.items():
+            if earlier_reason is None:
                 self._reasons[task] = reason
                 task.cancel()
 
@@ -159,6 +160,7 @@ class NamedLocks:
 
     @asynccontextmanager
     async def hold(self, name: Hashable) -> AsyncIterator[None]:
+        """Hold the lock of this name within the context."""
         lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
         self._locks[name] = (lock, users + 1)
         try:

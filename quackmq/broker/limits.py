@@ -34,7 +34,7 @@ ARCHIVE_PLANS: Final = 1_000
 #: Files listed in one answer. Partitions are listed as a whole: all files of one partition fit.
 ARCHIVE_PAGE_FILES: Final = ARCHIVE_FILES
 #: Problems that health lists of each kind: files that cannot be merged, partitions with errors.
-ARCHIVE_TOLD: Final = 10
+ARCHIVE_PROBLEMS_SHOWN: Final = 10
 
 # --- reading -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Small durable texts that a listener keeps for itself, to have them again after a crash.
+"""Small durable texts that a listener stores, to read them again after a crash.
 
 A note is identified by the listener's name and a name within it. A note is durable when `put`
 returns. Listeners do not see the store; notes are the part of it that they need.
@@ -20,6 +20,8 @@ _PREFIX: Final = "note/"
 
 
 class Notes:
+    """The notes of all listeners."""
+
     def __init__(self, store: Store, lifecycle: Lifecycle) -> None:
         self._store = store
         self._locks = NamedLocks()
@@ -36,7 +38,7 @@ class Notes:
         }
 
     async def put(self, door: str, name: str, text: str | None) -> None:
-        """Store a note; None removes it. LimitReached if it, or all notes, take too much."""
+        """Store a note; None removes it. Raise LimitReached if it, or all notes, are too large."""
         key = f"{_PREFIX}{door}/{name}"
         await self._lifecycle.run_shielded(self._put(key, None if text is None else text.encode()))
 

@@ -58,6 +58,8 @@ _CONSUMER_ID: Final = re.compile(r"consumer-([1-9][0-9]{0,17})")
 
 
 class Registrations:
+    """The registered producers and consumers."""
+
     def __init__(
         self,
         publishing: PublishService,
@@ -75,7 +77,7 @@ class Registrations:
         self._pull = pull
         self._cursors = cursors
         #: By number, the least recently used first.
-        self._producers: OrderedDict[int, _Registered] = OrderedDict()
+        self._producers: OrderedDict[int, _Registration] = OrderedDict()
         self._counters = _Counters()
         self._counters_version = 0
         self._lock = asyncio.Lock()
@@ -86,20 +88,20 @@ class Registrations:
         counters = await self._store.state(COUNTERS_KEY)
         self._counters = _decode_counters(counters.value)
         self._counters_version = counters.version
-        gone: list[StatePut] = []
-        found: dict[int, _Registered] = {}
+        leftovers: list[StatePut] = []
+        producers: dict[int, _Registration] = {}
         for key, state in (await self._store.states(PRODUCER_PREFIX)).items():
             number, topic_id = _decode_producer(key, state.value)
             if topic_id in self._topics.by_id:
-                found[number] = _Registered(topic_id, state.version)
+                producers[number] = _Registration(topic_id, state.version)
             else:
-                gone.append(StatePut(key, None, state.version))
-        self._producers.update(sorted(found.items()))
+                leftovers.append(StatePut(key, None, state.version))
+        self._producers.update(sorted(producers.items()))
         try:
-            await self._put_all(gone)
+            await self._put_all(leftovers)
         except StoreReadOnly as error:
             # Leftovers do no harm, and a read-only store must stay readable.
-            log.warning("cannot remove %d leftover producers: %s", len(gone), error)
+            log.warning("cannot remove %d leftover producers: %s", len(leftovers), error)
 
     # --- producers --------------------------------------------------------------------------
 
@@ -113,21 +115,22 @@ class Registrations:
             topic = await self._publishing.ensure_topic(topic_name)
             return await self._lifecycle.run_shielded(self._new_producer(topic))
         topic = self._topics.named(topic_name)
-        number = self._producer(producer_id)
-        return await self._lifecycle.run_shielded(self._join(topic, number))
+        number = self._parse_producer_id(producer_id)
+        return await self._lifecycle.run_shielded(self._register_again(topic, number))
 
     def check_producer(self, topic_name: str, producer_id: str) -> None:
         """Raise UnknownTopic, UnknownProducerId or NotRegistered if a producer may not publish to a
         topic."""
         topic = self._topics.named(topic_name)
-        number = self._producer(producer_id)
-        own = self._own_topic(number)
-        if own is None:
+        number = self._parse_producer_id(producer_id)
+        registered_topic = self._find_topic(number)
+        if registered_topic is None:
             raise NotRegistered(f"{producer_id} is not registered with any topic: register it")
         self._producers.move_to_end(number)
-        if own is not topic:
+        if registered_topic is not topic:
             raise NotRegistered(
-                f"{producer_id} is registered with topic {own.name}, not with {topic.name}"
+                f"{producer_id} is registered with topic {registered_topic.name}, "
+                f"not with {topic.name}"
             )
 
     # --- consumers --------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class Registrations:
         return consumer_id
 
     def check_consumer(self, topic_name: str, consumer_id: str) -> None:
-        """Raise UnknownTopic, UnknownConsumerId or UnknownSubscription if a consumer may not take
+        """Raise UnknownTopic, UnknownConsumerId or UnknownSubscription if a consumer may not get
         messages of a topic."""
         topic = self._topics.named(topic_name)
         if self._pull.is_subscribed(topic, consumer_id):
@@ -164,7 +167,7 @@ class Registrations:
             numbers = [
                 number for number, each in self._producers.items() if each.topic_id == topic.id
             ]
-            await self._put_all([self._removal(number) for number in numbers])
+            await self._put_all([self._make_removal(number) for number in numbers])
             for number in numbers:
                 del self._producers[number]
 
@@ -176,12 +179,12 @@ class Registrations:
             await self._register(topic, counters.producers, counters)
             return f"producer-{counters.producers}"
 
-    async def _join(self, topic: Topic, number: int) -> str:
+    async def _register_again(self, topic: Topic, number: int) -> str:
         async with self._lock:
-            own = self._own_topic(number)
-            if own is not None:
+            registered_topic = self._find_topic(number)
+            if registered_topic is not None:
                 raise AlreadyRegistered(
-                    f"producer-{number} is registered with topic {own.name} already"
+                    f"producer-{number} is registered with topic {registered_topic.name} already"
                 )
             await self._register(topic, number, self._counters)
             return f"producer-{number}"
@@ -194,28 +197,28 @@ class Registrations:
         version = 0 if former is None else former.version
         puts = [StatePut(_producer_key(number), str(topic.id).encode(), version)]
         if counters != self._counters:
-            puts.append(StatePut(COUNTERS_KEY, _encode(counters), self._counters_version))
-        unused = None
+            puts.append(StatePut(COUNTERS_KEY, _encode_counters(counters), self._counters_version))
+        replaced_number = None  # the least recently used producer, if there are too many
         if former is None and len(self._producers) >= limits.REGISTERED_PRODUCERS:
-            unused = next(iter(self._producers))
-            puts.append(self._removal(unused))
+            replaced_number = next(iter(self._producers))
+            puts.append(self._make_removal(replaced_number))
         await self._store.append((), (), puts)
         if counters != self._counters:
             self._counters = counters
             self._counters_version += 1
-        if unused is not None:
-            del self._producers[unused]
-        self._producers[number] = _Registered(topic.id, version + 1)
+        if replaced_number is not None:
+            del self._producers[replaced_number]
+        self._producers[number] = _Registration(topic.id, version + 1)
         self._producers.move_to_end(number)
 
     async def _new_consumer(self) -> str:
         async with self._lock:
             number = self._counters.consumers + 1
-            while self._is_in_use(f"consumer-{number}"):
+            while self._is_name_used(f"consumer-{number}"):
                 number += 1
             counters = self._counters._replace(consumers=number)
             state = await self._store.put_state(
-                COUNTERS_KEY, _encode(counters), self._counters_version
+                COUNTERS_KEY, _encode_counters(counters), self._counters_version
             )
             self._counters, self._counters_version = counters, state.version
             return f"consumer-{number}"
@@ -224,37 +227,37 @@ class Registrations:
         for start in range(0, len(puts), shared_limits.CHANGES_AT_ONCE):
             await self._store.append((), (), puts[start : start + shared_limits.CHANGES_AT_ONCE])
 
-    def _removal(self, number: int) -> StatePut:
+    def _make_removal(self, number: int) -> StatePut:
         return StatePut(_producer_key(number), None, self._producers[number].version)
 
     # --- lookup -----------------------------------------------------------------------------
 
-    def _producer(self, producer_id: str) -> int:
-        number = _number(_PRODUCER_ID, producer_id)
+    def _parse_producer_id(self, producer_id: str) -> int:
+        number = _parse_number(_PRODUCER_ID, producer_id)
         if number is None or number > self._counters.producers:
             raise UnknownProducerId(
                 f"there is no producer {producer_id[: shared_limits.NAME_BYTES]!r}"
             )
         return number
 
-    def _own_topic(self, number: int) -> Topic | None:
-        registered = self._producers.get(number)
-        return None if registered is None else self._topics.by_id.get(registered.topic_id)
+    def _find_topic(self, number: int) -> Topic | None:
+        registration = self._producers.get(number)
+        return None if registration is None else self._topics.by_id.get(registration.topic_id)
 
     def _check_consumer_exists(self, consumer_id: str) -> None:
         if self._pull.has_name(consumer_id):
             return
-        number = _number(_CONSUMER_ID, consumer_id)
+        number = _parse_number(_CONSUMER_ID, consumer_id)
         if number is None or number > self._counters.consumers:
             raise UnknownConsumerId(
                 f"there is no consumer {consumer_id[: shared_limits.NAME_BYTES]!r}"
             )
 
-    def _is_in_use(self, name: str) -> bool:
+    def _is_name_used(self, name: str) -> bool:
         return self._pull.has_name(name) or self._cursors.has(name)
 
 
-class _Registered(NamedTuple):
+class _Registration(NamedTuple):
     """A producer's topic, and the version of the stored state."""
 
     topic_id: UUID
@@ -268,7 +271,7 @@ class _Counters(NamedTuple):
     consumers: int = 0
 
 
-def _number(pattern: re.Pattern[str], name: str) -> int | None:
+def _parse_number(pattern: re.Pattern[str], name: str) -> int | None:
     match = pattern.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -284,7 +287,7 @@ def _decode_producer(key: str, value: bytes | None) -> tuple[int, UUID]:
         raise DamagedStore(f"the store holds {value!r} for the producer {key!r}") from None
 
 
-def _encode(counters: _Counters) -> bytes:
+def _encode_counters(counters: _Counters) -> bytes:
     return json.dumps(counters._asdict()).encode()
 
 

@@ -4,8 +4,8 @@ The store saves the time every CLOCK_KEEP_MS, and whenever the state of the cloc
 broker opens, the clock continues from the saved time (see `quackmq.clock`). Every change is logged:
 the wall clock jumped, the clock is paused, the clock is in order again.
 
-Promised: an answered confirmation is durable. Not promised: the exact time of a crash. It is
-between the last saved time and CLOCK_KEEP_MS later.
+Promised: a confirmation is durable when its call returns. Not promised: the exact time of a crash.
+It is between the last saved time and CLOCK_KEEP_MS later.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -34,12 +34,14 @@ _SHOWN_MS: Final = 250_000_000_000_000
 
 
 class Timekeeping:
+    """Saves the broker's clock, and logs its changes."""
+
     def __init__(self, store: Store, clock: Clock, lifecycle: Lifecycle) -> None:
         self._store = store
         self._clock = clock
         self._version = 0
-        self._kept: KeptTime | None = None
-        self._told = "steady"
+        self._saved_time: KeptTime | None = None
+        self._logged_status = "steady"
         self._locks = NamedLocks()
         self._lifecycle = lifecycle
 
@@ -48,9 +50,9 @@ class Timekeeping:
         state = await self._store.state(STATE_KEY)
         self._version = state.version
         if state.value is not None:
-            self._kept = _decode(state.value)
-        self._clock.resume(self._kept, await self._latest_stamp_ms())
-        self._tell(self._clock.status())
+            self._saved_time = _decode(state.value)
+        self._clock.resume(self._saved_time, await self._latest_stamp_ms())
+        self._log_change(self._clock.status())
         if self._clock.is_paused:
             # Save this before anything is stamped: records from now on are not as old as the
             # outage.
@@ -61,7 +63,7 @@ class Timekeeping:
         housekeeping has saved no time. If it appended nothing either, committed offsets have the
         time."""
         latest_ms = self._store.latest_append_ms
-        if self._kept is not None or latest_ms:
+        if self._saved_time is not None or latest_ms:
             return latest_ms
         cursors = (await self._store.cursors()).values()
         return max((cursor.updated_ms for cursor in cursors), default=0)
@@ -69,18 +71,18 @@ class Timekeeping:
     async def clean(self) -> None:
         """Save the time in the store if that is due; log a change of the clock's state."""
         status = self._clock.status()
-        self._tell(status)
-        kept, present = self._kept, self._clock.kept()
+        self._log_change(status)
+        saved, present = self._saved_time, self._clock.kept()
         if (
-            kept is None
-            or present.boot != kept.boot
-            or present.time_ms - kept.time_ms >= limits.CLOCK_KEEP_MS
-            or (present.paused_since_ms, present.gaps) != (kept.paused_since_ms, kept.gaps)
+            saved is None
+            or present.boot != saved.boot
+            or present.time_ms - saved.time_ms >= limits.CLOCK_KEEP_MS
+            or (present.paused_since_ms, present.gaps) != (saved.paused_since_ms, saved.gaps)
         ):
             try:
-                await self._lifecycle.run_shielded(self._keep())
+                await self._lifecycle.run_shielded(self._save())
             except StorageError as error:
-                log.warning("the time cannot be kept in the store: %s", error)
+                log.warning("cannot save the clock in the store: %s", error)
 
     def status(self, caller: Caller) -> ClockStatus:
         return self._clock.status()
@@ -97,62 +99,63 @@ class Timekeeping:
             if correction is None:
                 return False
             # Store this first: no append may have a time that a start after a crash cannot explain.
-            await self._put(self._clock.kept_after(correction))
+            await self._store_time(self._clock.kept_after(correction))
             self._clock.correct(correction)
         log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
-        self._tell(self._clock.status())
+        self._log_change(self._clock.status())
         return True
 
-    async def _keep(self) -> None:
+    async def _save(self) -> None:
         async with self._locks.hold(STATE_KEY):
-            await self._put(self._clock.kept())
+            await self._store_time(self._clock.kept())
 
-    async def _put(self, kept: KeptTime) -> None:
-        state = await self._store.put_state(STATE_KEY, _encode(kept), self._version)
-        self._version, self._kept = state.version, kept
+    async def _store_time(self, saved: KeptTime) -> None:
+        state = await self._store.put_state(STATE_KEY, _encode(saved), self._version)
+        self._version, self._saved_time = state.version, saved
 
-    def _tell(self, status: ClockStatus) -> None:
-        told, self._told = self._told, status.status
-        if status.status == told:
+    def _log_change(self, status: ClockStatus) -> None:
+        """Log the status if it differs from the one that was logged last."""
+        if status.status == self._logged_status:
             return
+        self._logged_status = status.status
         if status.status == "steady":
             log.info("the wall clock and the broker's clock agree again")
         elif status.status == "adjusting":
-            log.warning("%s: the broker's clock approaches it slowly", _off(status))
+            log.warning("%s: the broker's clock approaches it slowly", _describe_gap(status))
         elif status.status == "jumped":
             log.warning(
                 "%s, by more than the time that passed: set the wall clock, or run "
                 "`quackmq clock confirm` if it is right",
-                _off(status),
+                _describe_gap(status),
             )
         else:
             log.error(
                 "%s: the wall clock is wrong, or the broker was off for long. Nothing is deleted "
                 "or expired by age until the wall clock is set right, or `quackmq clock confirm` "
                 "says that it is right",
-                _off(status),
+                _describe_gap(status),
             )
 
 
-def _off(status: ClockStatus) -> str:
+def _describe_gap(status: ClockStatus) -> str:
     """Say how far the clocks are apart, in words."""
-    apart_ms = abs(status.ahead_ms)
-    apart = f"{apart_ms / 1000:.0f} s" if apart_ms < _DAY_MS else f"{apart_ms / _DAY_MS:.1f} days"
-    which = "ahead of" if status.ahead_ms > 0 else "behind"
+    gap_ms = abs(status.ahead_ms)
+    gap = f"{gap_ms / 1000:.0f} s" if gap_ms < _DAY_MS else f"{gap_ms / _DAY_MS:.1f} days"
+    direction = "ahead of" if status.ahead_ms > 0 else "behind"
     return (
-        f"the wall clock says {_shown(status.wall_ms)}, {apart} {which} the broker's clock, "
-        f"which says {_shown(status.time_ms)}"
+        f"the wall clock says {_format_time(status.wall_ms)}, {gap} {direction} the "
+        f"broker's clock, which says {_format_time(status.time_ms)}"
     )
 
 
-def _shown(time_ms: int) -> str:
+def _format_time(time_ms: int) -> str:
     if not 0 <= time_ms < _SHOWN_MS:
         return f"{time_ms} ms"
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _encode(kept: KeptTime) -> bytes:
-    return json.dumps(kept._asdict()).encode()
+def _encode(saved: KeptTime) -> bytes:
+    return json.dumps(saved._asdict()).encode()
 
 
 def _decode(value: bytes) -> KeptTime:

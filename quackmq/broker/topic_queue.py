@@ -39,6 +39,8 @@ _NOBODY: Final = Caller()
 
 
 class QueueEntry(NamedTuple):
+    """One entry of a topic's queue."""
+
     number: int
     timestamp_ms: int
     #: Empty for an entry that was not published through a queue.
@@ -81,14 +83,12 @@ class TopicQueue:
         `wait_for_room`, TopicFull is raised at once, here or by the future."""
         if len(content) > self._entry_bytes:
             raise RecordTooLarge(
-                f"an entry of {len(content)} bytes; {self._entry_bytes} is the most here"
+                f"an entry of {len(content)} bytes: use at most {self._entry_bytes}"
             )
-        begun = self._begin(publisher_id, content, wait_for_room)
-        return (
-            asyncio.ensure_future(self._put(publisher_id, content, wait_for_room))
-            if begun is None
-            else begun
-        )
+        number = self._begin_put(publisher_id, content, wait_for_room)
+        if number is not None:
+            return number
+        return asyncio.ensure_future(self._put_when_possible(publisher_id, content, wait_for_room))
 
     async def getentry(self, last: int) -> QueueEntry | int:
         """Return the first entry after number `last`, the last one that a reader had (0 at first).
@@ -112,7 +112,7 @@ class TopicQueue:
             except OffsetOutOfRange:
                 continue  # more entries were deleted in the meantime
             if page.messages:
-                return _entry_of(page.messages[0].record)
+                return _make_entry(page.messages[0].record)
             offset = max(offset + 1, page.next_offset)
 
     async def dequeue(self) -> int:
@@ -120,16 +120,18 @@ class TopicQueue:
         or too many. Nothing is read or written for this: the clock and the policy decide, and old
         entries go to the archive independently."""
         head = await self._first_live()
-        left = max(0, head - self._head)
+        count = max(0, head - self._head)
         self._head = max(self._head, head)
-        return left
+        return count
 
     async def _first_live(self) -> int:
         return await self._broker.pushing.first_live(self._key)
 
-    def _begin(
+    def _begin_put(
         self, publisher_id: str, content: bytes, wait_for_room: bool
     ) -> asyncio.Future[int] | None:
+        """Start adding an entry; return a future of its number. Return None if the topic does not
+        exist, or the store has no room."""
         begun = self._broker.messages.begin_put(
             self._caller,
             self._topic_name,
@@ -138,34 +140,37 @@ class TopicQueue:
             partition=self._key.partition,
             wait_for_room=wait_for_room,
         )
-        return None if begun is None else _numbered(begun.appended)
+        return None if begun is None else _entry_number(begun.appended)
 
-    async def _put(self, publisher_id: str, content: bytes, wait_for_room: bool) -> int:
+    async def _put_when_possible(
+        self, publisher_id: str, content: bytes, wait_for_room: bool
+    ) -> int:
         """Ensure that the topic exists, and wait until the store has room; then add the entry."""
-        while (begun := self._begin(publisher_id, content, wait_for_room)) is None:
+        while (number := self._begin_put(publisher_id, content, wait_for_room)) is None:
             await self._broker.ensure_topic(self._caller, self._topic_name)
             await self._broker.room()
-        return await begun
+        return await number
 
 
 def _headers(publisher_id: str) -> Headers:
     return ((PUBLISHER_HEADER, publisher_id.encode()),)
 
 
-def _entry_of(record: Record) -> QueueEntry:
-    named = (value for name, value in record.headers if name == PUBLISHER_HEADER)
-    publisher_id = (next(named, None) or b"").decode(errors="replace")
+def _make_entry(record: Record) -> QueueEntry:
+    publishers = (value for name, value in record.headers if name == PUBLISHER_HEADER)
+    publisher_id = (next(publishers, None) or b"").decode(errors="replace")
     return QueueEntry(record.offset + 1, record.timestamp_ms, publisher_id, record.value or b"")
 
 
-def _numbered(appended: asyncio.Future[AppendResult]) -> asyncio.Future[int]:
+def _entry_number(appended: asyncio.Future[AppendResult]) -> asyncio.Future[int]:
     """Return a future of the entry's number, from the future of its append."""
     number: asyncio.Future[int] = appended.get_loop().create_future()
-    appended.add_done_callback(partial(_number, number))
+    appended.add_done_callback(partial(_resolve_number, number))
     return number
 
 
-def _number(number: asyncio.Future[int], appended: asyncio.Future[AppendResult]) -> None:
+def _resolve_number(number: asyncio.Future[int], appended: asyncio.Future[AppendResult]) -> None:
+    """Set the entry's number when its append has ended, or pass on the error."""
     if number.cancelled():
         if not appended.cancelled():
             appended.exception()  # mark it as retrieved: no caller is left

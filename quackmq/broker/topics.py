@@ -35,6 +35,8 @@ HIDDEN_PREFIX: Final = "__quackmq."
 
 
 class Topics:
+    """All topics that clients can see, by name and by id."""
+
     def __init__(self, store: Store, settings: BrokerSettings) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
@@ -63,19 +65,21 @@ class Topics:
     # --- finding topics ---------------------------------------------------------------------
 
     def named(self, name: str) -> Topic:
+        """Return a topic by its name. Raise UnknownTopic."""
         topic = self.by_name.get(name)
         if topic is None:
             raise UnknownTopic(f"there is no topic {_shown(name)}")
         return topic
 
     def with_id(self, topic_id: uuid.UUID) -> Topic:
+        """Return a topic by its id. Raise UnknownTopic."""
         topic = self.by_id.get(topic_id)
         if topic is None:
             raise UnknownTopic(f"there is no topic with id {topic_id}")
         return topic
 
     def of(self, key: PartitionKey) -> Topic:
-        """Return the topic of a partition. UnknownTopic, UnknownPartition."""
+        """Return the topic of a partition. Raise UnknownTopic or UnknownPartition."""
         topic = self.with_id(key.topic_id)
         if not 0 <= key.partition < topic.partitions:
             raise UnknownPartition(
@@ -87,7 +91,8 @@ class Topics:
     # --- changing topics ----------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int) -> None:
-        """Raise what `create` would raise, as far as that is known without asking the store."""
+        """Check the arguments of `create` without asking the store. Raise IllegalTopicName,
+        TopicExists, InvalidRequest or LimitReached."""
         check_topic_name(name)
         if name.startswith(HIDDEN_PREFIX):
             raise IllegalTopicName(f"names that begin with {HIDDEN_PREFIX} are reserved")
@@ -97,7 +102,7 @@ class Topics:
             raise InvalidRequest(f"a topic has at least one partition, not {partitions}")
         if partitions > limits.PARTITIONS_PER_TOPIC:
             raise LimitReached(
-                f"{partitions} partitions; a topic has {limits.PARTITIONS_PER_TOPIC} at the most"
+                f"{partitions} partitions: a topic may have at most {limits.PARTITIONS_PER_TOPIC}"
             )
 
     async def create(self, name: str, partitions: int, policy: Policy) -> Topic:
@@ -107,7 +112,7 @@ class Topics:
 
     async def ensure(self, name: str, *, subscribing: bool) -> Topic:
         """Return the topic of this name. Create it if the settings allow that: an ephemeral topic
-        by its first subscription, other topics by any first use. UnknownTopic."""
+        by its first subscription, other topics by any first use. Raise UnknownTopic."""
         settings = self._settings
         async with self._locks.hold(name):
             topic = self.by_name.get(name)
@@ -156,8 +161,8 @@ class Topics:
             finally:
                 self._deletions.discard(ended)
                 ended.set_result(None)
-            for forget in self.on_deleted:
-                forget(topic)
+            for callback in self.on_deleted:
+                callback(topic)
             for remove in self.on_removal:
                 await remove(topic)
 
@@ -180,12 +185,13 @@ class Topics:
         self.by_name[topic.name] = topic
         self.by_id[topic.id] = topic
         self.changes += 1
-        for follow in self.on_changed:
-            follow(topic)
+        for callback in self.on_changed:
+            callback(topic)
         for watcher in self.watchers:
             watcher(topic)
         return topic
 
 
 def _shown(name: str) -> str:
+    """Return a name for an error message, cut to the longest valid length."""
     return repr(name[: limits.TOPIC_NAME_CHARS])

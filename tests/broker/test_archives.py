@@ -80,7 +80,7 @@ async def test_a_long_list_comes_in_pages_of_whole_partitions(
         pages, start = [], 0
         while start is not None:
             page = await here.archive.describe(CALLER, TOPIC, start)
-            _, held = await here.archive.planned(CALLER, plan.id, start)
+            _, held = await here.archive.describe_plan(CALLER, plan.id, start)
             assert held == page
             pages.append([each.partition for each in page.partitions])
             start = page.next_partition
@@ -96,7 +96,7 @@ async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Pat
         await here.broker.create_topic(CALLER, TOPIC)
         await here.archive_each(*FOUR)
         plan = await here.archive.plan(CALLER, TOPIC, HOUR_MS)
-        _, held = await here.archive.planned(CALLER, plan.id)
+        _, held = await here.archive.describe_plan(CALLER, plan.id)
         old = [file.name for file in held.partitions[0].files]
         assert (await here.archive.merge(CALLER, TOPIC)).merges == 1
         await here.broker.trim(CALLER, key_of(here.broker.topic(TOPIC)), 8)
@@ -104,7 +104,7 @@ async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Pat
         await settled(here.store.partitions)
         assert set(old) <= set(names_in(directory))
         assert (await here.listed()).files == ()
-        _, again = await here.archive.planned(CALLER, plan.id)
+        _, again = await here.archive.describe_plan(CALLER, plan.id)
         assert again == held
         data = here.archive.file(CALLER, TOPIC, 0, old[0])
         assert await data.read(0, 4) == b"PAR1"
@@ -171,7 +171,7 @@ async def test_a_plan_has_no_gap_between_files_and_log_while_archiving_goes_on(
         plans = 0
         while not going.done():
             plan = await here.archive.plan(CALLER, TOPIC, HOUR_MS)
-            _, held = await here.archive.planned(CALLER, plan.id)
+            _, held = await here.archive.describe_plan(CALLER, plan.id)
             (part,) = held.partitions
             assert part.log_first_offset <= part.next_offset <= part.end_offset
             await here.archive.release(CALLER, plan.id)
@@ -242,14 +242,14 @@ async def test_a_plan_that_ends_while_its_files_are_compared_takes_nothing(
         old = [file.name for file in before.files]
         plan = await here.archive.plan(CALLER, TOPIC, HOUR_MS, offers=True)
         name = await here.offer(plan.id, here.rows(old), 0, 8)
-        compared = here.archive._compared
+        compared = here.archive._compare_offered
 
         async def while_it_ends(*asked: Any) -> Any:
             found = await compared(*asked)
             await here.archive.release(CALLER, plan.id)
             return found
 
-        monkeypatch.setattr(here.archive, "_compared", while_it_ends)
+        monkeypatch.setattr(here.archive, "_compare_offered", while_it_ends)
         with pytest.raises(UnknownPlan):
             await here.archive.replace(CALLER, TOPIC, 0, before.version, old, [name])
         directory = await here.directory()
@@ -400,7 +400,7 @@ async def test_a_batch_that_nobody_can_open_is_named_in_the_state(tmp_path: Path
         state = here.archive.state(CALLER)
         assert (state.quarantined, state.problems) == (1, ())
         (named,) = state.kept_aside
-        assert named.startswith(f"topic {TOPIC}, partition 0: offsets 1 to 2 cannot be opened")
+        assert named.startswith(f"topic {TOPIC}, partition 0: offsets 1 to 2 cannot be decoded")
 
 
 @pytest.mark.asyncio

@@ -12,11 +12,11 @@ from quackmq.broker.staging.stage_log import (
     Header,
     StagedBatch,
     decode_header,
-    digest_of,
     encode_header,
-    header_of,
-    in_transaction,
+    extend_digest,
+    make_header,
     topic_name,
+    with_transaction,
     without_producer,
 )
 from quackmq.broker.transactions.state import (
@@ -43,7 +43,7 @@ KEY = PartitionKey(uuid.UUID(int=7), 3)
 
 def test_a_header_comes_back_as_it_was() -> None:
     staged = [StagedBatch(KEY, batch_of(b"a", b"b")), StagedBatch(KEY, batch_of(b"c"))]
-    header = header_of("ein Schlüssel/1", 'part "2"', 4, staged)
+    header = make_header("ein Schlüssel/1", 'part "2"', 4, staged)
     batch = encode_header(header, START_MS)
     assert decode_header(Batch.parse(batch.view)) == header
     assert batch.record_count == 1
@@ -72,14 +72,16 @@ def test_a_header_that_makes_no_sense_is_damage(value: bytes) -> None:
 
 def test_a_digest_tells_batches_their_order_and_their_places_apart() -> None:
     def digest(*staged: StagedBatch) -> str:
-        return digest_of("", header_of("k", "p", 0, staged).entries)
+        return extend_digest("", make_header("k", "p", 0, staged).entries)
 
     a, b = StagedBatch(KEY, batch_of(b"a")), StagedBatch(KEY, batch_of(b"b"))
     elsewhere = a._replace(key=KEY._replace(partition=0))
     assert len({digest(a), digest(b), digest(a, b), digest(b, a), digest(elsewhere)}) == 5
     assert digest(a) == digest(StagedBatch(KEY, batch_of(b"a")))
-    one, two = Header("k", "p", 0, ()), header_of("k", "p", 1, [a])
-    assert digest_of(digest_of("", one.entries), two.entries) != digest_of("", two.entries)
+    one, two = Header("k", "p", 0, ()), make_header("k", "p", 1, [a])
+    assert extend_digest(extend_digest("", one.entries), two.entries) != extend_digest(
+        "", two.entries
+    )
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "ü" * 100, " ", "."])
@@ -90,7 +92,7 @@ def test_every_key_has_a_topics_name(key: str) -> None:
 
 def test_a_batch_is_the_same_but_for_its_producer() -> None:
     batch = batch_of(b"a", b"b", producer_id=5, producer_epoch=2, base_sequence=70)
-    inside = Batch.parse(in_transaction(batch, 9, 3, 11).view)
+    inside = Batch.parse(with_transaction(batch, 9, 3, 11).view)
     assert inside.is_transactional
     assert (inside.producer_id, inside.producer_epoch, inside.base_sequence) == (9, 3, 11)
     assert codec.decode(inside) == codec.decode(batch)

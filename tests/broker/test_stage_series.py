@@ -9,7 +9,7 @@ import pytest
 
 from quackmq.broker import Broker, CommittedTurn, Receipt, Turn
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.staging.series import SeriesBook
+from quackmq.broker.staging.series import SeriesRegistry
 from quackmq.errors import (
     DamagedStore,
     InvalidRequest,
@@ -215,11 +215,11 @@ async def test_series_have_a_bound_and_turns_a_sense(monkeypatch: pytest.MonkeyP
 @pytest.mark.asyncio
 async def test_what_is_kept_of_a_series_comes_back_and_damage_is_named() -> None:
     store = MemoryStore(Clock())
-    book, turn = SeriesBook(store), Turn("ein Name/1", 17)
+    book, turn = SeriesRegistry(store), Turn("ein Name/1", 17)
     committed = CommittedTurn(17, "contents", 3, 5, ("a", "b"))
-    await store.put_state(*book.put(turn, committed))
-    book.committed(turn, committed)
-    again = SeriesBook(store)
+    await store.put_state(*book.make_put(turn, committed))
+    book.set_last(turn, committed)
+    again = SeriesRegistry(store)
     await again.load()
     assert again.all() == book.all() == {"ein Name/1": committed}
     older = b'{"number": 1, "contents": "c", "records": 2, "committed_ms": 3}'
@@ -230,4 +230,4 @@ async def test_what_is_kept_of_a_series_comes_back_and_damage_is_named() -> None
         version = (await store.state("stage-series/bad")).version
         await store.put_state("stage-series/bad", damage, version)
         with pytest.raises(DamagedStore):
-            await SeriesBook(store).load()
+            await SeriesRegistry(store).load()

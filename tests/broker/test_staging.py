@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.staging.stage import contents_of
+from quackmq.broker.staging.stage import digest_receipts
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import (
     StageConflict,
@@ -87,7 +87,7 @@ async def test_a_commit_shows_all_parts_at_once(pond: Pond) -> None:
         ]
         committed = await broker.staging.commit(CALLER, KEY, receipts)
         assert committed == CommittedStage(
-            contents_of(receipts), 8, pond.clock.now_ms, repeated=False
+            digest_receipts(receipts), 8, pond.clock.now_ms, repeated=False
         )
         seen = [b"a1", b"a3", b"a4", b"b1", b"b3", b"b4"]
         assert await committed_values(broker) == seen
@@ -250,7 +250,7 @@ async def test_contents_that_are_named_may_be_staged_anew(pond: Pond) -> None:
 async def test_nothing_can_be_committed_too(pond: Pond) -> None:
     async with pond.open() as broker:
         assert await broker.staging.commit(CALLER, KEY, []) == CommittedStage(
-            contents_of([]), 0, pond.clock.now_ms
+            digest_receipts([]), 0, pond.clock.now_ms
         )
         assert (await broker.staging.commit(CALLER, KEY, [])).repeated
         with pytest.raises(UnknownStage):

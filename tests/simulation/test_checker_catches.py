@@ -107,10 +107,10 @@ def test_a_commit_of_a_fenced_member_is_caught() -> None:
 
 
 def test_a_generation_that_is_told_before_it_is_durable_is_caught() -> None:
-    async def keep_later(coordinator: Coordinator, known: object, make: object) -> None:
-        known.durable_changes = known.group.durable_changes  # type: ignore[attr-defined]
+    async def store_later(coordinator: Coordinator, entry: object, make_state: object) -> None:
+        entry.stored_changes = entry.group.durable_changes  # type: ignore[attr-defined]
 
-    with mock.patch.object(Coordinator, "_put", keep_later):
+    with mock.patch.object(Coordinator, "_update_stored", store_later):
         assert_caught("is told of")
 
 

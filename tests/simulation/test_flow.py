@@ -227,12 +227,12 @@ def test_an_end_that_is_acknowledged_before_it_is_durable_is_caught() -> None:
 
     async def end_later(
         transactions: Transactions,
-        known: TransactionalIdEntry,
+        entry: TransactionalIdEntry,
         ref: ProducerRef,
         commit: bool,
         bump: bool,
     ) -> ProducerEpoch:
-        on_their_way.add(asyncio.create_task(end(transactions, known, ref, commit, bump)))
+        on_their_way.add(asyncio.create_task(end(transactions, entry, ref, commit, bump)))
         await asyncio.sleep(0)
         return ProducerEpoch(ref.producer_id, ref.epoch + bump)
 

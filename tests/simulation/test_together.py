@@ -123,9 +123,9 @@ def test_an_idempotency_key_that_is_forgotten_is_caught() -> None:
 
 
 def test_ids_that_are_counted_in_memory_alone_are_caught() -> None:
-    encode, begin = registrations._encode, registrations._decode_counters(None)
+    encode, begin = registrations._encode_counters, registrations._decode_counters(None)
 
-    with mock.patch.object(registrations, "_encode", lambda counters: encode(begin)):
+    with mock.patch.object(registrations, "_encode_counters", lambda counters: encode(begin)):
         assert_caught(together, "was given twice", "there is no producer")
 
 
@@ -166,7 +166,7 @@ def test_a_partition_that_two_members_hold_is_caught() -> None:
 
     def begin_blind(members: ConsumerMembers, *arguments: object) -> None:
         begin(members, *arguments)  # type: ignore[arg-type]
-        members.owners = Blind()
+        members.owner_by_partition = Blind()
 
     with mock.patch.object(ConsumerMembers, "__init__", begin_blind):
         assert_caught(together, "both hold")

@@ -1,7 +1,7 @@
 """Plans: consistent views of a topic's archive that stay valid until their lease ends.
 
 A plan pins the manifests of its partitions, so that none of their files is removed. A plan ends
-when it is released or when its lease expires. Files that were offered under it and not taken are
+when it is released or when its lease expires. Files that were offered under it and not accepted are
 then removed. Plans are in memory only, and their number is bounded.
 
 Not thread-safe: call from the broker's event loop.
@@ -69,105 +69,109 @@ Describe = Callable[
 
 
 class Plans:
+    """All plans that have not ended, by id."""
+
     def __init__(
         self,
         partitions: ManifestRegistry,
         describe: Describe,
         now_ms: Callable[[], int],
-        taking: asyncio.Lock,
+        replace_lock: asyncio.Lock,
     ) -> None:
-        """`taking` is the lock that the caller holds while it takes offered files."""
-        self._taking = taking
+        """The caller holds `replace_lock` while it accepts offered files."""
+        self._replace_lock = replace_lock
         self._partitions = partitions
         self._describe = describe
         self._now_ms = now_ms
-        self._plans: dict[str, HeldPlan] = {}
-        self._sweeps: set[asyncio.Task[None]] = set()
+        self._plans: dict[str, ActivePlan] = {}
+        self._sweep_tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def all(self) -> list[HeldPlan]:
+    def all(self) -> list[ActivePlan]:
         return list(self._plans.values())
 
     async def make(
         self, topic: Topic, numbers: Sequence[int], for_ms: int, offers: bool
-    ) -> HeldPlan:
+    ) -> ActivePlan:
         """Make a plan for these partitions and start its lease. Raise InvalidRequest or
         LimitReached."""
         _check_time(for_ms)
         if len(self._plans) >= limits.ARCHIVE_PLANS:
-            raise LimitReached(f"{len(self._plans)} plans hold files already: try again later")
-        made = HeldPlan(uuid.uuid4().hex, topic, offers)
-        self._plans[made.id] = made
+            raise LimitReached(f"there are {len(self._plans)} plans, the limit: try again later")
+        plan = ActivePlan(uuid.uuid4().hex, topic, offers)
+        self._plans[plan.id] = plan
         try:
+            pin_manifest = partial(plan.pin_manifest, self._partitions)
             for number in numbers:
-                hold = partial(made.hold, self._partitions)
                 key = PartitionKey(topic.id, number)
-                made.partitions[number] = await self._describe(key, hold)
+                plan.partitions[number] = await self._describe(key, pin_manifest)
         except BaseException:
-            self.end(made)
+            self.end(plan)
             raise
-        self._lease(made, for_ms)
-        return made
+        self._lease(plan, for_ms)
+        return plan
 
-    def get(self, plan_id: str) -> HeldPlan:
+    def get(self, plan_id: str) -> ActivePlan:
         """Return a plan by its id. Raise UnknownPlan."""
-        made = self._plans.get(plan_id)
-        if made is None:
-            raise UnknownPlan(f"there is no plan {plan_id[:100]!r}, or not any more: plan again")
-        return made
+        plan = self._plans.get(plan_id)
+        if plan is None:
+            raise UnknownPlan(f"there is no plan {plan_id[:100]!r}, or it has ended: plan again")
+        return plan
 
-    def renew(self, plan_id: str, for_ms: int) -> HeldPlan:
+    def renew(self, plan_id: str, for_ms: int) -> ActivePlan:
         """Let the lease end `for_ms` from now. Raise InvalidRequest or UnknownPlan."""
         _check_time(for_ms)
-        made = self.get(plan_id)
-        self._lease(made, for_ms)
-        return made
+        plan = self.get(plan_id)
+        self._lease(plan, for_ms)
+        return plan
 
-    def end(self, made: HeldPlan) -> None:
-        if self._plans.pop(made.id, None) is None:
+    def end(self, plan: ActivePlan) -> None:
+        """Release the files of a plan, unless it has ended; remove files offered under it."""
+        if self._plans.pop(plan.id, None) is None:
             return
-        made.release()
-        if made.offers:
-            task = asyncio.get_running_loop().create_task(self._sweep_offered(made))
-            self._sweeps.add(task)
-            task.add_done_callback(self._sweeps.discard)
+        plan.release()
+        if plan.offers:
+            task = asyncio.get_running_loop().create_task(self._sweep_offered(plan))
+            self._sweep_tasks.add(task)
+            task.add_done_callback(self._sweep_tasks.discard)
 
     async def close(self) -> None:
-        """End all plans; wait until their untaken files are removed."""
-        for made in self.all():
-            self.end(made)
-        while self._sweeps:
-            await asyncio.wait(self._sweeps)
+        """End all plans; wait until the offered files are removed."""
+        for plan in self.all():
+            self.end(plan)
+        while self._sweep_tasks:
+            await asyncio.wait(self._sweep_tasks)
 
-    def _lease(self, made: HeldPlan, for_ms: int) -> None:
-        made.expires_ms = self._now_ms() + for_ms
-        if made.timer is not None:
-            made.timer.cancel()
+    def _lease(self, plan: ActivePlan, for_ms: int) -> None:
+        """Let a plan end `for_ms` from now."""
+        plan.expires_ms = self._now_ms() + for_ms
+        if plan.timer is not None:
+            plan.timer.cancel()
         loop = asyncio.get_running_loop()
-        made.timer = loop.call_later(for_ms / 1000, self.end, made)
+        plan.timer = loop.call_later(for_ms / 1000, self.end, plan)
 
-    async def _sweep_offered(self, made: HeldPlan) -> None:
-        """Remove the files that were offered under an ended plan and not taken."""
+    async def _sweep_offered(self, plan: ActivePlan) -> None:
+        """Remove the files that were offered under an ended plan and not accepted."""
         disk = self._partitions.disk
-        for number in made.partitions:
-            if self._partitions.manifest(PartitionKey(made.topic.id, number)) is None:
+        for number in plan.partitions:
+            if self._partitions.manifest(PartitionKey(plan.topic.id, number)) is None:
                 continue
-            sweep = partial(archive_files.sweep_offered, disk, made.topic.name, number, made.id)
+            sweep = partial(archive_files.sweep_offered, disk, plan.topic.name, number, plan.id)
             try:
-                async with self._taking:
+                async with self._replace_lock:
                     await disk.run(sweep, "archive")
             except OSError as error:
                 log.warning(
-                    "what was offered under plan %s is still there: %s; it goes when the broker "
-                    "opens",
-                    *(made.id, error),
+                    "cannot remove the files offered under plan %s until the broker opens again: "
+                    "%s",
+                    *(plan.id, error),
                 )
                 return
 
 
-class HeldPlan:
+class ActivePlan:
     """A plan together with the pins that it holds."""
 
     def __init__(self, plan_id: str, topic: Topic, offers: bool) -> None:
@@ -179,21 +183,24 @@ class HeldPlan:
         self.partitions: dict[int, PartitionArchive] = {}
         self._pins: dict[int, Pin] = {}
 
-    def told(self) -> Plan:
+    def describe(self) -> Plan:
+        """Return the plan as callers see it."""
         return Plan(self.id, self.topic, self.expires_ms, self.offers, tuple(self.partitions))
 
-    def hold(self, partitions: ManifestRegistry, key: PartitionKey) -> Manifest | None:
+    def pin_manifest(self, partitions: ManifestRegistry, key: PartitionKey) -> Manifest | None:
         """Pin the present manifest of a partition and return it; None if there is no manifest."""
         if partitions.manifest(key) is None:
             return None
         pin = self._pins[key.partition] = partitions.pin(key)
         return pin.manifest
 
-    def held(self, key: PartitionKey) -> Manifest | None:
+    def pinned_manifest(self, key: PartitionKey) -> Manifest | None:
+        """Return the manifest of a partition that this plan pins; None if it pins none."""
         pin = self._pins.get(key.partition)
         return None if pin is None or key.topic_id != self.topic.id else pin.manifest
 
     def release(self) -> None:
+        """Stop the lease and release all pins."""
         if self.timer is not None:
             self.timer.cancel()
         for pin in self._pins.values():
@@ -204,5 +211,5 @@ class HeldPlan:
 def _check_time(for_ms: int) -> None:
     if not 1 <= for_ms <= shared_limits.ARCHIVE_PLAN_MS:
         raise InvalidRequest(
-            f"a plan cannot be for {for_ms} ms: 1 to {shared_limits.ARCHIVE_PLAN_MS} are"
+            f"invalid lease of {for_ms} ms: use 1 to {shared_limits.ARCHIVE_PLAN_MS} ms"
         )

@@ -10,7 +10,7 @@ plan again.
 Other programs may merge files, too. Such a program makes a plan that `offers`, and writes new files
 into the partitions' directories, under names that begin with the plan's id. Then it calls
 `replace`. The broker reads the offered files and compares them with the files to replace before it
-takes them. When the plan ends, offered files that were not taken are removed.
+accepts them. When the plan ends, offered files that were not accepted are removed.
 
 Every call names its caller. Not thread-safe: call from the broker's event loop.
 """
@@ -87,6 +87,8 @@ class ArchiveState:
 
 
 class Archives:
+    """What the protocols call for the archive."""
+
     def __init__(
         self,
         store: TieredStore,
@@ -109,14 +111,14 @@ class Archives:
         )
         #: Compare one replacement at a time, since it takes memory. Offered files are not swept
         #: meanwhile.
-        self._comparing = asyncio.Lock()
-        self._plans = Plans(self._partitions, self._describe, now_ms, self._comparing)
+        self._replace_lock = asyncio.Lock()
+        self._plans = Plans(self._partitions, self._describe, now_ms, self._replace_lock)
         self._lifecycle = lifecycle
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Start merging in the background."""
-        self._task = asyncio.get_running_loop().create_task(self._merge_again_and_again())
+        self._task = asyncio.get_running_loop().create_task(self._merge_periodically())
 
     async def stop(self) -> None:
         """Stop merging in the background."""
@@ -133,8 +135,8 @@ class Archives:
     async def describe(
         self, caller: Caller, topic_name: str, from_partition: int = 0
     ) -> TopicArchive:
-        """Describe the present archive of a topic: as many partitions as fit into one answer. Raise
-        UnknownTopic."""
+        """Describe the present archive of a topic: as many partitions as fit into one response.
+        Raise UnknownTopic."""
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(from_partition, topic.partitions)
@@ -142,7 +144,7 @@ class Archives:
             await self._describe(PartitionKey(topic.id, number), self._partitions.manifest)
             for number in numbers
         ]
-        return self._page(topic, _page_of(found), numbers)
+        return self._make_page(topic, _first_page(found), numbers)
 
     async def plan(
         self,
@@ -160,27 +162,28 @@ class Archives:
         numbers = range(topic.partitions) if partitions is None else sorted(set(partitions))
         for number in numbers:
             self._topics.of(PartitionKey(topic.id, number))
-        made = await self._plans.make(topic, numbers, for_ms, offers)
+        active_plan = await self._plans.make(topic, numbers, for_ms, offers)
         if self._lifecycle.is_closing:  # `close` ended all plans while this one was being made
-            self._plans.end(made)
+            self._plans.end(active_plan)
         self._lifecycle.check_open()
-        return made.told()
+        return active_plan.describe()
 
-    async def planned(
+    async def describe_plan(
         self, caller: Caller, plan_id: str, from_partition: int = 0
     ) -> tuple[Plan, TopicArchive]:
-        """Return a plan, and some of its partitions as the plan holds them. Raise UnknownPlan."""
+        """Return a plan, and some of its partitions with the files of the plan. Raise
+        UnknownPlan."""
         self._lifecycle.check_open()
-        made = self._plans.get(plan_id)
-        numbers = [number for number in made.partitions if number >= from_partition]
-        found = _page_of(made.partitions[number] for number in numbers)
-        return made.told(), self._page(made.topic, found, numbers)
+        active_plan = self._plans.get(plan_id)
+        numbers = [number for number in active_plan.partitions if number >= from_partition]
+        found = _first_page(active_plan.partitions[number] for number in numbers)
+        return active_plan.describe(), self._make_page(active_plan.topic, found, numbers)
 
     async def renew(self, caller: Caller, plan_id: str, for_ms: int) -> Plan:
         """Let a plan's lease end `for_ms` from now, even if that is earlier. Raise InvalidRequest
         or UnknownPlan."""
         self._lifecycle.check_open()
-        return self._plans.renew(plan_id, for_ms).told()
+        return self._plans.renew(plan_id, for_ms).describe()
 
     async def release(self, caller: Caller, plan_id: str) -> None:
         """End a plan. Raise UnknownPlan."""
@@ -188,7 +191,7 @@ class Archives:
         self._plans.end(self._plans.get(plan_id))
 
     def plans(self, caller: Caller) -> list[Plan]:
-        return [made.told() for made in self._plans.all()]
+        return [active_plan.describe() for active_plan in self._plans.all()]
 
     # --- bytes ------------------------------------------------------------------------------
 
@@ -211,13 +214,14 @@ class Archives:
         self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
-        held = [self._partitions.manifest(key), *(made.held(key) for made in self._plans.all())]
-        for listed in held:
-            size = None if listed is None else _size_of(listed, name)
+        present = self._partitions.manifest(key)
+        pinned = (active_plan.pinned_manifest(key) for active_plan in self._plans.all())
+        for manifest in (present, *pinned):
+            size = None if manifest is None else _find_size(manifest, name)
             if size is not None:
-                return key, size, listed is held[0]
+                return key, size, manifest is present
         raise UnknownFile(
-            f"{name[:100]!r} is no file of topic {topic_name}, partition {partition}, or not any "
+            f"topic {topic_name}, partition {partition} has no file {name[:100]!r}, or not any "
             "more: list the files, or make a plan that keeps them"
         )
 
@@ -245,7 +249,9 @@ class Archives:
             len(set(new)) != len(new)
             or max(len(new), len(old)) > shared_limits.ARCHIVE_REPLACED_FILES
         ):
-            raise InvalidRequest("files are offered once each, and not so many at a time")
+            raise InvalidRequest(
+                f"name each offered file once, and at most {shared_limits.ARCHIVE_REPLACED_FILES}"
+            )
         await self._lifecycle.run_shielded(self._replace(key, version, old, new))
         return await self._describe(key, self._partitions.manifest)
 
@@ -266,15 +272,19 @@ class Archives:
     # --- health -----------------------------------------------------------------------------
 
     def state(self, caller: Caller) -> ArchiveState:
+        """Return the health of the archive."""
         archiver = self._archiver.state()
         problems = [
-            *(_named(each.topic, each.partition, each.reason) for each in archiver.failures),
-            *_some(str(problem) for problem in self._partitions.problems().values()),
-            *_some(self._merger.problems()),
-            *_some(self._partitions.left_behind()),
+            *(
+                _with_partition(each.topic, each.partition, each.reason)
+                for each in archiver.failures
+            ),
+            *_first_few(str(problem) for problem in self._partitions.problems().values()),
+            *_first_few(self._merger.problems()),
+            *_first_few(self._partitions.left_behind()),
         ]
         if archiver.no_room is not None:
-            problems.insert(0, f"there is no room: {archiver.no_room}")
+            problems.insert(0, f"the disk is full: {archiver.no_room}")
         if self._partitions.failure is not None:
             problems.insert(0, str(self._partitions.failure))
         listed = self._partitions.all()
@@ -283,98 +293,98 @@ class Archives:
             archiver=archiver,
             merged=self._merger.total,
             quarantined=sum(len(each.quarantined) for each in listed),
-            kept_aside=tuple(_some(_kept_aside(listed))),
+            kept_aside=tuple(_first_few(_describe_quarantined(listed))),
             plans=len(self._plans),
         )
 
     # --- helpers ----------------------------------------------------------------------------
 
     async def _describe(
-        self, key: PartitionKey, look: Callable[[PartitionKey], Manifest | None]
+        self, key: PartitionKey, find_manifest: Callable[[PartitionKey], Manifest | None]
     ) -> PartitionArchive:
         # Read the log's offsets first: the log never begins after the end of a manifest read later.
         offsets = await self._store.inner.offsets(key)
-        found = look(key)
-        if found is None or not found.files:
-            found = manifests.empty(key, "", offsets.first) if found is None else found
-            begin = end = max(found.next_offset, offsets.first)
+        manifest = find_manifest(key) or manifests.empty(key, "", offsets.first)
+        if manifest.files:
+            first, end = manifest.first_offset, manifest.next_offset
         else:
-            begin, end = found.first_offset, found.next_offset
+            first = end = max(manifest.next_offset, offsets.first)
         problem = self._partitions.problem(key)
         return PartitionArchive(
             key.partition,
-            found.version,
-            begin,
+            manifest.version,
+            first,
             end,
             offsets.first,
             max(end, offsets.stable),
             offsets.size,
-            found.files,
-            found.quarantined,
+            manifest.files,
+            manifest.quarantined,
             None if problem is None else str(problem),
         )
 
-    def _page(
+    def _make_page(
         self, topic: Topic, found: list[PartitionArchive], numbers: Sequence[int]
     ) -> TopicArchive:
-        more = numbers[len(found)] if len(found) < len(numbers) else None
+        next_partition = numbers[len(found)] if len(found) < len(numbers) else None
         directory = self._disk.location(archive_files.topic_path(topic.name))
-        return TopicArchive(topic, directory, tuple(found), more)
+        return TopicArchive(topic, directory, tuple(found), next_partition)
 
     # --- offered files ----------------------------------------------------------------------
 
     async def _replace(
         self, key: PartitionKey, version: int, old: Sequence[str], new: Sequence[str]
     ) -> None:
-        async with self._comparing:
+        async with self._replace_lock:
             with self._partitions.pin(key) as pin:
-                offered = await self._compared(pin.manifest, old, new, version)
+                offered = await self._compare_offered(pin.manifest, old, new, version)
             for name in new:  # the plan may have ended meanwhile
                 self._check_offered(name)
-            make = partial(_replaced, old=old, offered=offered, version=version)
+            make = partial(_replace_files, old=old, offered=offered, version=version)
             await self._partitions.replace(key, make, new)
 
     def _check_offered(self, name: str) -> None:
         plan_id = manifests.plan_of_offered(name)
         if plan_id is None:
             raise InvalidRequest(
-                f"{name[:100]!r} is no name by which a file is offered: that is "
+                f"{name[:100]!r} is not the name of an offered file: use "
                 f"{manifests.offered_name('PLAN', 'WORD')}"
             )
         if not self._plans.get(plan_id).offers:
-            raise InvalidRequest(f"plan {plan_id} was not made to offer files under it")
+            raise InvalidRequest(f"plan {plan_id} accepts no offered files: make a plan that does")
 
-    async def _compared(
-        self, present: Manifest, old: Sequence[str], new: Sequence[str], version: int
+    async def _compare_offered(
+        self, manifest: Manifest, old: Sequence[str], new: Sequence[str], version: int
     ) -> list[ReplacementFile]:
         """Read the offered files, compare them with the files to replace, and return them. Raise if
         they differ."""
-        examine = partial(_examine, self._disk, present)
-        offered = [await self._in_lane(partial(examine, name)) for name in new]
-        _replaced(present, old=old, offered=offered, version=version)  # only to raise its errors
-        named = {file.name: file for file in present.files}
-        gone = [named[name] for name in old]
-        compare = partial(_compare, self._partitions, present, gone, offered)
-        steps = await self._in_lane(compare)
-        while await self._in_lane(partial(_is_not_done, steps)):
+        examine = partial(_examine, self._disk, manifest)
+        offered = [await self._run_in_lane(partial(examine, name)) for name in new]
+        # Call this only for its errors.
+        _replace_files(manifest, old=old, offered=offered, version=version)
+        file_by_name = {file.name: file for file in manifest.files}
+        replaced_files = [file_by_name[name] for name in old]
+        compare = partial(_compare, self._partitions, manifest, replaced_files, offered)
+        steps = await self._run_in_lane(compare)
+        while await self._run_in_lane(partial(_run_step, steps)):
             self._lifecycle.check_open()
         return offered
 
-    async def _in_lane(self, function: Callable[[], T]) -> T:
+    async def _run_in_lane(self, function: Callable[[], T]) -> T:
         try:
             return await self._disk.run(function, "archive")
         except OSError as error:
-            raise StorageError(f"what is offered cannot be read: {error}") from error
+            raise StorageError(f"cannot read the offered files: {error}") from error
 
-    async def _merge_again_and_again(self) -> None:
+    async def _merge_periodically(self) -> None:
         while True:
             await asyncio.sleep(limits.MERGE_INTERVAL_MS / 1000)
             try:
                 await self._merger.merge_due()
             except QuackError as error:  # the merger has logged it
-                log.debug("merging goes on later: %s", error)
+                log.debug("merging failed; trying again later: %s", error)
             except Exception:
-                log.exception("merging failed; it is tried again")
+                log.exception("merging failed; trying again later")
 
 
 class FileBytes:
@@ -395,7 +405,7 @@ class FileBytes:
         except FileNotFoundError:
             if self._pin is not None:
                 raise DamagedData(f"{self._path} is missing") from None
-            raise UnknownFile(f"{self._path} is not there any more: plan again") from None
+            raise UnknownFile(f"{self._path} was removed: plan again") from None
         except OSError as error:
             raise StorageError(f"{self._path} cannot be read: {error}") from error
         if len(data) != length:
@@ -414,27 +424,27 @@ class FileBytes:
             file.close()
 
 
-def _replaced(
-    present: Manifest, *, old: Sequence[str], offered: Sequence[ReplacementFile], version: int
+def _replace_files(
+    manifest: Manifest, *, old: Sequence[str], offered: Sequence[ReplacementFile], version: int
 ) -> Manifest:
     """Return the manifest with the offered files, renamed, in place of `old`."""
     new = [
-        dataclasses.replace(file, name=manifests.file_name(file.first_offset, present.version + 1))
+        dataclasses.replace(file, name=manifests.file_name(file.first_offset, manifest.version + 1))
         for file, _ in offered
     ]
-    return manifests.replace(present, old, new, version)
+    return manifests.replace(manifest, old, new, version)
 
 
-def _size_of(listed: Manifest, name: str) -> int | None:
-    """Return the size of a file by its name, quarantined files included; None if it is not
-    listed."""
-    sizes = {file.name: file.size for file in listed.files}
-    sizes.update((aside.name, aside.size) for aside in listed.quarantined)
+def _find_size(manifest: Manifest, name: str) -> int | None:
+    """Return the size of a file by its name, quarantined files included; None if the manifest does
+    not list it."""
+    sizes = {file.name: file.size for file in manifest.files}
+    sizes.update((batch.name, batch.size) for batch in manifest.quarantined)
     return sizes.get(name)
 
 
-def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
-    """Return the first partitions, as many as fit into one answer, but at least one."""
+def _first_page(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
+    """Return the first partitions, as many as fit into one response, but at least one."""
     page: list[PartitionArchive] = []
     files = 0
     for each in found:
@@ -445,42 +455,44 @@ def _page_of(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
     return page
 
 
-def _examine(disk: Disk, present: Manifest, name: str) -> ReplacementFile:
-    """Run in the archive thread: this import takes a while."""
+def _examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
+    """Read an offered file. Call this in the archive thread: the import takes a while."""
     from quackmq.archive.merging.replacement import examine
 
-    return examine(disk, present, name)
+    return examine(disk, manifest, name)
 
 
 def _compare(
     partitions: ManifestRegistry,
-    present: Manifest,
-    gone: Sequence[ArchiveFile],
+    manifest: Manifest,
+    replaced_files: Sequence[ArchiveFile],
     offered: Sequence[ReplacementFile],
 ) -> Iterator[None]:
-    """Run in the archive thread, as `_examine` is."""
+    """Return the steps of a comparison. Call this in the archive thread, like `_examine`."""
     from quackmq.archive.merging.replacement import compare
 
-    return compare(partitions.reader, present, gone, offered)
+    return compare(partitions.reader, manifest, replaced_files, offered)
 
 
-def _named(topic: str, partition: int, reason: str) -> str:
+def _with_partition(topic: str, partition: int, reason: str) -> str:
     """Prefix a reason with its topic and partition, unless it begins with them."""
     where = f"topic {topic}, partition {partition}: "
     return reason if reason.startswith(where) else f"{where}{reason}"
 
 
-def _kept_aside(listed: Iterable[Manifest]) -> Iterator[str]:
-    for each in listed:
-        for one in each.quarantined:
-            what = f"offsets {one.first_offset} to {one.next_offset - 1} cannot be opened, and are"
-            reason = f"{what} kept as {one.name}: {one.reason}"
-            yield _named(each.topic, each.key.partition, reason)
+def _describe_quarantined(listed: Iterable[Manifest]) -> Iterator[str]:
+    """Describe each quarantined batch in words."""
+    for manifest in listed:
+        for batch in manifest.quarantined:
+            offsets = f"offsets {batch.first_offset} to {batch.next_offset - 1}"
+            reason = f"{offsets} cannot be decoded, and are kept in {batch.name}: {batch.reason}"
+            yield _with_partition(manifest.topic, manifest.key.partition, reason)
 
 
-def _is_not_done(steps: Iterator[None]) -> bool:
+def _run_step(steps: Iterator[None]) -> bool:
+    """Run the next step; return whether there was one."""
     return next(steps, _DONE) is not _DONE
 
 
-def _some(lines: Iterable[str]) -> list[str]:
-    return list(islice(lines, limits.ARCHIVE_TOLD))
+def _first_few(lines: Iterable[str]) -> list[str]:
+    return list(islice(lines, limits.ARCHIVE_PROBLEMS_SHOWN))

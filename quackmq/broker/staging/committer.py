@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from quackmq.broker import limits
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.staging.stage import Call
-from quackmq.broker.staging.stage_log import in_transaction
+from quackmq.broker.staging.stage_log import with_transaction
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.entry import ProducerEpoch
 from quackmq.errors import QuackError
@@ -32,43 +32,45 @@ log = logging.getLogger(__name__)
 
 
 class StageCopier:
+    """Copies stages, a few at the same time, each with a producer of the broker's own."""
+
     def __init__(
         self,
         store: Store,
         topics: Topics,
         producer_ids: ProducerIds,
         now_ms: Callable[[], int],
-        appended: Callable[[PartitionKey, AppendResult, int], None],
+        on_appended: Callable[[PartitionKey, AppendResult, int], None],
     ) -> None:
-        """`appended` is called with every appended batch's partition, result and size."""
+        """`on_appended` is called with the partition, result and size of every appended batch."""
         self._store = store
         self._topics = topics
         self._producer_ids = producer_ids
         self._now_ms = now_ms
-        self._appended = appended
-        self._turns = asyncio.Semaphore(limits.STAGE_COMMITS_AT_ONCE)
+        self._on_appended = on_appended
+        self._slots = asyncio.Semaphore(limits.STAGE_COMMITS_AT_ONCE)
         #: Producers without an open transaction.
-        self._idle: list[ProducerEpoch] = []
+        self._idle_producers: list[ProducerEpoch] = []
 
     async def copy(self, source: PartitionKey, calls: Iterable[Call], state: StatePut) -> None:
         """Copy the batches of these calls and commit them; store `state` with the commit markers.
         If anything fails, abort, so that no record becomes visible. Raise the errors of
         `Store.append`, and the error of a slice that cannot be read."""
-        async with self._turns:
+        async with self._slots:
             producer = (
-                self._idle.pop()
-                if self._idle
+                self._idle_producers.pop()
+                if self._idle_producers
                 else ProducerEpoch(await self._producer_ids.next(), 0)
             )
             #: The next sequence number in each target partition.
             sequences: dict[PartitionKey, int] = {}
             try:
                 await self._copy_batches(source, calls, producer, sequences)
-                await self._end(producer, sequences, Marker.COMMIT, [state])
+                await self._append_end(producer, sequences, Marker.COMMIT, [state])
             except Exception:
-                await self._give_up(producer)
+                await self._abort(producer)
                 raise
-            self._rest(producer)
+            self._return_producer(producer)
 
     async def _copy_batches(
         self,
@@ -85,7 +87,7 @@ class StageCopier:
                 target = next(targets).key
                 sequence = sequences.get(target, 0)
                 sequences[target] = sequence_after(sequence, batch.record_count)
-                copied = in_transaction(batch, *producer, sequence)
+                copied = with_transaction(batch, *producer, sequence)
                 appends.append(Append(target, copied, owned=True))
                 size += batch.size
                 if size >= limits.STAGE_COPY_BYTES:
@@ -111,13 +113,13 @@ class StageCopier:
 
     async def _append(self, appends: Sequence[Append], states: Sequence[StatePut] = ()) -> None:
         await self._store.room()
-        # The store may take over the batches, so note their sizes first.
+        # The store may take ownership of the batches, so read their sizes first.
         sizes = [append.batch.size for append in appends]
-        answers = await self._store.append(appends, (), states)
-        for append, answer, size in zip(appends, answers, sizes, strict=True):
-            self._appended(append.key, answer, size)
+        results = await self._store.append(appends, (), states)
+        for append, result, size in zip(appends, results, sizes, strict=True):
+            self._on_appended(append.key, result, size)
 
-    async def _end(
+    async def _append_end(
         self,
         producer: ProducerEpoch,
         keys: Iterable[PartitionKey],
@@ -130,21 +132,27 @@ class StageCopier:
         data = marker_batch(producer_id, epoch + 1, marker, self._now_ms())
 
         async def append_markers() -> None:
-            there = self._topics.by_id
-            appends = [Append(key, Batch.peek(data)) for key in keys if key.topic_id in there]
+            existing_topics = self._topics.by_id
+            appends = [
+                Append(key, Batch.peek(data)) for key in keys if key.topic_id in existing_topics
+            ]
             await self._append(appends, states)
 
         await self._topics.retry_on_topic_deletion(append_markers)
 
-    async def _give_up(self, producer: ProducerEpoch) -> None:
+    async def _abort(self, producer: ProducerEpoch) -> None:
+        """Abort the open transaction; if this fails, the next start of the broker aborts it."""
         try:
-            opened = await self._store.open_transactions(producer.producer_id)
-            await self._end(producer, opened, Marker.ABORT, [])
+            open_partitions = await self._store.open_transactions(producer.producer_id)
+            await self._append_end(producer, open_partitions, Marker.ABORT, [])
         except QuackError as error:
-            log.error("a commit of a stage is open until the next start: %s", error)
+            log.error(
+                "the commit of a stage failed and cannot be aborted until the next start: %s", error
+            )
         else:
-            self._rest(producer)
+            self._return_producer(producer)
 
-    def _rest(self, producer: ProducerEpoch) -> None:
+    def _return_producer(self, producer: ProducerEpoch) -> None:
+        """Make a producer available again with its next epoch, unless its epochs are exhausted."""
         if not is_exhausted(producer.epoch + 1):
-            self._idle.append(producer._replace(epoch=producer.epoch + 1))
+            self._idle_producers.append(producer._replace(epoch=producer.epoch + 1))

@@ -12,7 +12,7 @@ records that the key is committed. A crash before it leaves the stage as it was,
 transaction that the next start aborts.
 
 Promised: staged batches that were acknowledged survive a crash. A key is committed once; for
-`limits.STAGE_REMEMBERED_MS` a repeated commit gets the first answer, or StageConflict if its
+`limits.STAGE_REMEMBERED_MS` a repeated commit gets the first response, or StageConflict if its
 contents differ. A stage without new calls for `limits.STAGE_EXPIRY_MS` is deleted. An unreadable
 stage is logged and treated as if it did not exist. A stage may be a *turn* of a series (see
 `staging.series`): then the series is remembered instead of the key, and the first committed stage
@@ -36,7 +36,7 @@ from quackmq.broker.publish.admission import check_records
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.staging.committer import StageCopier
-from quackmq.broker.staging.series import CommittedTurn, SeriesBook, Turn
+from quackmq.broker.staging.series import CommittedTurn, SeriesRegistry, Turn
 from quackmq.broker.staging.stage import (
     STATE_PREFIX,
     Call,
@@ -44,10 +44,10 @@ from quackmq.broker.staging.stage import (
     Receipt,
     Stage,
     StageDescription,
-    contents_of,
     decode_committed,
+    digest_receipts,
     encode_committed,
-    key_of,
+    stage_key_in,
     state_key,
 )
 from quackmq.broker.staging.stage_log import (
@@ -56,7 +56,7 @@ from quackmq.broker.staging.stage_log import (
     StagedBatch,
     decode_header,
     encode_header,
-    header_of,
+    make_header,
     topic_name,
     without_producer,
 )
@@ -88,41 +88,43 @@ log = logging.getLogger(__name__)
 
 
 class Staging:
+    """What the protocols call for stages. Every call names its caller."""
+
     def __init__(
         self,
         store: Store,
         topics: Topics,
         producer_ids: ProducerIds,
         clock: Clock,
-        appended: Callable[[PartitionKey, AppendResult, int], None],
+        on_appended: Callable[[PartitionKey, AppendResult, int], None],
         subscribers: Callable[[UUID], int],
         lifecycle: Lifecycle,
     ) -> None:
-        """`appended` is called with the partition, result and size of every batch that a commit
+        """`on_appended` is called with the partition, result and size of every batch that a commit
         appends. `subscribers` returns the number of a topic's subscriptions."""
         self._store = store
         self._topics = topics
         self._clock = clock
         self._now_ms = clock.now_ms
         self._subscribers = subscribers
-        self._copier = StageCopier(store, topics, producer_ids, clock.now_ms, appended)
+        self._copier = StageCopier(store, topics, producer_ids, clock.now_ms, on_appended)
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
-        self._series = SeriesBook(store)
+        self._series = SeriesRegistry(store)
         #: Topics of unreadable stages, by name; a writer that uses the key again starts a new
         #: stage.
         self._damaged: dict[str, UUID] = {}
-        self._batches = 0
-        self._size = 0
+        self._staged_batches = 0
+        self._staged_bytes = 0
         self._locks = NamedLocks()
         self._lifecycle = lifecycle
-        self._looked_ms = 0
+        self._last_clean_ms = 0
 
     async def load(self) -> None:
         """Load stages and remembered commits from the store. Delete stages that were committed."""
         for key, state in (await self._store.states(STATE_PREFIX)).items():
             if state.value is not None:
-                self._committed[key_of(key)] = decode_committed(state.value)
+                self._committed[stage_key_in(key)] = decode_committed(state.value)
         await self._series.load()
         for topic in (await self._store.topics()).values():
             if topic.name.startswith(STAGE_PREFIX):
@@ -132,17 +134,17 @@ class Staging:
         try:
             stage = await self._read_stage(topic)
         except (DamagedData, DamagedStore, CorruptBatch) as error:
-            # Nothing of this stage was committed. Its writers learn that it does not
-            # exist, and start again. One damaged stage must not prevent the broker from starting.
-            log.error("the stage in the hidden topic %s is given up: %s", topic.name, error)
+            # Nothing of this stage was committed. Its writers get UnknownStage and start again. One
+            # damaged stage must not prevent the broker from starting.
+            log.error("ignoring the unreadable stage in topic %s: %s", topic.name, error)
             self._damaged[topic.name] = topic.id
             return
-        if stage is None or self._is_over(stage):
+        if stage is None or self._is_committed(stage):
             await self._remove_topic(topic.id)
             return
         self._stages[stage.key] = stage
-        self._batches += stage.batches
-        self._size += stage.size
+        self._staged_batches += stage.batches
+        self._staged_bytes += stage.size
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -152,13 +154,13 @@ class Staging:
         key: str,
         part: str,
         number: int,
-        staged: Sequence[StagedBatch],
+        staged_batches: Sequence[StagedBatch],
         turn: Turn | None = None,
     ) -> Receipt:
         """Store batches for a part of a stage; create the stage if it does not exist. With `turn`,
         the stage is this turn of a series. The batches must have passed `Batch.parse`, and their
         bytes must not change until this returns. A writer numbers its calls from 0, and repeats a
-        call unchanged if it gets no answer. Return the receipt of the part, for the commit.
+        call unchanged if it gets no response. Return the receipt of the part, for the commit.
 
         Raise UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
         StageConflict (StageCommitted if the key or turn was committed), TurnOutdated, LimitReached
@@ -168,11 +170,11 @@ class Staging:
         _check_name("a stage's key", key)
         _check_name("a part's name", part)
         _check_turn(turn)
-        header = header_of(key, part, number, staged, turn)
+        header = make_header(key, part, number, staged_batches, turn)
         self._check_call(header)
-        for target, batch in staged:
+        for target, batch in staged_batches:
             self._check_batch(self._topics.of(target), batch)
-        return await self._lifecycle.run_shielded(self._stage(header, staged))
+        return await self._lifecycle.run_shielded(self._stage(header, staged_batches))
 
     # --- ending -----------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Staging:
         self._lifecycle.check_open()
         _check_name("a stage's key", key)
         if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
-            raise InvalidRequest(f"contents are told in {shared_limits.STATE_KEY_BYTES} bytes")
+            raise InvalidRequest(f"contents may have {shared_limits.STATE_KEY_BYTES} bytes at most")
         _check_turn(turn)
         if turn is None:
             commit = self._commit(key, receipts, contents)
@@ -212,7 +214,7 @@ class Staging:
         _check_name("a stage's key", key)
         return await self._lifecycle.run_shielded(self._abort(key))
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- administration -----------------------------------------------------------------------
 
     def all(self, caller: Caller) -> list[StageDescription]:
         """Describe every stage that is neither committed nor aborted."""
@@ -226,7 +228,7 @@ class Staging:
         if committed is not None:
             return committed
         if stage is None:
-            raise _unknown(key)
+            raise _unknown_error(key)
         return stage.description()
 
     def series(self, caller: Caller) -> dict[str, CommittedTurn]:
@@ -242,61 +244,60 @@ class Staging:
     async def clean(self) -> None:
         """Delete abandoned stages, and forget old commits and series."""
         now_ms = self._now_ms()
-        if 0 <= now_ms - self._looked_ms < limits.STAGE_EXPIRY_INTERVAL_MS:
+        if 0 <= now_ms - self._last_clean_ms < limits.STAGE_EXPIRY_INTERVAL_MS:
             return
-        self._looked_ms = now_ms
-        for key in [key for key in self._stages if self._is_left(key)]:
+        self._last_clean_ms = now_ms
+        for key in [key for key in self._stages if self._is_abandoned(key)]:
             await self._lifecycle.run_shielded(self._expire(key))
         since_ms = self._clock.expired_before(limits.STAGE_REMEMBERED_MS)
         for key in [key for key, each in self._committed.items() if each.committed_ms <= since_ms]:
-            await self._lifecycle.run_shielded(self._forget(key))
+            await self._lifecycle.run_shielded(self._forget_commit(key))
         series_since_ms = self._clock.expired_before(limits.STAGE_SERIES_REMEMBERED_MS)
-        for series in self._series.left(series_since_ms):
+        for series in self._series.idle_since(series_since_ms):
             await self._lifecycle.run_shielded(self._forget_series(series))
 
     # --- implementation ---------------------------------------------------------------------
 
-    async def _stage(self, header: Header, staged: Sequence[StagedBatch]) -> Receipt:
+    async def _stage(self, header: Header, staged_batches: Sequence[StagedBatch]) -> Receipt:
         if header.key not in self._stages:
-            # Check the room before creating a stage: an empty stage would take the place of
-            # another.
-            self._check_room(len(staged), header.size)
+            # Check the limits before creating a stage: an empty stage counts as one, too.
+            self._check_limits(len(staged_batches), header.size)
         if header.turn is None or header.key in self._stages:
-            stage = await self._ensure(header.key, header.turn)
+            stage = await self._find_or_create(header.key, header.turn)
         else:
-            stage = await self._begin_turn(header.key, header.turn)
+            stage = await self._open_turn(header.key, header.turn)
         stage.check_turn(header.turn)
         part = stage.part(header.part)
         async with part.lock:
-            stage.check_takes()
-            if not part.holds(header):
-                self._grow(stage, len(staged), header.size)
+            stage.check_accepts_calls()
+            if not part.is_repeat(header):
+                self._add_usage(stage, len(staged_batches), header.size)
                 try:
-                    part.add(await self._append(stage, header, staged))
-                    await self._check_counts(stage)
+                    part.add(await self._append(stage, header, staged_batches))
+                    await self._check_not_missed(stage)
                 except QuackError:
-                    self._grow(stage, -len(staged), -header.size)
+                    self._add_usage(stage, -len(staged_batches), -header.size)
                     raise
             return part.receipt()
 
-    async def _check_counts(self, stage: Stage) -> None:
+    async def _check_not_missed(self, stage: Stage) -> None:
         """Check that a commit did not miss the call that was just appended. If a commit is running,
         wait for it; the call counts only if that commit fails. Raise StageConflict."""
         if stage.is_ending:
             async with self._locks.hold(stage.key):
-                stage.check_takes()
+                stage.check_accepts_calls()
 
-    async def _begin_turn(self, key: str, turn: Turn) -> Stage:
+    async def _open_turn(self, key: str, turn: Turn) -> Stage:
         # Lock order: the lock of a series before the lock of a key.
         async with self._locks.hold(_series_lock(turn)):
-            self._series.check_takes(turn)
-            others = sorted(self._of_series(turn.series), key=lambda stage: stage.touched_ms)
+            self._series.check_writable(turn)
+            others = sorted(self._stages_of_series(turn.series), key=lambda stage: stage.touched_ms)
             for stage in others[: max(0, len(others) + 1 - limits.STAGES_PER_SERIES)]:
-                log.info("the stage %s was left by its writers, and makes room", stage.key)
+                log.info("deleting the stage %s: the series has newer stages", stage.key)
                 await self._abort(stage.key)
-            return await self._ensure(key, turn)
+            return await self._find_or_create(key, turn)
 
-    async def _ensure(self, key: str, turn: Turn | None) -> Stage:
+    async def _find_or_create(self, key: str, turn: Turn | None) -> Stage:
         async with self._locks.hold(key):
             if key in self._committed:
                 raise StageCommitted(f"stage {key} was committed: use another key")
@@ -305,23 +306,28 @@ class Staging:
                 if len(self._stages) >= limits.STAGES:
                     raise LimitReached(f"there are {limits.STAGES} stages: commit or abort some")
                 if len(self._committed) >= limits.COMMITTED_STAGES:
-                    raise LimitReached(f"{limits.COMMITTED_STAGES} commits are remembered")
+                    raise LimitReached(
+                        f"{limits.COMMITTED_STAGES} commits are remembered, the limit: try again "
+                        "later, or write turns of a series"
+                    )
                 await self._remove_damaged(key)
                 topic = await self._store.create_topic(topic_name(key), 1, Policy())
                 stage = self._stages[key] = Stage(key, topic.id, self._now_ms(), turn)
             return stage
 
-    async def _append(self, stage: Stage, header: Header, staged: Sequence[StagedBatch]) -> Call:
+    async def _append(
+        self, stage: Stage, header: Header, staged_batches: Sequence[StagedBatch]
+    ) -> Call:
         await self._store.room()
         now_ms = self._now_ms()
         appends = [Append(stage.source, encode_header(header, now_ms))]
-        appends += [Append(stage.source, without_producer(batch)) for _, batch in staged]
+        appends += [Append(stage.source, without_producer(batch)) for _, batch in staged_batches]
         try:
-            answers = await self._store.append(appends)
+            results = await self._store.append(appends)
         except UnknownTopic:
-            raise StageConflict(f"stage {header.key} has ended meanwhile") from None
+            raise StageConflict(f"stage {header.key} has ended") from None
         stage.touched_ms = now_ms
-        return Call(header, answers[0].next_offset)
+        return Call(header, results[0].next_offset)
 
     async def _commit(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str
@@ -329,62 +335,62 @@ class Staging:
         async with self._locks.hold(key):
             committed = self._committed.get(key)
             if committed is not None:
-                return _repeated(key, committed, receipts, contents)
-            return await self._carry_out(key, receipts, contents, None)
+                return _repeat_commit(key, committed, receipts, contents)
+            return await self._commit_and_record(key, receipts, contents, None)
 
     async def _commit_turn(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
     ) -> CommittedStage:
         async with self._locks.hold(_series_lock(turn)):
-            self._series.check_current(turn)
+            self._series.check_not_outdated(turn)
             last = self._series.last(turn.series)
             if last is not None and turn.number == last.number:
                 log.info(
-                    "turn %d of the series %s came again: nothing is added",
+                    "turn %d of the series %s is already committed: nothing is added",
                     last.number,
                     turn.series,
                 )
                 return CommittedStage(last.contents, last.records, last.committed_ms, True)
-            self._series.check_takes(turn)
+            self._series.check_writable(turn)
             async with self._locks.hold(key):
-                committed = await self._carry_out(key, receipts, contents, turn)
-            for stage in self._of_series(turn.series):
+                committed = await self._commit_and_record(key, receipts, contents, turn)
+            for stage in self._stages_of_series(turn.series):
                 async with self._locks.hold(stage.key):
-                    if self._is_over(stage) and not stage.is_gone:
-                        self._drop(stage)
+                    if self._is_committed(stage) and not stage.is_removed:
+                        self._remove_stage(stage)
                         await self._remove_topic(stage.topic_id)
             return committed
 
-    async def _carry_out(
+    async def _commit_and_record(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
     ) -> CommittedStage:
         stage = self._stages.get(key)
         topics: tuple[str, ...] = ()
         if stage is None:
             if receipts is None or receipts:
-                raise _unknown(key)
-            committed = CommittedStage(contents or contents_of([]), 0, self._now_ms())
-            await self._store.put_state(*self._remembering(key, turn, committed, ()))
+                raise _unknown_error(key)
+            committed = CommittedStage(contents or digest_receipts([]), 0, self._now_ms())
+            await self._store.put_state(*self._make_commit_put(key, turn, committed, ()))
         else:
             stage.check_turn(turn)
             committed, topics = await self._commit_stage(stage, receipts, contents)
         if turn is None:
             self._committed[key] = committed
         else:
-            self._series.committed(turn, _turn_of(turn, committed, topics))
+            self._series.set_last(turn, _make_committed_turn(turn, committed, topics))
         if stage is not None:
-            self._drop(stage)
+            self._remove_stage(stage)
             await self._remove_topic(stage.topic_id)
         return committed
 
-    def _remembering(
+    def _make_commit_put(
         self, key: str, turn: Turn | None, committed: CommittedStage, topics: tuple[str, ...]
     ) -> StatePut:
         """Return the state change that records a commit: of the series if there is a turn, else of
         the key."""
         if turn is None:
             return StatePut(state_key(key), encode_committed(committed), 0)
-        return self._series.put(turn, _turn_of(turn, committed, topics))
+        return self._series.make_put(turn, _make_committed_turn(turn, committed, topics))
 
     async def _commit_stage(
         self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
@@ -393,12 +399,12 @@ class Staging:
         stage.is_ending = True  # calls that arrive from here on are not part of this commit
         try:
             receipts = stage.receipts() if receipts is None else receipts
-            calls = [call for part in stage.named(receipts) for call in part.calls]
+            calls = [call for part in stage.find_parts(receipts) for call in part.calls]
             topics = self._check_targets(calls)
             records = sum(call.header.records for call in calls)
-            contents = contents or contents_of(receipts)
+            contents = contents or digest_receipts(receipts)
             committed = CommittedStage(contents, records, self._now_ms())
-            put = self._remembering(stage.key, stage.turn, committed, topics)
+            put = self._make_commit_put(stage.key, stage.turn, committed, topics)
             await self._copier.copy(stage.source, calls, put)
         except BaseException:
             stage.is_ending = False
@@ -413,7 +419,7 @@ class Staging:
             if stage is None:
                 return await self._remove_damaged(key)
             await self._store.delete_topic(stage.topic_id)
-            self._drop(stage)
+            self._remove_stage(stage)
             return True
 
     async def _remove_damaged(self, key: str) -> bool:
@@ -429,13 +435,13 @@ class Staging:
         try:
             await self._store.delete_topic(topic_id)
         except StorageError as error:
-            log.error("what is left of a stage stays until the next start: %s", error)
+            log.error("cannot delete the topic of an ended stage until the next start: %s", error)
 
     async def _expire(self, key: str) -> None:
-        if self._is_left(key) and await self._abort(key):
-            log.info("the stage %s was left by its writers, and is gone", key)
+        if self._is_abandoned(key) and await self._abort(key):
+            log.info("deleted the stage %s: its writers have abandoned it", key)
 
-    async def _forget(self, key: str) -> None:
+    async def _forget_commit(self, key: str) -> None:
         async with self._locks.hold(key):
             state = await self._store.state(state_key(key))
             await self._store.put_state(state_key(key), None, state.version)
@@ -469,37 +475,37 @@ class Staging:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _check_room(self, count: int, size: int) -> None:
-        if count > 0 and self._batches + count > limits.STAGED_BATCHES:
-            raise LimitReached(f"{self._batches} batches are staged: commit or abort some")
-        if size > 0 and self._size + size > limits.STAGED_BYTES:
-            raise LimitReached(f"{self._size} bytes are staged: commit or abort some")
+    def _check_limits(self, count: int, size: int) -> None:
+        if count > 0 and self._staged_batches + count > limits.STAGED_BATCHES:
+            raise LimitReached(f"{self._staged_batches} batches are staged: commit or abort some")
+        if size > 0 and self._staged_bytes + size > limits.STAGED_BYTES:
+            raise LimitReached(f"{self._staged_bytes} bytes are staged: commit or abort some")
 
-    def _grow(self, stage: Stage, count: int, size: int) -> None:
-        self._check_room(count, size)
+    def _add_usage(self, stage: Stage, count: int, size: int) -> None:
+        self._check_limits(count, size)
         stage.batches += count
         stage.size += size
-        if not stage.is_gone:
-            self._batches += count
-            self._size += size
+        if not stage.is_removed:
+            self._staged_batches += count
+            self._staged_bytes += size
 
-    def _drop(self, stage: Stage) -> None:
-        stage.is_ending = stage.is_gone = True
+    def _remove_stage(self, stage: Stage) -> None:
+        stage.is_ending = stage.is_removed = True
         del self._stages[stage.key]
-        self._batches -= stage.batches
-        self._size -= stage.size
+        self._staged_batches -= stage.batches
+        self._staged_bytes -= stage.size
 
-    def _of_series(self, series: str) -> list[Stage]:
+    def _stages_of_series(self, series: str) -> list[Stage]:
         stages = self._stages.values()
         return [each for each in stages if each.turn is not None and each.turn.series == series]
 
-    def _is_over(self, stage: Stage) -> bool:
+    def _is_committed(self, stage: Stage) -> bool:
         """Return whether the stage's key or turn was committed."""
         if stage.turn is None:
             return stage.key in self._committed
-        return self._series.holds(stage.turn)
+        return self._series.has_committed(stage.turn)
 
-    def _is_left(self, key: str) -> bool:
+    def _is_abandoned(self, key: str) -> bool:
         stage = self._stages.get(key)
         if stage is None or stage.is_ending:
             return False
@@ -515,18 +521,20 @@ class Staging:
             )
         if header.size > shared_limits.STAGE_CALL_BYTES:
             raise LimitReached(
-                f"{header.size} bytes in one call; {shared_limits.STAGE_CALL_BYTES} is the most"
+                f"{header.size} bytes in one call: use at most {shared_limits.STAGE_CALL_BYTES}"
             )
 
     def _check_batch(self, topic: Topic, batch: Batch) -> None:
         """Check a batch as `publish` does. Raise UnsupportedBatch, CorruptBatch or
         RecordTooLarge."""
         if batch.attributes & TRANSACTION_FLAGS:
-            raise UnsupportedBatch("what is staged is in no transaction yet, and no marker")
+            raise UnsupportedBatch("a staged batch must be neither transactional nor a marker")
         check_records(batch)
-        most = topic.policy.batch_bytes
-        if most is not None and batch.size > most:
-            raise RecordTooLarge(f"a batch of {batch.size} bytes; topic {topic.name} takes {most}")
+        limit_bytes = topic.policy.batch_bytes
+        if limit_bytes is not None and batch.size > limit_bytes:
+            raise RecordTooLarge(
+                f"a batch of {batch.size} bytes: topic {topic.name} accepts at most {limit_bytes}"
+            )
 
     def _check_targets(self, calls: Sequence[Call]) -> tuple[str, ...]:
         """Return the names of the topics that these calls write to. Raise UnknownTopic,
@@ -535,25 +543,29 @@ class Staging:
         for key in dict.fromkeys(entry.key for call in calls for entry in call.header.entries):
             topic = self._topics.of(key)
             if topic.policy.needs_subscriber and not self._subscribers(topic.id):
-                raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes")
+                raise NoSubscriber(
+                    f"topic {topic.name} accepts no records without a subscription: subscribe first"
+                )
             names.add(topic.name)
         return tuple(sorted(names))
 
 
-def _repeated(
+def _repeat_commit(
     key: str, committed: CommittedStage, receipts: Sequence[Receipt] | None, contents: str
 ) -> CommittedStage:
     if not contents and receipts is not None:
-        contents = contents_of(receipts)
+        contents = digest_receipts(receipts)
     if contents and contents != committed.contents:
         raise StageConflict(
             f"stage {key} was committed with other contents, of {committed.records} records"
         )
-    log.info("stage %s was committed before, and came again: nothing is added", key)
+    log.info("stage %s is already committed: nothing is added", key)
     return committed._replace(repeated=True)
 
 
-def _turn_of(turn: Turn, committed: CommittedStage, topics: tuple[str, ...]) -> CommittedTurn:
+def _make_committed_turn(
+    turn: Turn, committed: CommittedStage, topics: tuple[str, ...]
+) -> CommittedTurn:
     contents, records, committed_ms, _ = committed
     return CommittedTurn(turn.number, contents, records, committed_ms, topics)
 
@@ -575,12 +587,12 @@ def _check_name(what: str, name: str) -> None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} is text that UTF-8 can hold") from None
+        raise InvalidRequest(f"{what} cannot be encoded as UTF-8") from None
     if not 1 <= size <= shared_limits.NAME_BYTES:
         raise InvalidRequest(
             f"{what} takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
         )
 
 
-def _unknown(key: str) -> UnknownStage:
-    return UnknownStage(f"there is no stage {key}: it was never begun, aborted, or left too long")
+def _unknown_error(key: str) -> UnknownStage:
+    return UnknownStage(f"there is no stage {key}: it never existed, was aborted, or has expired")

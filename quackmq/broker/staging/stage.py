@@ -14,7 +14,7 @@ from uuid import UUID
 
 from quackmq import limits
 from quackmq.broker.staging.series import Turn
-from quackmq.broker.staging.stage_log import Header, digest_of
+from quackmq.broker.staging.stage_log import Header, extend_digest
 from quackmq.errors import DamagedStore, LimitReached, StageConflict
 from quackmq.model.topic import PartitionKey
 
@@ -42,7 +42,7 @@ class StageDescription(NamedTuple):
 
 class CommittedStage(NamedTuple):
     """A committed stage. `contents` distinguishes one commit of a key from another. `repeated` is
-    true in the answer to a commit that was made before."""
+    true in the response to a commit that was made before."""
 
     contents: str
     records: int
@@ -58,6 +58,8 @@ class Call(NamedTuple):
 
 
 class Part:
+    """The calls of one writer of a stage."""
+
     __slots__ = ("calls", "digest", "lock", "name")
 
     def __init__(self, name: str) -> None:
@@ -68,20 +70,22 @@ class Part:
         self.digest = ""
 
     def add(self, call: Call) -> None:
+        """Add a call that was appended to the stage's log."""
         self.calls.append(call)
-        self.digest = digest_of(self.digest, call.header.entries)
+        self.digest = extend_digest(self.digest, call.header.entries)
 
     def receipt(self) -> Receipt:
         return Receipt(self.name, len(self.calls), self.digest)
 
-    def holds(self, header: Header) -> bool:
+    def is_repeat(self, header: Header) -> bool:
         """Return whether a call repeats an earlier one. Raise StageConflict if its number is too
         high, or if the earlier call had other batches."""
         if header.number == len(self.calls):
             return False
         if header.number > len(self.calls):
             raise StageConflict(
-                f"call {header.number} of part {self.name} where {len(self.calls)} is next"
+                f"call {header.number} of part {self.name} is out of order: call "
+                f"{len(self.calls)} is next"
             )
         if self.calls[header.number].header.entries != header.entries:
             raise StageConflict(
@@ -91,10 +95,12 @@ class Part:
 
 
 class Stage:
+    """The parts of one stage, and whether it still accepts calls."""
+
     __slots__ = (
         "batches",
         "is_ending",
-        "is_gone",
+        "is_removed",
         "key",
         "parts",
         "size",
@@ -115,40 +121,47 @@ class Stage:
         self.touched_ms = now_ms
         #: The stage is being committed, or has ended.
         self.is_ending = False
-        #: The stage was committed or aborted; it is removed.
-        self.is_gone = False
+        #: The stage was committed or aborted, and is not in memory any more.
+        self.is_removed = False
 
     @property
     def source(self) -> PartitionKey:
+        """The partition of the hidden topic that holds the staged batches."""
         return PartitionKey(self.topic_id, 0)
 
     def part(self, name: str) -> Part:
+        """Return a part; create it if it does not exist. Raise LimitReached."""
         part = self.parts.get(name)
         if part is None:
             if len(self.parts) >= limits.STAGE_PARTS:
-                raise LimitReached(f"stage {self.key} has {limits.STAGE_PARTS} parts")
+                raise LimitReached(f"stage {self.key} has {limits.STAGE_PARTS} parts, the limit")
             part = self.parts[name] = Part(name)
         return part
 
-    def check_takes(self) -> None:
+    def check_accepts_calls(self) -> None:
+        """Raise StageConflict if the stage is being committed, or has ended."""
         if self.is_ending:
-            raise StageConflict(f"stage {self.key} takes nothing more: it ends, or has ended")
+            raise StageConflict(
+                f"stage {self.key} accepts no more batches: it is being committed, or has ended"
+            )
 
     def check_turn(self, turn: Turn | None) -> None:
+        """Raise StageConflict if the stage does not write this turn."""
         if turn != self.turn:
-            raise StageConflict(f"stage {self.key} is {_told(self.turn)}, not {_told(turn)}")
+            own, requested = _describe_turn(self.turn), _describe_turn(turn)
+            raise StageConflict(f"stage {self.key} is {own}, not {requested}")
 
-    def named(self, receipts: Iterable[Receipt]) -> list[Part]:
+    def find_parts(self, receipts: Iterable[Receipt]) -> list[Part]:
         """Return the parts that receipts name. Raise StageConflict if a part no longer matches its
         receipt, or is named twice."""
         parts: list[Part] = []
         for receipt in receipts:
             part = self.parts.get(receipt.part)
             if part is None or part.receipt() != receipt:
-                holds = "nothing" if part is None else f"{len(part.calls)} calls"
+                count = 0 if part is None else len(part.calls)
                 raise StageConflict(
-                    f"part {receipt.part} of stage {self.key} holds {holds}, not what the "
-                    f"receipt over {receipt.calls} says"
+                    f"part {receipt.part} of stage {self.key} has {count} calls and does not match "
+                    f"the receipt of {receipt.calls}"
                 )
             parts.append(part)
         if len(set(parts)) < len(parts):
@@ -156,6 +169,7 @@ class Stage:
         return parts
 
     def receipts(self) -> tuple[Receipt, ...]:
+        """Return the receipts of all parts that have calls."""
         return tuple(part.receipt() for part in self.parts.values() if part.calls)
 
     def description(self) -> StageDescription:
@@ -164,11 +178,11 @@ class Stage:
         )
 
 
-def _told(turn: Turn | None) -> str:
+def _describe_turn(turn: Turn | None) -> str:
     return "of no series" if turn is None else f"turn {turn.number} of the series {turn.series}"
 
 
-def contents_of(receipts: Sequence[Receipt]) -> str:
+def digest_receipts(receipts: Sequence[Receipt]) -> str:
     """Return a digest of the receipts that does not depend on their order."""
     rows = sorted(json.dumps(receipt) for receipt in receipts)
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
@@ -178,7 +192,7 @@ def state_key(key: str) -> str:
     return STATE_PREFIX + key
 
 
-def key_of(state: str) -> str:
+def stage_key_in(state: str) -> str:
     return state.removeprefix(STATE_PREFIX)
 
 
@@ -198,6 +212,10 @@ def decode_committed(value: bytes) -> CommittedStage:
     except ValueError as error:
         raise DamagedStore(f"a committed stage in the store is not JSON: {error}") from None
     match fields:
-        case {"contents": str(contents), "records": int(records), "committed_ms": int(when_ms)}:
-            return CommittedStage(contents, records, when_ms)
+        case {
+            "contents": str(contents),
+            "records": int(records),
+            "committed_ms": int(committed_ms),
+        }:
+            return CommittedStage(contents, records, committed_ms)
     raise DamagedStore(f"cannot decode a committed stage in the store: {str(fields)[:200]}")

@@ -56,7 +56,7 @@ class StagedBatch(NamedTuple):
     batch: Batch
 
 
-class Entry(NamedTuple):
+class BatchSummary(NamedTuple):
     """The header's description of a staged batch: enough to commit it without reading it."""
 
     key: PartitionKey
@@ -66,10 +66,12 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
+    """The header of one staging call."""
+
     key: str
     part: str
     number: int
-    entries: tuple[Entry, ...]
+    entries: tuple[BatchSummary, ...]
     turn: Turn | None = None
 
     @property
@@ -87,12 +89,16 @@ def topic_name(key: str) -> str:
     return STAGE_PREFIX + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def header_of(
-    key: str, part: str, number: int, staged: Sequence[StagedBatch], turn: Turn | None = None
+def make_header(
+    key: str,
+    part: str,
+    number: int,
+    staged_batches: Sequence[StagedBatch],
+    turn: Turn | None = None,
 ) -> Header:
     entries = tuple(
-        Entry(target, batch.last_offset_delta + 1, batch.size, batch.crc)
-        for target, batch in staged
+        BatchSummary(target, batch.last_offset_delta + 1, batch.size, batch.crc)
+        for target, batch in staged_batches
     )
     return Header(key, part, number, entries, turn)
 
@@ -119,7 +125,7 @@ def decode_header(batch: Batch) -> Header:
         (record,) = codec.decode(batch)
         fields = json.loads(record.value or b"")
         entries = tuple(
-            Entry(PartitionKey(uuid.UUID(hex=topic_id), partition), records, size, crc)
+            BatchSummary(PartitionKey(uuid.UUID(hex=topic_id), partition), records, size, crc)
             for topic_id, partition, records, size, crc in fields["batches"]
         )
         turn = Turn(*fields["turn"]) if "turn" in fields else None
@@ -128,28 +134,28 @@ def decode_header(batch: Batch) -> Header:
         raise DamagedStore(f"cannot decode a stage in the store: {error}") from error
 
 
-def digest_of(before: str, entries: Sequence[Entry]) -> str:
-    """Extend the digest of a part's earlier batches by these batches."""
-    digest = hashlib.blake2b(before.encode(), digest_size=_DIGEST_BYTES)
+def extend_digest(previous: str, entries: Sequence[BatchSummary]) -> str:
+    """Return the digest of a part's earlier batches, `previous`, extended by these batches."""
+    digest = hashlib.blake2b(previous.encode(), digest_size=_DIGEST_BYTES)
     for target, records, size, crc in entries:
         digest.update(f"{target.topic_id.hex}/{target.partition}/{records}/{size}/{crc};".encode())
     return digest.hexdigest()
 
 
 def without_producer(batch: Batch) -> Batch:
-    """Return the batch without its producer id, epoch and sequence: they belong to another log."""
+    """Return the batch without producer id, epoch and sequence, which belong to the target log."""
     if batch.producer_id == NO_PRODUCER_ID:
         return batch
-    return _of_producer(batch, batch.attributes, NO_PRODUCER_ID, -1, NO_SEQUENCE)
+    return _with_producer(batch, batch.attributes, NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
-def in_transaction(batch: Batch, producer_id: int, epoch: int, sequence: int) -> Batch:
-    """Return a copy of the batch that is in a transaction of this producer."""
+def with_transaction(batch: Batch, producer_id: int, epoch: int, sequence: int) -> Batch:
+    """Return a copy of the batch as part of a transaction of this producer."""
     attributes = batch.attributes | TRANSACTIONAL_FLAG
-    return _of_producer(batch, attributes, producer_id, epoch, sequence)
+    return _with_producer(batch, attributes, producer_id, epoch, sequence)
 
 
-def _of_producer(
+def _with_producer(
     batch: Batch, attributes: int, producer_id: int, epoch: int, sequence: int
 ) -> Batch:
     data = bytearray(batch.view)

@@ -243,13 +243,15 @@ async def make_plan(request: Request) -> Response:
     plan = await archives.plan(
         request.caller, topic, body.for_ms, body.partitions, offers=body.offers
     )
-    return json_response(201, _planned_topic(*await archives.planned(request.caller, plan.id)))
+    return json_response(
+        201, _planned_topic(*await archives.describe_plan(request.caller, plan.id))
+    )
 
 
 async def describe_plan(request: Request) -> Response:
     plan, start = PLAN.require(request), FROM_PARTITION.require(request)
     return json_response(
-        200, _planned_topic(*await _archives(request).planned(request.caller, plan, start))
+        200, _planned_topic(*await _archives(request).describe_plan(request.caller, plan, start))
     )
 
 
