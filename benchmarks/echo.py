@@ -48,7 +48,7 @@ class Echo(asyncio.BufferedProtocol):
     _scratch = memoryview(bytearray(zmq_limits.ZMQ_SCRATCH_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._decoder = zmtp.Decoder()
+        self._decoder = zmtp.EnvelopeDecoder()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(zmtp.GREETING)
 
@@ -59,7 +59,7 @@ class Echo(asyncio.BufferedProtocol):
         self._decoder.receive(bytes(self._scratch[:nbytes]))
         while (event := self._decoder.next_event()) is not None:
             if isinstance(event, zmtp.Message):
-                head = zmtp.answer_head(event.envelope, len(event.content))
+                head = zmtp.reply_head(event.envelope, len(event.content))
                 self._transport.write(head + event.content)
             elif isinstance(event, zmtp.Ready):
                 self._transport.write(zmtp.ready())

@@ -22,12 +22,12 @@ from quackmq.protocols.zmq.codec.proxy_language import (
     Hello,
     Received,
     Welcome,
+    client_subscription,
+    encode_data_received,
     encode_request,
+    ids_subscription,
     parse_data,
-    read_answer,
-    received,
-    subscriber,
-    with_ids,
+    read_reply,
 )
 
 _ANSWER: Final = b"successful\n"
@@ -176,11 +176,11 @@ class ProxyClient:
         self.req.connect(f"tcp://{self._address}")
         hello = Hello(self.name, topic, f"tcp://{HOST}:{port}")
         self.req.send(encode_request(hello))
-        welcome = read_answer(hello, self.req.recv())
+        welcome = read_reply(hello, self.req.recv())
         assert isinstance(welcome, Welcome), f"hello was answered with {welcome}"
         self.sub.connect(f"tcp://{HOST}:{welcome.xpub_port}")
-        self.sub.subscribe(subscriber(self.name))
-        self.sub.subscribe(with_ids(topic))
+        self.sub.subscribe(client_subscription(self.name))
+        self.sub.subscribe(ids_subscription(topic))
 
     def heard(self, topic: str) -> None:
         _, _, message_id = self.sub.recv_multipart()
@@ -189,12 +189,12 @@ class ProxyClient:
 
     def heard_again(self) -> None:
         data = parse_data(self.rep.recv())
-        self.rep.send(received(data))
+        self.rep.send(encode_data_received(data))
         self.acked.add(data.id)
 
     def answered(self, topic: str) -> None:
         assert self._asked is not None, "it has asked"
-        read_answer(self._asked, self.req.recv())
+        read_reply(self._asked, self.req.recv())
         self.acked.update(self._asked.ids)
         self._asked = None
         self._ask(topic)

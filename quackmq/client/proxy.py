@@ -56,7 +56,7 @@ from quackmq.protocols.zmq.codec.proxy_language import (
     Request,
     Welcome,
     encode_request,
-    read_answer,
+    read_reply,
 )
 
 __all__ = ["ProxyMessage", "ReliablePublisher", "ReliableSubscriber"]
@@ -106,7 +106,7 @@ class _Asking:
             wait_ms = left_ms if again_ms is None else min(left_ms, again_ms)
             answer = self._asking.ask(frame, wait_ms)
             if answer is not None:
-                return read_answer(request, answer)
+                return read_reply(request, answer)
             if deadline.left_ms() <= 0:
                 verb = frame.split(b" ", 1)[0].decode()
                 text = f"{verb} {request.topic}: waited {deadline.timeout_s:g} s for the proxy at "

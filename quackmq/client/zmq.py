@@ -44,14 +44,14 @@ from quackmq.model.topic import check_topic_name
 from quackmq.protocols.zmq.codec.queue_language import (
     NONE_YET,
     Get,
-    Got,
     LastSequence,
     Put,
+    ReceivedMessage,
     Request,
     Subscribe,
     Unsubscribe,
     encode_request,
-    read_answer,
+    read_reply,
 )
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -137,7 +137,7 @@ class ZmqClient:
             while (got := self._exchange(get, deadline, "a message")) is None:
                 if deadline.left_ms() <= 0:
                     raise self._timed_out(get, deadline, "a message")
-            assert isinstance(got, Got), "the codec returns Got or None for Get"
+            assert isinstance(got, ReceivedMessage), "the codec returns Got or None for Get"
             if after is None:
                 self._ids.put(topic, got.id)
             return ZmqMessage(got.id, topic, got.content)
@@ -176,18 +176,18 @@ class ZmqClient:
 
     # --- requests --------------------------------------------------------------------
 
-    def _ask(self, request: Request, waits_for: str) -> Got | bool | int | None:
+    def _ask(self, request: Request, waits_for: str) -> ReceivedMessage | bool | int | None:
         with self._lock:
             return self._exchange(request, Deadline(self._timeout_s), waits_for)
 
     def _exchange(
         self, request: Request, deadline: Deadline, waits_for: str
-    ) -> Got | bool | int | None:
+    ) -> ReceivedMessage | bool | int | None:
         check_topic_name(request.topic)
         answer = self._asking.ask(encode_request(request), deadline.left_ms())
         if answer is None:
             raise self._timed_out(request, deadline, waits_for)
-        return read_answer(request, answer)
+        return read_reply(request, answer)
 
     def _timed_out(self, request: Request, deadline: Deadline, waits_for: str) -> QuackTimeout:
         what = encode_request(request).split(b" ", 1)[0].decode()

@@ -227,8 +227,8 @@ async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> N
 @pytest.mark.parametrize(
     ("door", "data", "said"),
     [
-        ("proxy", HELLO + request(b"PUT evil crossed quack"), b"PUT is asked of the zmq port"),
-        ("zmq", PROXY_REQUEST, b"publish is asked of the proxy port"),
+        ("proxy", HELLO + request(b"PUT evil crossed quack"), b"send PUT to the zmq port"),
+        ("zmq", PROXY_REQUEST, b"send publish to the proxy port"),
     ],
 )
 @pytest.mark.asyncio

@@ -27,12 +27,12 @@ from quackmq.protocols.zmq.codec.proxy_language import (
     Received,
     Request,
     Welcome,
+    client_subscription,
+    encode_data_received,
     encode_request,
+    ids_subscription,
     parse_data,
-    read_answer,
-    received,
-    subscriber,
-    with_ids,
+    read_reply,
 )
 
 
@@ -136,7 +136,7 @@ class BadProxyClient:
         while True:
             frame = self._proxy.answer(until_s)
             try:
-                return read_answer(request, frame)
+                return read_reply(request, frame)
             except ProtocolError:
                 continue  # an answer to an earlier request
 
@@ -146,7 +146,7 @@ class _Life:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, host: str) -> None:
         self._sub = context.socket(zmq.SUB)
-        self._sub.subscribe(subscriber(name))
+        self._sub.subscribe(client_subscription(name))
         self._xpub: Address | None = None
         self._own = context.socket(zmq.ROUTER)
         self._own.bind(f"tcp://{Address(host, 0)}")
@@ -157,13 +157,13 @@ class _Life:
     def want(self, topic: str, xpub: Address) -> None:
         """Subscribe to a topic at the XPUB socket. If the proxy has none (port 0), all messages
         come to the callback address."""
-        self._sub.subscribe(with_ids(topic))
+        self._sub.subscribe(ids_subscription(topic))
         if self._xpub is None and xpub.port:
             self._xpub = xpub
             self._sub.connect(f"tcp://{xpub}")
 
     def forget(self, topic: str) -> None:
-        self._sub.unsubscribe(with_ids(topic))
+        self._sub.unsubscribe(ids_subscription(topic))
 
     def take(self, wait_s: float) -> Taken | None:
         poller = zmq.Poller()
@@ -188,7 +188,7 @@ class _Life:
         if asked is None:
             return False
         envelope, data = asked
-        self._own.send_multipart([*envelope, received(data)])
+        self._own.send_multipart([*envelope, encode_data_received(data)])
         return True
 
     def end(self) -> None:

@@ -14,13 +14,13 @@ from quackmq.cli.chaos.runner import Taken
 from quackmq.errors import ProtocolError, QuackTimeout
 from quackmq.protocols.zmq.codec.queue_language import (
     Get,
-    Got,
     Put,
+    ReceivedMessage,
     Request,
     Subscribe,
     Unsubscribe,
     encode_request,
-    read_answer,
+    read_reply,
 )
 
 #: Timeout of an answer. The broker answers a GET without messages after at most 4 s.
@@ -88,7 +88,7 @@ class BadZmqClient:
             got = self._answer(get, wait_s)
         except QuackTimeout:
             return None
-        return Taken(topic, got.id, got.content) if isinstance(got, Got) else None
+        return Taken(topic, got.id, got.content) if isinstance(got, ReceivedMessage) else None
 
     def acknowledge(self, taken: Taken, times: int) -> Taken | None:
         if times == 0:
@@ -121,16 +121,16 @@ class BadZmqClient:
             self._door.hang_up()
             self._context.term()
 
-    def _ask(self, request: Request) -> Got | bool | int | None:
+    def _ask(self, request: Request) -> ReceivedMessage | bool | int | None:
         self._door.send(encode_request(request))
         return self._answer(request, ANSWER_S)
 
-    def _answer(self, request: Request, wait_s: float) -> Got | bool | int | None:
+    def _answer(self, request: Request, wait_s: float) -> ReceivedMessage | bool | int | None:
         until_s = time.monotonic() + wait_s
         while True:
             frame = self._door.answer(until_s)
             try:
-                return read_answer(request, frame)
+                return read_reply(request, frame)
             except ProtocolError:
                 continue  # an answer to an earlier request
 

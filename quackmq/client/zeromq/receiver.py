@@ -35,16 +35,16 @@ from quackmq.model.subscription import parse_message_id
 from quackmq.protocols.zmq.codec.proxy_language import (
     Data,
     Received,
+    client_subscription,
+    encode_data_received,
+    encode_not_yet,
     encode_request,
-    not_yet,
+    ids_subscription,
     parse_data,
-    read_answer,
-    received,
-    subscriber,
-    topic_with_ids,
-    with_ids,
+    parse_ids_subscription,
+    read_reply,
 )
-from quackmq.protocols.zmq.codec.words import failed
+from quackmq.protocols.zmq.codec.words import encode_error
 
 log = logging.getLogger(__name__)
 
@@ -254,13 +254,13 @@ class Receiving:
             if is_wanted:
                 self._sockets.subscribe(self._name, topic, port)
             else:
-                self._sockets.news.unsubscribe(with_ids(topic))
+                self._sockets.news.unsubscribe(ids_subscription(topic))
 
     def _on_message(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
             return
         first, body, token = frames
-        topic = topic_with_ids(first)
+        topic = parse_ids_subscription(first)
         if topic is not None:
             self._take(topic, token.decode("ascii", "replace"), body)
 
@@ -272,10 +272,14 @@ class Receiving:
                 raise InvalidRequest(f"this subscriber is {self._name}, not {data.client}")
             return self._answer_data(data)
         except QuackError as error:
-            return failed(error.code, str(error))
+            return encode_error(error.code, str(error))
 
     def _answer_data(self, data: Data) -> bytes:
-        return received(data) if self._take(data.topic, data.id, data.content) else not_yet(data)
+        return (
+            encode_data_received(data)
+            if self._take(data.topic, data.id, data.content)
+            else encode_not_yet(data)
+        )
 
     def _take(self, topic: str, token: str, content: bytes) -> bool:
         """Return whether a message is done. A new one is buffered if there is room."""
@@ -319,7 +323,7 @@ class Receiving:
         if request is None:
             return
         try:
-            marks = read_answer(request, frames[-1])
+            marks = read_reply(request, frames[-1])
             assert isinstance(marks, tuple), "the codec returns a tuple for Received"
         except QuackError as error:
             # The proxy sends these messages again, and they are acknowledged again.
@@ -383,10 +387,10 @@ class _Sockets:
             if self._xpub:
                 self.news.disconnect(self._xpub)
             else:
-                self.news.subscribe(subscriber(name))
+                self.news.subscribe(client_subscription(name))
             self.news.connect(address)
             self._xpub = address
-        self.news.subscribe(with_ids(topic))
+        self.news.subscribe(ids_subscription(topic))
 
     def may_ask(self) -> bool:
         if self.asked is not None and time.monotonic() - self._asked_at >= _AGAIN_S:

@@ -1,26 +1,28 @@
 r"""The line protocol of publishers and subscribers, from the broker's side: bytes in, events out.
 
-A message is a line that ends with a newline, or a carriage return and a newline. Its words are
-parted by one space:
+A message is a line. It ends with a newline, or with a carriage return and a newline. Its words are
+separated by one space:
 
     pub ID connect   sub ID connect   end   pub ID topic K   sub ID topic K   topic K [entry]
     accept           reject           successful             retry            terminate
 
-**Entries.** The document speaks of QUACKSIZE bytes, and not of where a shorter entry ends; its
-brackets may be a placeholder, or sent. Here they are sent, and the line ends the entry: it is all
-between the `[` behind the topic and the `]` before the line's end. Brackets inside need no care;
-spaces at its ends, an empty entry and a terminal's carriage return leave no doubt. Four bytes are
-written as two: `\\` for the backslash, and `\n`, `\r` and `\0` for newline, carriage return and
-zero, where programs stop that read lines or C's strings. Received as they are, the last two are
-taken; any other byte stands for itself. So a message can be typed, any bytes can be sent, and after
-a bad message the next one is found at the next line. What lost: entries of a fixed size, padded
-(nobody can type them, and padding cannot be told from content); a size before the entry (not the
-document's message, and after one wrong number all others are misread); base64 (unreadable).
+**Entries.** The specification has entries of QUACKSIZE bytes. It does not say where a shorter entry
+ends, nor whether its brackets are sent. Here they are sent, and the line ends the entry: the entry
+is everything between the `[` after the topic and the `]` at the end of the line. So an entry may
+contain brackets, be empty, and begin or end with spaces. Four bytes are escaped: `\\` stands for
+the backslash, and `\n`, `\r` and `\0` for newline, carriage return and zero, because programs that
+read lines or C strings stop at these bytes. A carriage return or zero is also accepted unescaped.
+Every other byte stands for itself. So a person can type a message, an entry can hold any bytes, and
+after an invalid message the next line is valid again. Rejected alternatives:
 
-**Conversation.** Each state knows some messages. Anything else is out of order and refused, which
-changes nothing; in the state *new* it also ends the conversation. The first of the answers takes
-the conversation on, any other one leaves it where it is. Messages without an answer take it on at
-once.
+- entries of a fixed size with padding: nobody can type them, and padding looks like content;
+- a size before the entry: not the specified message, and one wrong number misreads all that follow;
+- base64: unreadable.
+
+**Conversation.** Each state allows some messages. Any other message is out of order: it is refused
+and changes nothing. In the state *new* it also ends the conversation. The first of the listed
+answers leads to the next state; any other answer leaves the state unchanged. A message without an
+answer leads to the next state at once.
 
     state           message        answers                     then
     --------------- -------------- --------------------------- -------------
@@ -43,19 +45,25 @@ once.
     delivering      successful     -                           listening
     delivering      terminate      terminate                   over
 
-Beside what is received: an entry that the broker sends takes *listening* to *delivering*, so there
-is one at a time; and the broker may say `terminate` at any time.
+In addition, an entry that the broker sends leads from *listening* to *delivering*. So a subscriber
+has one unanswered entry at a time. The broker may send `terminate` at any time.
 
-**Strangers.** A peer that has not connected is somebody else's client until it proves otherwise: a
-web page can send any text to any port, behind the head of an HTTP request. So the first line that
-is refused before `connect` is accepted ends the conversation, and so does the first byte that no
-line holds there. Nothing behind it is looked at.
+**Strangers.** A peer that has not connected may be a client of another protocol. A web page, for
+example, can send any text to any port, behind the head of an HTTP request. So before `connect` is
+accepted, the first refused line ends the conversation, and so does the first byte that no line may
+contain. The bytes behind it are not read.
 
-Promised: any bytes, however they are cut, give the same events, given the same answers, or a
-ProtocolError, after which the conversation is over. Half a line takes bounded memory; a line too
-long is read past and told of as `Refused`. While an answer is owed the next message stays unread,
-and `unread_bytes` says how much waits: the shell stops reading then. Not here: timers, and whether
-an id or a topic exists. A client needs no more than `Lines`, `parse` and `encode`.
+Promises:
+
+- The same bytes and the same answers give the same events, however the bytes are split. Invalid
+  bytes may raise ProtocolError; then the conversation is over.
+- An incomplete line takes bounded memory. A line that is too long is skipped and reported as
+  `Refused`.
+- While a message is unanswered, the next one stays undecoded. `unread_bytes` says how many bytes
+  wait, so that the connection can stop reading.
+
+Timers, and the check whether an id or topic exists, are elsewhere. A client needs only `Lines`,
+`parse` and `encode`.
 """
 
 from __future__ import annotations
@@ -82,7 +90,7 @@ class Connect(NamedTuple):
 
 
 class Choose(NamedTuple):
-    """A topic that this publisher or subscriber is interested in."""
+    """A publisher or subscriber chooses a topic."""
 
     role: Role
     id: str
@@ -95,7 +103,7 @@ class Entry(NamedTuple):
 
 
 class Word(StrEnum):
-    """The messages that are one word."""
+    """The messages that consist of one word."""
 
     END = "end"
     ACCEPT = "accept"
@@ -109,7 +117,7 @@ Message = Connect | Choose | Entry | Word
 
 
 class Refused(NamedTuple):
-    """What came is no message, or none for now: to be answered with `reject`."""
+    """A line that is invalid, or out of order. The answer is `reject`."""
 
     error: QuackError
 
@@ -121,67 +129,71 @@ Event = Message | Refused
 
 
 def encode(message: Message) -> bytes:
-    """The message as a line, with its end."""
+    """Encode a message as a line, with its newline."""
     if isinstance(message, Word):
-        return _LINES[message]
+        return _LINE_BY_WORD[message]
     if isinstance(message, Entry):
-        return b"topic %b [%b]\n" % (message.topic.encode(), _escaped(message.content))
+        return b"topic %b [%b]\n" % (message.topic.encode(), _escape(message.content))
     if isinstance(message, Connect):
         return f"{message.role} {message.id} connect\n".encode()
     return f"{message.role} {message.id} topic {message.topic}\n".encode()
 
 
 def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Message:
-    """Of a line without its end. InvalidRequest, mostly as ProtocolError, for what is no message;
-    RecordTooLarge for an entry of more than `entry_bytes`."""
-    word = _WORDS.get(line)
+    """Parse a line without its newline. Raise InvalidRequest, usually ProtocolError, if it is not a
+    message, and RecordTooLarge for an entry of more than `entry_bytes`.
+    """
+    word = _WORD_BY_LINE.get(line)
     if word is not None:
         return word
     if line.startswith(b"topic "):
-        return _entry(line, entry_bytes)
+        return _parse_entry(line, entry_bytes)
     match line.split(b" "):
         case [(b"pub" | b"sub") as role, name, b"connect"]:
-            return Connect(Role(role.decode()), _name("id", name, shared_limits.NAME_BYTES))
+            return Connect(Role(role.decode()), _parse_name("id", name, shared_limits.NAME_BYTES))
         case [(b"pub" | b"sub") as role, name, b"topic", topic]:
             return Choose(
-                Role(role.decode()), _name("id", name, shared_limits.NAME_BYTES), _topic(topic)
+                Role(role.decode()),
+                _parse_name("id", name, shared_limits.NAME_BYTES),
+                _parse_topic(topic),
             )
-    raise ProtocolError(f"{_shown(line)} is no message; words are parted by one space")
+    raise ProtocolError(f"{_abbreviate(line)} is no message; words are separated by one space")
 
 
 def check_size(size: int, entry_bytes: int) -> None:
-    """RecordTooLarge for an entry of more."""
+    """Raise RecordTooLarge if an entry of `size` bytes exceeds `entry_bytes`."""
     if size > entry_bytes:
-        raise RecordTooLarge(f"an entry of {size} bytes; {entry_bytes} are taken")
+        raise RecordTooLarge(f"an entry of {size} bytes; the limit is {entry_bytes}")
 
 
 class Lines:
-    """One peer's bytes, as lines. `receive` takes them, `next_line` gives them one at a time."""
+    """Split one peer's bytes into lines. `receive` adds bytes; `next_line` returns one line."""
 
-    __slots__ = ("_buffer", "_half", "_line_bytes", "_position", "_seen_bytes")
+    __slots__ = ("_buffer", "_partial_line", "_line_bytes", "_position", "_partial_bytes")
 
     def __init__(self, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> None:
-        #: Every byte of an entry may be written as two.
+        #: Every byte of an entry may be escaped, which takes two bytes.
         self._line_bytes = limits.LINE_HEAD_BYTES + 2 * entry_bytes
         self._buffer = b""
         self._position = 0
-        #: Of the line that is not whole: what is kept of it, and how much has come of it.
-        self._half = bytearray()
-        self._seen_bytes = 0
+        #: The beginning of the incomplete line, and the bytes of it that have arrived. The
+        #: beginning is dropped when the line becomes too long.
+        self._partial_line = bytearray()
+        self._partial_bytes = 0
 
     @property
-    def half(self) -> bytes:
-        """The beginning of the line that is not whole."""
-        return bytes(self._half)
+    def partial_line(self) -> bytes:
+        """The beginning of the incomplete line."""
+        return bytes(self._partial_line)
 
     @property
-    def is_amid(self) -> bool:
-        """Whether something has come that was not given out as a line."""
-        return self._seen_bytes > 0 or self._position < len(self._buffer)
+    def has_pending_bytes(self) -> bool:
+        """Whether bytes have arrived that are not part of a returned line."""
+        return self._partial_bytes > 0 or self._position < len(self._buffer)
 
     @property
     def unread_bytes(self) -> int:
-        """How much has come that `next_line` has not looked at."""
+        """The received bytes that `next_line` has not examined."""
         return len(self._buffer) - self._position
 
     def receive(self, data: bytes) -> None:
@@ -191,36 +203,40 @@ class Lines:
         self._position = 0
 
     def next_line(self) -> bytes | RecordTooLarge | None:
-        """The next line, or that it is too long, or None until more has come. ProtocolError for one
-        that does not end."""
+        """Return the next line, RecordTooLarge in place of a line that is too long, or None if
+        bytes are missing. Raise ProtocolError for a line that does not end.
+        """
         begin = self._position
         end = self._buffer.find(b"\n", begin)
         if end < 0:
-            self._see(len(self._buffer) - begin)
-            if self._seen_bytes <= self._line_bytes:
-                self._half += memoryview(self._buffer)[begin:]
+            self._count_bytes(len(self._buffer) - begin)
+            if self._partial_bytes <= self._line_bytes:
+                self._partial_line += memoryview(self._buffer)[begin:]
             else:
-                self._half.clear()
+                self._partial_line.clear()
             self._buffer = b""
             self._position = 0
             return None
-        self._see(end - begin)
+        self._count_bytes(end - begin)
         self._position = end + 1
-        size, self._seen_bytes = self._seen_bytes, 0
+        size, self._partial_bytes = self._partial_bytes, 0
         if size > self._line_bytes:
-            self._half.clear()
-            return RecordTooLarge(f"a line of {size} bytes; {self._line_bytes} are taken")
+            self._partial_line.clear()
+            return RecordTooLarge(f"a line of {size} bytes; the limit is {self._line_bytes}")
         line = self._buffer[begin:end]
-        if self._half:
-            line = bytes(self._half) + line
-            self._half.clear()
+        if self._partial_line:
+            line = bytes(self._partial_line) + line
+            self._partial_line.clear()
         return line[:-1] if line.endswith(b"\r") else line
 
-    def _see(self, size: int) -> None:
-        self._seen_bytes += size
-        most = self._line_bytes + limits.LINE_LEFT_OUT_BYTES
-        if self._seen_bytes > most:
-            raise ProtocolError(f"a line of more than {most} bytes: messages end with a newline")
+    def _count_bytes(self, size: int) -> None:
+        """Count bytes of the incomplete line. Raise ProtocolError if they are far too many."""
+        self._partial_bytes += size
+        most_bytes = self._line_bytes + limits.LINE_LEFT_OUT_BYTES
+        if self._partial_bytes > most_bytes:
+            raise ProtocolError(
+                f"a line of more than {most_bytes} bytes: messages end with a newline"
+            )
 
 
 # --- the conversation -----------------------------------------------------------------------
@@ -239,7 +255,7 @@ class State(StrEnum):
 
 
 class Kind(StrEnum):
-    """What the states tell apart."""
+    """The kinds of messages that the state table distinguishes."""
 
     PUB_CONNECT = "pub connect"
     SUB_CONNECT = "sub connect"
@@ -249,56 +265,59 @@ class Kind(StrEnum):
     ENTRY = "entry"
     SUCCESSFUL = "successful"
     TERMINATE = "terminate"
-    #: Words that only a broker says.
+    #: Words that only a broker sends.
     ANSWER = "answer"
 
 
 class Step(NamedTuple):
-    """The answers that a message may get, and the state behind the first of them."""
+    """The possible answers to a message, and the state after the first of them."""
 
     answers: tuple[Word, ...]
-    then: State
+    next_state: State
 
 
-_JUDGED: Final = (Word.ACCEPT, Word.REJECT)
-_STORED: Final = (Word.SUCCESSFUL, Word.RETRY, Word.REJECT)
-_LAST: Final = {Kind.TERMINATE: Step((Word.TERMINATE,), State.OVER)}
+_ACCEPT_OR_REJECT: Final = (Word.ACCEPT, Word.REJECT)
+_ENTRY_ANSWERS: Final = (Word.SUCCESSFUL, Word.RETRY, Word.REJECT)
+_TERMINATE_STEP: Final = {Kind.TERMINATE: Step((Word.TERMINATE,), State.OVER)}
 
-#: As it is drawn above.
+#: The table that is drawn at the top of this module.
 TABLE: Final[Mapping[State, Mapping[Kind, Step]]] = {
     State.NEW: {
-        Kind.PUB_CONNECT: Step(_JUDGED, State.PUB_NAMED),
-        Kind.SUB_CONNECT: Step(_JUDGED, State.SUB_NAMED),
-        **_LAST,
+        Kind.PUB_CONNECT: Step(_ACCEPT_OR_REJECT, State.PUB_NAMED),
+        Kind.SUB_CONNECT: Step(_ACCEPT_OR_REJECT, State.SUB_NAMED),
+        **_TERMINATE_STEP,
     },
-    State.PUB_NAMED: {Kind.END: Step(_JUDGED, State.PUB_CHOOSING), **_LAST},
+    State.PUB_NAMED: {Kind.END: Step(_ACCEPT_OR_REJECT, State.PUB_CHOOSING), **_TERMINATE_STEP},
     State.PUB_CHOOSING: {
-        Kind.PUB_TOPIC: Step(_JUDGED, State.PUB_CHOOSING),
-        Kind.END: Step(_JUDGED, State.PUBLISHING),
-        **_LAST,
+        Kind.PUB_TOPIC: Step(_ACCEPT_OR_REJECT, State.PUB_CHOOSING),
+        Kind.END: Step(_ACCEPT_OR_REJECT, State.PUBLISHING),
+        **_TERMINATE_STEP,
     },
-    State.PUBLISHING: {Kind.ENTRY: Step(_STORED, State.PUBLISHING), **_LAST},
-    State.SUB_NAMED: {Kind.END: Step(_JUDGED, State.SUB_CHOOSING), **_LAST},
+    State.PUBLISHING: {Kind.ENTRY: Step(_ENTRY_ANSWERS, State.PUBLISHING), **_TERMINATE_STEP},
+    State.SUB_NAMED: {Kind.END: Step(_ACCEPT_OR_REJECT, State.SUB_CHOOSING), **_TERMINATE_STEP},
     State.SUB_CHOOSING: {
-        Kind.SUB_TOPIC: Step(_JUDGED, State.SUB_CHOOSING),
-        Kind.END: Step(_JUDGED, State.LISTENING),
-        **_LAST,
+        Kind.SUB_TOPIC: Step(_ACCEPT_OR_REJECT, State.SUB_CHOOSING),
+        Kind.END: Step(_ACCEPT_OR_REJECT, State.LISTENING),
+        **_TERMINATE_STEP,
     },
-    State.LISTENING: {**_LAST},
-    State.DELIVERING: {Kind.SUCCESSFUL: Step((), State.LISTENING), **_LAST},
+    State.LISTENING: {**_TERMINATE_STEP},
+    State.DELIVERING: {Kind.SUCCESSFUL: Step((), State.LISTENING), **_TERMINATE_STEP},
     State.OVER: {},
 }
 
 
 class Conversation:
-    """With one peer. `receive` takes its bytes, `next_event` gives what they mean, one at a time;
-    `answer` and `deliver` give the bytes to send. For one thread at a time."""
+    """The conversation with one peer.
+
+    `receive` adds the peer's bytes, and `next_event` returns one event at a time. `answer` and
+    `deliver` return the bytes to send. Not thread-safe.
+    """
 
     __slots__ = (
         "_entry_bytes",
         "_lines",
         "_opening",
-        "_owed",
+        "_unanswered",
         "_peer",
         "_refusals",
         "_state",
@@ -306,21 +325,21 @@ class Conversation:
     )
 
     def __init__(self, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> None:
-        """`entry_bytes` is the document's QUACKSIZE."""
+        """`entry_bytes` is the specification's QUACKSIZE."""
         self._entry_bytes = entry_bytes
         self._lines = Lines(entry_bytes)
         self._state = State.NEW
         self._peer: Connect | None = None
-        #: In the order in which they were accepted.
+        #: The accepted topics, in the order of their acceptance.
         self._topics: dict[str, None] = {}
-        #: The message that waits for its answer.
-        self._owed: tuple[Message, Step] | None = None
+        #: The message that waits for the broker's answer.
+        self._unanswered: tuple[Message, Step] | None = None
         self._refusals = 0
         self._opening = b""
 
     @property
     def opening(self) -> bytes:
-        """The first bytes that came, until the peer has connected."""
+        """The first bytes of the connection. More are added only until the peer has connected."""
         return self._opening
 
     @property
@@ -329,30 +348,30 @@ class Conversation:
 
     @property
     def peer(self) -> Connect | None:
-        """Who it is, once that was accepted."""
+        """The accepted `connect` message; None before that."""
         return self._peer
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Those accepted, in that order."""
+        """The accepted topics, in the order of their acceptance."""
         return tuple(self._topics)
 
     @property
     def owes_answer(self) -> bool:
-        return self._owed is not None
+        return self._unanswered is not None
 
     @property
-    def is_amid(self) -> bool:
-        """Whether something has come and is not yet told of: perhaps half a line."""
-        return self._lines.is_amid
+    def has_pending_bytes(self) -> bool:
+        """Whether bytes have arrived that belong to no event yet, perhaps an incomplete line."""
+        return self._lines.has_pending_bytes
 
     @property
     def unread_bytes(self) -> int:
-        """How much waits behind the message whose answer is owed."""
+        """The bytes that wait behind the unanswered message."""
         return self._lines.unread_bytes
 
     def receive(self, data: bytes) -> None:
-        """What comes after the end is dropped."""
+        """Add received bytes. Bytes after the end of the conversation are dropped."""
         if self._state is State.OVER:
             return
         if self._state is State.NEW and len(self._opening) < serving_limits.OPENING_BYTES:
@@ -360,13 +379,14 @@ class Conversation:
         self._lines.receive(data)
 
     def receive_successful(self, data: bytes) -> bool:
-        """`receive` and `next_event` in one step, for what comes most: all that came is the answer
-        that is awaited. False, and nothing was received, where it is something else."""
+        """Handle the most frequent bytes in one step: exactly the expected `successful`. Return
+        False, and change nothing, for any other bytes.
+        """
         if (
             data != _SUCCESSFUL
             or self._state is not State.DELIVERING
-            or self._owed is not None
-            or self._lines.is_amid
+            or self._unanswered is not None
+            or self._lines.has_pending_bytes
         ):
             return False
         self._state = State.LISTENING
@@ -374,15 +394,18 @@ class Conversation:
         return True
 
     def next_event(self) -> Event | None:
-        """Return the next event; None until more has come, or the answer was given, and when all
-        is over. ProtocolError, which ends the conversation, for a line without an end, for more
-        refusals in a row than any slip explains, and for the first before the peer connected."""
-        if self._owed is not None or self._state is State.OVER:
+        """Return the next event. Return None if bytes are missing, the last message is unanswered,
+        or the conversation is over.
+
+        Raise ProtocolError, which ends the conversation: for an endless line, for too many refusals
+        in a row, and for the first refusal before the peer has connected.
+        """
+        if self._unanswered is not None or self._state is State.OVER:
             return None
         try:
             line = self._lines.next_line()
             if line is None:
-                self._check_half()
+                self._check_partial_line()
                 return None
             event = self._event(line)
             if isinstance(event, Refused):
@@ -396,58 +419,67 @@ class Conversation:
         return event
 
     def answer(self, word: Word) -> bytes:
-        """Of the message that `next_event` gave; `terminate` also without one."""
+        """Answer the message that `next_event` has returned; return the bytes to send.
+        `terminate` needs no message.
+        """
         if word is Word.TERMINATE:
-            assert self._state is not State.OVER, "that was said"
+            assert self._state is not State.OVER, "terminate is sent once"
             self._end()
-            return _LINES[word]
-        assert self._owed is not None, "no message waits for an answer"
-        message, step = self._owed
+            return _LINE_BY_WORD[word]
+        assert self._unanswered is not None, "no message waits for an answer"
+        message, step = self._unanswered
         assert word in step.answers, f"{word} is no answer to {message}"
-        self._owed = None
+        self._unanswered = None
         if word is step.answers[0]:
-            self._state = step.then
+            self._state = step.next_state
             if isinstance(message, Connect):
                 self._peer = message
             elif isinstance(message, Choose):
                 self._topics[message.topic] = None
-        return _LINES[word]
+        return _LINE_BY_WORD[word]
 
     def deliver(self, entry: Entry, line: bytes | None = None) -> bytes:
-        """To a subscriber that listens; `successful` will be the next event. Who sends many the
-        same may give its `line`, encoded once. RecordTooLarge, and then nothing has changed."""
-        assert self._state is State.LISTENING and self._owed is None, f"it is {self._state}"
-        assert entry.topic in self._topics, f"{entry.topic} was not asked for"
+        """Return the line of an entry for a listening subscriber, whose next message must be
+        `successful`. `line` is the encoded entry, if the caller has it. Raise RecordTooLarge, and
+        change nothing, if the entry is too long.
+        """
+        assert self._state is State.LISTENING and self._unanswered is None, f"it is {self._state}"
+        assert entry.topic in self._topics, f"{entry.topic} was not chosen"
         check_size(len(entry.content), self._entry_bytes)
         self._state = State.DELIVERING
         return encode(entry) if line is None else line
 
     def _event(self, line: bytes | RecordTooLarge) -> Event:
+        """Parse a line and check it against the state; return the message or a refusal."""
         try:
             if isinstance(line, RecordTooLarge):
                 raise line
             message = parse(line, self._entry_bytes)
             step = TABLE[self._state].get(kind_of(message))
             if step is None:
-                raise ProtocolError(f"{_shown(line)} is out of order: the state is {self._state}")
+                raise ProtocolError(
+                    f"{_abbreviate(line)} is out of order: the state is {self._state}"
+                )
             self._check(message)
         except InvalidRequest as error:
             self._refusals += 1
             return Refused(error)
         self._refusals = 0
         if step.answers:
-            self._owed = message, step
+            self._unanswered = message, step
         else:
-            self._state = step.then
+            self._state = step.next_state
         return message
 
-    def _check_half(self) -> None:
-        """Raise ProtocolError if a stranger has sent a byte that no line holds at this point."""
-        if self._state is State.NEW and _NO_TEXT.search(self._lines.half):
+    def _check_partial_line(self) -> None:
+        """Raise ProtocolError if a peer that has not connected sent a byte that no line may
+        contain.
+        """
+        if self._state is State.NEW and _NO_TEXT.search(self._lines.partial_line):
             raise ProtocolError(_STRANGER)
 
     def _check_refusal(self, refused: Refused) -> None:
-        """Raise ProtocolError if the peer gets no other chance after this refusal."""
+        """Raise ProtocolError if this refusal ends the conversation."""
         if self._state is State.NEW:
             raise ProtocolError(_STRANGER)
         if self._refusals > limits.LINE_REFUSALS:
@@ -456,7 +488,9 @@ class Conversation:
             )
 
     def _check(self, message: Message) -> None:
-        """What the table does not tell: that ids and topics are those agreed on."""
+        """Raise InvalidRequest if a message has another id or topic than those accepted before. The
+        state table cannot check that.
+        """
         if isinstance(message, Entry):
             if message.topic not in self._topics:
                 raise InvalidRequest(f"topic {message.topic} was not announced before the end")
@@ -469,13 +503,13 @@ class Conversation:
 
     def _end(self) -> None:
         self._state = State.OVER
-        self._owed = None
+        self._unanswered = None
         self._lines = Lines(self._entry_bytes)
 
 
 def kind_of(message: Message) -> Kind:
     if isinstance(message, Word):
-        return _KINDS.get(message, Kind.ANSWER)
+        return _KIND_BY_WORD.get(message, Kind.ANSWER)
     if isinstance(message, Entry):
         return Kind.ENTRY
     if isinstance(message, Connect):
@@ -485,72 +519,73 @@ def kind_of(message: Message) -> Kind:
 
 # --- helpers --------------------------------------------------------------------------------
 
-_WORDS: Final[Mapping[bytes, Word]] = {word.value.encode(): word for word in Word}
-_LINES: Final[Mapping[Word, bytes]] = {word: f"{word}\n".encode() for word in Word}
-_SUCCESSFUL: Final = _LINES[Word.SUCCESSFUL]
-_KINDS: Final[Mapping[Word, Kind]] = {
+_WORD_BY_LINE: Final[Mapping[bytes, Word]] = {word.value.encode(): word for word in Word}
+_LINE_BY_WORD: Final[Mapping[Word, bytes]] = {word: f"{word}\n".encode() for word in Word}
+_SUCCESSFUL: Final = _LINE_BY_WORD[Word.SUCCESSFUL]
+_KIND_BY_WORD: Final[Mapping[Word, Kind]] = {
     Word.END: Kind.END,
     Word.SUCCESSFUL: Kind.SUCCESSFUL,
     Word.TERMINATE: Kind.TERMINATE,
 }
 
-_ESCAPES: Final[Mapping[bytes, bytes]] = {
+_ESCAPE_BY_BYTE: Final[Mapping[bytes, bytes]] = {
     b"\\": b"\\\\",
     b"\n": b"\\n",
     b"\r": b"\\r",
     b"\0": b"\\0",
 }
-_ESCAPED: Final[Mapping[bytes, bytes]] = {two: one for one, two in _ESCAPES.items()}
-#: The same whatever came, and however it was cut.
+_BYTE_BY_ESCAPE: Final[Mapping[bytes, bytes]] = {two: one for one, two in _ESCAPE_BY_BYTE.items()}
+#: One text for all invalid first messages, so that it does not depend on how bytes are split.
 _STRANGER: Final = "its first message is none: begin with pub ID connect or sub ID connect"
-#: Bytes that are in no id: controls, and those that UTF-8 does not use.
+#: Bytes that no id contains: control characters, and bytes that UTF-8 does not use.
 _NO_TEXT: Final = re.compile(rb"[\x00-\x0c\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 _TO_ESCAPE: Final = re.compile(rb"[\\\n\r\0]")
 _ESCAPE: Final = re.compile(rb"\\.?", re.DOTALL)
-#: Of what a peer sent, in a message to it.
+#: Characters of a line that an error message quotes.
 _SHOWN_CHARS: Final = 40
 
 
-def _escaped(content: bytes) -> bytes:
-    return _TO_ESCAPE.sub(lambda found: _ESCAPES[found.group()], content)
+def _escape(content: bytes) -> bytes:
+    return _TO_ESCAPE.sub(lambda found: _ESCAPE_BY_BYTE[found.group()], content)
 
 
-def _unescaped(written: bytes) -> bytes:
+def _unescape(written: bytes) -> bytes:
     if b"\\" not in written:
         return written
     try:
-        return _ESCAPE.sub(lambda found: _ESCAPED[found.group()], written)
+        return _ESCAPE.sub(lambda found: _BYTE_BY_ESCAPE[found.group()], written)
     except KeyError as error:
         raise ProtocolError(
-            f"{_shown(error.args[0])} in an entry: a backslash stands before another, n, r or 0"
+            f"{_abbreviate(error.args[0])} in an entry: a backslash must precede \\, n, r or 0"
         ) from None
 
 
-def _entry(line: bytes, entry_bytes: int) -> Entry:
+def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
     _, topic, *rest = line.split(b" ", 2)
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
-        raise ProtocolError(f"{_shown(line)} is no entry: write topic K [entry]")
-    content = _unescaped(rest[0][1:-1])
+        raise ProtocolError(f"{_abbreviate(line)} is no entry: write topic K [entry]")
+    content = _unescape(rest[0][1:-1])
     check_size(len(content), entry_bytes)
-    return Entry(_topic(topic), content)
+    return Entry(_parse_topic(topic), content)
 
 
-def _topic(word: bytes) -> str:
-    return _name("topic", word, shared_limits.TOPIC_NAME_CHARS)
+def _parse_topic(word: bytes) -> str:
+    return _parse_name("topic", word, shared_limits.TOPIC_NAME_CHARS)
 
 
-def _name(what: str, word: bytes, most_bytes: int) -> str:
+def _parse_name(what: str, word: bytes, most_bytes: int) -> str:
+    """Return an id or a topic, which `what` says. Raise InvalidRequest if it is invalid."""
     if not 1 <= len(word) <= most_bytes:
         raise InvalidRequest(f"the {what} takes 1 to {most_bytes} bytes, not {len(word)}")
     try:
         name = word.decode()
     except UnicodeDecodeError:
-        raise ProtocolError(f"the {what} {_shown(word)} is not UTF-8") from None
+        raise ProtocolError(f"the {what} {_abbreviate(word)} is not UTF-8") from None
     if not name.isprintable():
         raise InvalidRequest(f"the {what} {name!r} has control characters in it")
     return name
 
 
-def _shown(line: bytes) -> str:
+def _abbreviate(line: bytes) -> str:
     text = line[: _SHOWN_CHARS * 4].decode(errors="replace")
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")

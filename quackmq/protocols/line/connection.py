@@ -1,15 +1,15 @@
-"""One peer: messages in, answers out, and the times that it has for them.
+"""One peer: receive messages, send answers, and enforce deadlines.
 
-What a message means is the conversation's to say (`quackmq.protocols.line.codec`), what is done
-about it the proxy's: a publisher's or a subscriber's, made when the peer says which it is. A
-connection has one message under way; until that is answered nothing more is read, and nothing is
-begun while the peer does not take its answers: the channel then holds it up.
+`codec.Conversation` decides what a message means in the present state. A handler carries it out: a
+`Publisher` or a `Subscriber`, made when the peer says which it is. A connection handles one message
+at a time. It reads no further until that message is answered, and handles no message while the peer
+does not read its answers. So the transport's back-pressure slows the peer down.
 
-At the end the broker says `terminate`, and lets the peer hang up for a while: who closes before
-having read everything takes back what was sent. A peer that closes its own side first is answered
-all that it had asked.
+At the end the broker sends `terminate` and gives the peer some time to close the connection. If the
+broker closed it at once, unread answers could be lost. If the peer closes its sending side first,
+it still gets all answers.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from quackmq.protocols.line.codec import (
     Word,
     encode,
 )
-from quackmq.protocols.line.joint_writes import Outgoing
+from quackmq.protocols.line.joint_writes import JointWrites
 from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
-from quackmq.protocols.line.subscriber import KeptLines, Subscriber
+from quackmq.protocols.line.subscriber import EncodedLines, Subscriber
 from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 
@@ -47,56 +47,61 @@ log = logging.getLogger(__name__)
 
 _TERMINATE: Final = encode(Word.TERMINATE)
 _REJECT: Final = encode(Word.REJECT)
-_NAMED: Final = (State.PUB_NAMED, State.SUB_NAMED)
-#: In these a peer may be silent for as long as it likes.
-_SETTLED: Final = (State.PUBLISHING, State.LISTENING, State.DELIVERING)
+_NAMED_STATES: Final = (State.PUB_NAMED, State.SUB_NAMED)
+#: States in which a peer may be silent for any time.
+_UNTIMED_STATES: Final = (State.PUBLISHING, State.LISTENING, State.DELIVERING)
 
 
-class Door(Admission, Protocol):
-    """What a connection needs of its door."""
+class ServerContext(Admission, Protocol):
+    """The part of the server that its connections use."""
 
     broker: Broker
     settings: LineSettings
-    #: Into which every connection receives, and takes out what came before it returns.
+    #: The shared receive buffer; every connection copies its bytes out before it returns.
     scratch: memoryview
-    lines: KeptLines
-    outgoing: Outgoing
+    encoded_lines: EncodedLines
+    joint_writes: JointWrites
     mistaken: MistakenPeers
 
-    def ended(self, record: ConnectionRecord, end: End) -> None:
-        """Of a peer that had said who it is."""
+    def add_ended(self, record: ConnectionRecord, end: End) -> None:
+        """Record the end of a connection whose peer had given its id."""
 
-    async def take_over(self, name: str, connection: Connection) -> None:
-        """From whoever is connected as this subscriber: returns when that has ended."""
+    async def register_subscriber(self, name: str, connection: Connection) -> None:
+        """End the former connection of this subscriber; return when it has released its
+        channels.
+        """
 
-    def give_up(self, name: str, connection: Connection) -> None: ...
+    def unregister_subscriber(self, name: str, connection: Connection) -> None: ...
 
-    def work_on(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that a closing door waits for."""
+    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine for which a closing server waits."""
 
 
 class Connection(ServedConnection, asyncio.BufferedProtocol):
-    def __init__(self, door: Door, channel: str = "") -> None:
-        """`channel` is the name of what leads to the peer, unless its address tells."""
-        super().__init__(door, channel=channel)
-        self._door = door
-        self._conversation = Conversation(door.settings.entry_bytes)
-        self._unsent: bytes | None = None
-        self._proxy: Publisher | Subscriber | None = None
+    _server: ServerContext
+
+    def __init__(self, server: ServerContext, channel: str = "") -> None:
+        """`channel` names a peer that has no network address."""
+        super().__init__(server, channel=channel)
+        self._conversation = Conversation(server.settings.entry_bytes)
+        #: The entry that `joint_writes` will write.
+        self._unsent_line: bytes | None = None
+        self._handler: Publisher | Subscriber | None = None
         self._end: End | None = None
-        self._pumping = False
-        self._peer_is_done = False
-        #: Whether the log has a rejection of its: a peer may try again and again.
-        self._told = False
-        #: Since when an entry waits for its answer.
+        self._is_pumping = False
+        self._has_peer_closed = False
+        #: Whether a rejection was logged. Later ones are debug messages, as a peer may repeat them.
+        self._has_logged_rejection = False
+        #: When the unanswered entry was delivered.
         self._delivered_at: float | None = None
-        #: The time of an entry whose answer was late at the last sweep.
-        self._late: float | None = None
-        #: How many messages had come when a sweep first saw what it waits for, and when that was.
-        self._messages = 0
+        #: The value of `_delivered_at` whose answer was late at the last sweep.
+        self._late_delivery_at: float | None = None
+        self._received_messages = 0
+        #: The number of received messages when a sweep first found that the peer must send the next
+        #: one in time, and the time of that sweep.
         self._waits_since: tuple[int, float] | None = None
 
-    # --- what the transport calls -----------------------------------------------------------
+    # --- called by the transport ------------------------------------------------------------
 
     @property
     def bounds(self) -> ConnectionBounds:
@@ -106,7 +111,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not self._channel:
-            # An answer does not wait for more to send with it.
+            # TCP must send an answer at once, and not wait for more bytes.
             own = transport.get_extra_info("socket")
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
@@ -118,8 +123,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._channel = self._caller.address
         self._end = End.EXPELLED
         self._has_ended = True
-        self._tell(None, self._end, "no more connections are taken")
-        # Without letting it linger: each holds a file.
+        self._log_end(None, self._end, "no more connections are taken")
+        # Close without waiting for the peer: each refused connection holds a file descriptor.
         self._transport.write(_TERMINATE)
         self._transport.close()
         self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
@@ -128,123 +133,127 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._door.scratch
+        return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(self._door.scratch[:nbytes].tobytes())
+        self.data_received(self._server.scratch[:nbytes].tobytes())
 
     def data_received(self, data: bytes) -> None:
         if self._end is not None:
             return
         if not self._draining and self._conversation.receive_successful(data):
-            self._messages += 1
+            self._received_messages += 1
             self._on_successful()
         else:
             self._conversation.receive(data)
             self.pump()
 
     def eof_received(self) -> bool:
-        """True: what was asked before is answered before we close."""
+        """Answer what the peer has sent before it closed its side; return True to stay open."""
         if self._end is not None:
             return False
-        self._peer_is_done = True
+        self._has_peer_closed = True
         self._end_if_done()
         return True
 
     def _on_writable(self) -> None:
         self.pump()
-        if isinstance(self._proxy, Subscriber):
-            self._proxy.look()
+        if isinstance(self._handler, Subscriber):
+            self._handler.send_next()
 
     def _on_lost(self) -> None:
         self.end(End.GONE)
 
-    # --- what the door calls ----------------------------------------------------------------
+    # --- called by the server ---------------------------------------------------------------
 
     @property
     def record(self) -> ConnectionRecord | None:
-        """None until the peer has said who it is."""
+        """The connection's record; None until the peer has given its id."""
         peer = self._conversation.peer
-        if peer is None or self._proxy is None:
+        if peer is None or self._handler is None:
             return None
-        counts = self._proxy.counts()
+        counts = self._handler.counts()
         return ConnectionRecord(
             peer.role, peer.id, self._channel, self._conversation.topics, **counts
         )
 
     @property
-    def who(self) -> tuple[Role, str, str, tuple[str, ...]] | None:
-        """The same without its counts: role, id, channel, topics. The channel in letters that every
-        door can send, which a path need not be."""
+    def identity(self) -> tuple[Role, str, str, tuple[str, ...]] | None:
+        """Role, id, channel and topics; None until the peer has given its id. The channel is valid
+        Unicode, which the path of a Unix socket need not be.
+        """
         peer = self._conversation.peer
-        if peer is None or self._proxy is None:
+        if peer is None or self._handler is None:
             return None
         channel = self._channel.encode(errors="backslashreplace").decode()
         return peer.role, peer.id, channel, self._conversation.topics
 
     def pump(self) -> None:
-        """Take up what has come, as far as it may be now, and read on if that was all."""
-        # What is begun here may be answered here, which would pump again.
-        if self._end is not None or self._pumping:
+        """Handle received messages as far as that is allowed now; read more if all were
+        handled.
+        """
+        # Handling a message may answer it, which calls `pump` again.
+        if self._end is not None or self._is_pumping:
             return
-        self._pumping = True
+        self._is_pumping = True
         try:
-            self._take_some()
+            self._handle_some()
         except ProtocolError as error:
             self._expel(error)
         finally:
-            self._pumping = False
+            self._is_pumping = False
         self._end_if_done()
-        self._regulate()
+        self._update_reading()
 
     def drain(self) -> None:
-        """Answer what was asked, await the answer to what was sent, then say that this is all."""
+        """Answer received messages, wait for the answer to a sent entry, then send `terminate`."""
         self._draining = True
         self._end_if_done()
 
     def _on_deaf(self, wait_ms: float) -> None:
-        self.end(End.DEAD, f"it took no answers for {wait_ms} ms")
+        self.end(End.DEAD, f"it read no answers for {wait_ms} ms")
 
     def _sweep(self, now: float) -> None:
         """End the connection of a peer that has been silent for too long."""
-        answer_ms = self._door.settings.answer_ms
-        was_late, self._late = self._late, None
-        if _passed_ms(self._delivered_at, now) > answer_ms and was_late != self._delivered_at:
-            # If this process stood still, the answer may be there and not read yet.
-            self._late = self._delivered_at
-        elif _passed_ms(self._delivered_at, now) > answer_ms:
+        answer_ms = self._server.settings.answer_ms
+        was_late, self._late_delivery_at = self._late_delivery_at, None
+        if _elapsed_ms(self._delivered_at, now) > answer_ms and was_late != self._delivered_at:
+            # If this process was paused, the answer may have arrived and is not read yet. So the
+            # peer has time until the next sweep.
+            self._late_delivery_at = self._delivered_at
+        elif _elapsed_ms(self._delivered_at, now) > answer_ms:
             self.end(End.DEAD, f"no answer to an entry for {answer_ms} ms; its subscription stays")
         elif (wait_ms := self._wait_ms()) is None:
             self._waits_since = None
-        elif self._waits_since is None or self._waits_since[0] != self._messages:
-            self._waits_since = self._messages, now
-        elif _passed_ms(self._waits_since[1], now) > wait_ms:
-            self.end(End.DEAD, f"a message was not there, or not whole, after {wait_ms} ms")
+        elif self._waits_since is None or self._waits_since[0] != self._received_messages:
+            self._waits_since = self._received_messages, now
+        elif _elapsed_ms(self._waits_since[1], now) > wait_ms:
+            self.end(End.DEAD, f"a message was missing or incomplete after {wait_ms} ms")
 
     def end(self, end: End, detail: str = "") -> None:
-        """Once and for all. What the peer has not answered stays unacknowledged."""
+        """End the connection; later calls do nothing. An unanswered entry is not acknowledged."""
         if self._end is not None:
             return
         self._end = end
         self._has_ended = True
         self._delivered_at = None
         record = self.record
-        self._tell(record, end, detail)
-        if self._proxy is not None:
-            self._door.work_on(self._proxy.close())
+        self._log_end(record, end, detail)
+        if self._handler is not None:
+            self._server.run_task(self._handler.close())
         if record is not None:
-            self._door.ended(record, end)
+            self._server.add_ended(record, end)
         if self._conversation.state is not State.OVER:
             self._conversation.answer(Word.TERMINATE)
-        self._part(says_so=end not in (End.GONE, End.MISTAKEN))
+        self._close_transport(says_terminate=end not in (End.GONE, End.MISTAKEN))
 
     def cancel(self) -> None:
         self.end(End.CLOSED)
 
-    async def closed_proxy(self) -> None:
-        """Returns when nothing of the broker's is in use by this any more."""
-        if self._proxy is not None:
-            await self._proxy.close()
+    async def close_handler(self) -> None:
+        """Close the handler; return when it has released its channels."""
+        if self._handler is not None:
+            await self._handler.close()
 
     @property
     def is_over(self) -> bool:
@@ -254,57 +263,60 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def unread_bytes(self) -> int:
         return self._conversation.unread_bytes
 
-    # --- what proxies call ------------------------------------------------------------------
+    # --- called by handlers -----------------------------------------------------------------
 
     @property
     def caller(self) -> Caller:
         return self._caller
 
     def answer(self, word: Word) -> None:
+        """Answer the current message, and handle the next one."""
         if self._end is None and self._transport is not None:
             self.send_unsent()
             self._transport.write(self._conversation.answer(word))
             self.pump()
 
     def deliver(self, entry: Entry, line: bytes) -> None:
-        """To a peer that listens. RecordTooLarge, and then nothing has happened."""
+        """Send an entry to a peer that can receive one. Raise RecordTooLarge, and change nothing,
+        if it is too long.
+        """
         line = self._conversation.deliver(entry, line)
         self._delivered_at = self._time()
-        self._unsent = line
-        self._door.outgoing.add(self)
+        self._unsent_line = line
+        self._server.joint_writes.add(self)
 
     def send_unsent(self) -> None:
-        """Write an entry that was delivered and waits to be written with others."""
-        line, self._unsent = self._unsent, None
+        """Write the delivered entry that waits for the joint write."""
+        line, self._unsent_line = self._unsent_line, None
         if line is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.write(line)
 
-    def listens(self) -> bool:
-        """Whether it may be sent an entry now."""
+    def can_receive_entry(self) -> bool:
+        """Return whether an entry may be sent to the peer now."""
         return (
             self._conversation.state is State.LISTENING
             and not self._conversation.owes_answer
             and self._end is None
             and self._slow_since is None
             and not self._draining
-            and not self._peer_is_done
+            and not self._has_peer_closed
         )
 
     # --- messages ---------------------------------------------------------------------------
 
-    def _take_some(self) -> None:
-        """So many at a time: others are to have their turn."""
+    def _handle_some(self) -> None:
+        """Handle a bounded number of messages; then other connections run."""
         for _ in range(limits.LINE_MESSAGES_AT_ONCE):
-            if not self._may_take():
+            if not self._may_handle():
                 return
             event = self._conversation.next_event()
             if event is None:
                 return
-            self._messages += 1
+            self._received_messages += 1
             self._on_event(event)
         self._loop.call_soon(self.pump)
 
-    def _may_take(self) -> bool:
+    def _may_handle(self) -> bool:
         if self._end is not None or self._slow_since is not None:
             return False
         return not self._draining or self._conversation.state is State.DELIVERING
@@ -313,71 +325,76 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if event is Word.SUCCESSFUL:
             self._on_successful()
         elif isinstance(event, Entry):
-            assert isinstance(self._proxy, Publisher), "a subscriber's is out of order"
-            self._proxy.publish(event)
+            assert isinstance(self._handler, Publisher), "a subscriber's entry is out of order"
+            self._handler.publish(event)
         elif isinstance(event, Refused):
-            level = logging.DEBUG if self._told else logging.INFO
-            log.log(level, "%s rejected: %s", self.record or self._channel, event.error)
-            self._told = True
+            self._log_rejection(event.error)
             self.send_unsent()
             self._transport.write(_REJECT)
         elif event is Word.TERMINATE:
             self.end(End.TERMINATED)
         else:
-            self._work_on_introduction(event)
+            self._on_introduction(event)
 
     def _on_successful(self) -> None:
-        # Who answers twice answers an entry that is not written yet: the next must not replace it.
+        # A peer that answers twice answers an entry that is not written yet. Write that entry
+        # before the next one replaces it.
         self.send_unsent()
         self._delivered_at = None
-        assert isinstance(self._proxy, Subscriber), "it was delivered something"
-        self._proxy.answered()
+        assert isinstance(self._handler, Subscriber), "an entry was delivered"
+        self._handler.on_successful()
 
-    def _work_on_introduction(self, event: Event) -> None:
-        proxy = self._proxy
+    def _on_introduction(self, event: Event) -> None:
+        """Handle a message before the first entry: the id, a topic, or `end`."""
+        handler = self._handler
         if isinstance(event, Connect):
             self._caller = Caller(address=self._channel, client=event.id)
-            self._proxy = self._proxy_of(event)
+            self._handler = self._make_handler(event)
             self.answer(Word.ACCEPT)
-        elif self._conversation.state in _NAMED:
+        elif self._conversation.state in _NAMED_STATES:
             self.answer(Word.ACCEPT)
         else:
-            assert proxy is not None, "it has said who it is"
-            work = proxy.choose(event.topic) if isinstance(event, Choose) else self._begin(proxy)
-            self._door.work_on(self._judge(work))
+            assert handler is not None, "the peer has given its id"
+            if isinstance(event, Choose):
+                work = handler.choose(event.topic)
+            else:
+                work = self._begin(handler)
+            self._server.run_task(self._answer_outcome(work))
 
-    def _proxy_of(self, peer: Connect) -> Publisher | Subscriber:
+    def _make_handler(self, peer: Connect) -> Publisher | Subscriber:
         if peer.role is Role.PUB:
-            entry_bytes = self._door.settings.entry_bytes
-            return Publisher(self._door.broker, self, peer.id, entry_bytes)
-        return Subscriber(self._door, self, peer.id)
+            entry_bytes = self._server.settings.entry_bytes
+            return Publisher(self._server.broker, self, peer.id, entry_bytes)
+        return Subscriber(self._server, self, peer.id)
 
-    async def _begin(self, proxy: Publisher | Subscriber) -> None:
-        await proxy.begin(self._conversation.topics)
+    async def _begin(self, handler: Publisher | Subscriber) -> None:
+        await handler.begin(self._conversation.topics)
         log.info("%s connected", self.record)
 
-    async def _judge(self, work: Coroutine[Any, Any, None]) -> None:
-        """`accept` if it works."""
+    async def _answer_outcome(self, work: Coroutine[Any, Any, None]) -> None:
+        """Answer `accept` if `work` succeeds, and `reject` if it raises an error of ours."""
         try:
             await work
         except BrokerClosing:
             self.end(End.CLOSED)
         except QuackError as error:
-            log.log(
-                logging.DEBUG if self._told else logging.INFO, "%s rejected: %s", self.record, error
-            )
-            self._told = True
+            self._log_rejection(error)
             self.answer(Word.REJECT)
         except Exception:
             log.exception("%s: a message failed", self._channel)
             self.end(End.FAILED)
         else:
             self.answer(Word.ACCEPT)
-            if isinstance(self._proxy, Subscriber):
-                self._proxy.look()
+            if isinstance(self._handler, Subscriber):
+                self._handler.send_next()
 
-    def _regulate(self) -> None:
-        """Read on, unless something that has come is still to be looked at."""
+    def _log_rejection(self, error: QuackError) -> None:
+        level = logging.DEBUG if self._has_logged_rejection else logging.INFO
+        log.log(level, "%s rejected: %s", self.record or self._channel, error)
+        self._has_logged_rejection = True
+
+    def _update_reading(self) -> None:
+        """Read, unless received bytes are not handled yet or the peer is slow."""
         if self._end is not None:
             return
         self._read(self._conversation.unread_bytes == 0 and self._slow_since is None)
@@ -385,21 +402,24 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     # --- the end ----------------------------------------------------------------------------
 
     def _end_if_done(self) -> None:
-        """Where this side or the other wants an end, and all that was asked is answered."""
+        """End the connection if the peer has closed its side or the server drains, and all
+        messages are answered.
+        """
         if self._end is not None or self._conversation.owes_answer:
             return
-        if self._peer_is_done and not self._conversation.unread_bytes:
+        if self._has_peer_closed and not self._conversation.unread_bytes:
             self.end(End.GONE)
         elif self._draining and self._conversation.state is not State.DELIVERING:
             self.end(End.CLOSED)
 
     def _expel(self, error: ProtocolError) -> None:
-        """End the connection of a peer that made no sense. A stranger is told that its message was
-        rejected, unless it speaks another protocol: that one hears nothing."""
+        """End the connection of a peer that sent invalid bytes. A peer that has not connected gets
+        `reject`, unless it speaks another protocol; then it gets nothing.
+        """
         if self._conversation.peer is None:
             protocol = protocol_of(self._conversation.opening)
             if protocol is not None and protocol is not WireProtocol.LINE:
-                self._door.mistaken.report(self._channel, protocol, self._loop.time())
+                self._server.mistaken.report(self._channel, protocol, self._loop.time())
                 self.end(End.MISTAKEN)
                 return
             if self._transport is not None:
@@ -408,11 +428,11 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             return
         self.end(End.EXPELLED, str(error))
 
-    def _part(self, says_so: bool) -> None:
+    def _close_transport(self, says_terminate: bool) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if not says_so or self._slow_since is not None:
+        if not says_terminate or self._slow_since is not None:
             transport.close()
             self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
         else:
@@ -420,25 +440,25 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             transport.write(_TERMINATE)
             self._finish()
 
-    def _tell(self, record: ConnectionRecord | None, end: End, detail: str) -> None:
-        # A peer that speaks another protocol is logged by the door, once a minute.
-        expected = end in (End.TERMINATED, End.CLOSED, End.GONE, End.MISTAKEN)
+    def _log_end(self, record: ConnectionRecord | None, end: End, detail: str) -> None:
+        # The server logs peers that speak another protocol, once a minute.
+        is_expected = end in (End.TERMINATED, End.CLOSED, End.GONE, End.MISTAKEN)
         if record is None:
-            who: object = self._channel
-            level = logging.DEBUG if expected else logging.WARNING
+            subject: object = self._channel
+            level = logging.DEBUG if is_expected else logging.WARNING
         else:
-            who = record
-            level = logging.INFO if expected else logging.WARNING
-        log.log(level, "%s ended: %s%s", who, end, f" ({detail})" if detail else "")
+            subject = record
+            level = logging.INFO if is_expected else logging.WARNING
+        log.log(level, "%s ended: %s%s", subject, end, f" ({detail})" if detail else "")
 
     def _wait_ms(self) -> int | None:
-        """How long the next message may take now; None for as long as it likes."""
+        """Return how long the next message may take at present; None for any time."""
         if self._conversation.owes_answer:
             return None
-        if self._conversation.is_amid:
+        if self._conversation.has_pending_bytes:
             return limits.LINE_WAIT_MS
-        return None if self._conversation.state in _SETTLED else limits.LINE_HANDSHAKE_MS
+        return None if self._conversation.state in _UNTIMED_STATES else limits.LINE_HANDSHAKE_MS
 
 
-def _passed_ms(since: float | None, now: float) -> float:
+def _elapsed_ms(since: float | None, now: float) -> float:
     return 0.0 if since is None else (now - since) * 1000

@@ -8,7 +8,7 @@ from typing import Final
 
 from quackmq.limits import KIB, MIB
 
-# --- the line door -------------------------------------------------------------------------
+# --- connections, messages and deadlines ---------------------------------------------------
 
 #: The words before an entry, or a whole message without one: an id and a topic fit well.
 LINE_HEAD_BYTES: Final = 1 * KIB

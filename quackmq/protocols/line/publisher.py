@@ -1,14 +1,14 @@
-"""The proxy of one publisher: puts its entries into their topics, one at a time.
+"""Publish the entries of one publisher, one at a time.
 
-An entry is answered `successful` when it is durable, and `retry` when its topic is full and waits
-for room: then nothing of it is kept, and the publisher may go on with another topic meanwhile. So
-there is one pending entry at the most, and no topic holds up another. Whatever else keeps an entry
-from being taken is answered `reject`, and named in the log.
+The answer to an entry is `successful` when the entry is durable. It is `retry` when the topic is
+full and its policy lets publishers wait for room. Then the entry is discarded, and the publisher
+may continue with another topic. So there is at most one pending entry, and no topic delays another.
+Any other failure is answered with `reject` and logged.
 
-A connection that ends with an entry unanswered leaves it open whether that was kept: it is carried
-through once it has begun.
+If the connection ends while an entry is unanswered, the publisher does not know whether the entry
+was stored. Publishing that has begun is completed.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from quackmq.protocols.line.records import End
 log = logging.getLogger(__name__)
 
 
-class Peer(Protocol):
-    """What a publisher needs of its connection."""
+class PublisherPeer(Protocol):
+    """The part of the connection that a publisher uses."""
 
     @property
     def caller(self) -> Caller: ...
@@ -41,38 +41,40 @@ class Peer(Protocol):
 
 
 class Publisher:
-    def __init__(self, broker: Broker, peer: Peer, name: str, entry_bytes: int) -> None:
+    def __init__(self, broker: Broker, peer: PublisherPeer, name: str, entry_bytes: int) -> None:
         self._broker = broker
         self._peer = peer
         self._name = name
         self._entry_bytes = entry_bytes
-        #: Of each topic, one for each partition; and the one whose turn it is.
-        self._queues: dict[str, list[TopicQueue]] = {}
-        self._turns: dict[str, int] = {}
-        #: The entry that is on its way.
+        #: The queues of each topic, one per partition.
+        self._queues_by_topic: dict[str, list[TopicQueue]] = {}
+        #: The partition of each topic that gets the next entry.
+        self._next_partitions: dict[str, int] = {}
+        #: The entry that is being published.
         self._pending: asyncio.Future[int] | None = None
         self._entries = 0
         self._retries = 0
-        #: Of the last rejection.
-        self._told: type[QuackError] | None = None
+        #: The class of the last rejection that was logged.
+        self._logged_error_class: type[QuackError] | None = None
 
     def counts(self) -> dict[str, int]:
         return {"entries": self._entries, "retries": self._retries}
 
-    # --- what the connection calls ----------------------------------------------------------
+    # --- called by the connection -----------------------------------------------------------
 
     async def choose(self, topic_name: str) -> None:
-        """The topic may come to life by it."""
+        """Create the topic if it does not exist."""
         await self._broker.ensure_topic(self._peer.caller, topic_name)
 
     async def begin(self, topic_names: Sequence[str]) -> None:
+        """Open the queues of the chosen topics."""
         for name in topic_names:
             topic = await self._broker.ensure_topic(self._peer.caller, name)
-            self._queues[name] = self._queues_of(topic)
+            self._queues_by_topic[name] = self._make_queues(topic)
 
     def publish(self, entry: Entry) -> None:
-        """Answered by the peer's `answer`, now or later."""
-        assert self._pending is None, "one at a time"
+        """Start to publish an entry. The answer is given to the peer, immediately or later."""
+        assert self._pending is None, "one entry at a time"
         try:
             queue = self._next_queue(entry.topic)
             pending = queue.begin_enqueue(self._name, entry.content, wait_for_room=False)
@@ -80,16 +82,16 @@ class Publisher:
             self._refuse(entry, error)
             return
         self._pending = pending
-        pending.add_done_callback(partial(self._published, entry))
+        pending.add_done_callback(partial(self._on_done, entry))
 
     async def close(self) -> None:
-        """Returns when what was begun is done, whatever became of it."""
+        """Wait until the pending entry is stored or has failed."""
         if self._pending is not None:
             await asyncio.wait([self._pending])
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
-    def _queues_of(self, topic: Topic) -> list[TopicQueue]:
+    def _make_queues(self, topic: Topic) -> list[TopicQueue]:
         return [
             TopicQueue(
                 self._broker,
@@ -102,17 +104,19 @@ class Publisher:
         ]
 
     def _next_queue(self, topic_name: str) -> TopicQueue:
-        queues = self._queues[topic_name]
+        """Return the queue of the next partition. Entries go to the partitions in turn."""
+        queues = self._queues_by_topic[topic_name]
         topic = self._broker.topics().get(topic_name)
         if topic is None:
-            return queues[0]  # it may come to life again
+            return queues[0]  # the entry may create the topic again
         if topic.partitions != len(queues):
-            queues = self._queues[topic_name] = self._queues_of(topic)
-        turn = self._turns.get(topic_name, 0)
-        self._turns[topic_name] = (turn + 1) % len(queues)
-        return queues[turn % len(queues)]
+            queues = self._queues_by_topic[topic_name] = self._make_queues(topic)
+        partition = self._next_partitions.get(topic_name, 0)
+        self._next_partitions[topic_name] = (partition + 1) % len(queues)
+        return queues[partition % len(queues)]
 
-    def _published(self, entry: Entry, done: asyncio.Future[int]) -> None:
+    def _on_done(self, entry: Entry, done: asyncio.Future[int]) -> None:
+        """Answer an entry that was stored or has failed."""
         self._pending = None
         error = BrokerClosing("the broker is closing") if done.cancelled() else done.exception()
         if error is not None:
@@ -122,21 +126,23 @@ class Publisher:
         self._peer.answer(Word.SUCCESSFUL)
 
     def _refuse(self, entry: Entry, error: BaseException) -> None:
+        """Answer an entry that was not stored, or end the connection."""
         if isinstance(error, BrokerClosing):
             self._peer.end(End.CLOSED)
-        elif isinstance(error, TopicFull) and self._waits(entry.topic):
+        elif isinstance(error, TopicFull) and self._waits_when_full(entry.topic):
             self._retries += 1
             self._peer.answer(Word.RETRY)
         elif isinstance(error, QuackError):
-            # A publisher may send the same again and again.
-            level = logging.DEBUG if type(error) is self._told else logging.WARNING
-            self._told = type(error)
+            # A publisher may repeat its mistake for ever, so only the first one is a warning.
+            is_logged = type(error) is self._logged_error_class
+            self._logged_error_class = type(error)
+            level = logging.DEBUG if is_logged else logging.WARNING
             log.log(level, "an entry of pub %s was rejected: %s", self._name, error)
             self._peer.answer(Word.REJECT)
         else:
             log.error("an entry of pub %s failed", self._name, exc_info=error)
             self._peer.end(End.FAILED)
 
-    def _waits(self, topic_name: str) -> bool:
+    def _waits_when_full(self, topic_name: str) -> bool:
         topic = self._broker.topics().get(topic_name)
         return topic is not None and topic.policy.when_full is WhenFull.WAIT

@@ -1,4 +1,4 @@
-"""Who is connected: a record for each connection, and how those that are over have ended."""
+"""Records of connections: one for each connected peer, and how ended connections have ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from quackmq.protocols.line.codec import Role
 class ConnectionRecord:
     """A publisher or a subscriber, once the broker has accepted its id.
 
-    `channel` is how it reaches the broker: an address, a Unix socket or a pair of pipes. `entries`
-    were published, or delivered and acknowledged; `retries` is how often a publisher was told to.
-    Of a subscriber's topics, `skipped` entries have been too old for it since it subscribed, and
-    `left_out` are longer than its lines may be.
+    `channel` names its way to the broker: an address, a Unix socket or a pair of pipes. The counts:
+
+    - `entries`: published, or delivered and acknowledged;
+    - `retries`: how often a publisher was answered `retry`;
+    - `skipped`: entries of the subscriber's topics that were too old for it since it subscribed;
+    - `left_out`: entries that do not fit into a line.
     """
 
     role: Role
@@ -33,7 +35,7 @@ class ConnectionRecord:
 
 
 class End(StrEnum):
-    """How a connection came to its end."""
+    """How a connection has ended."""
 
     TERMINATED = "terminated"
     CLOSED = "the broker is closing"
@@ -47,7 +49,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndedConnection:
-    """`record` as it was at the end."""
+    """A connection that has ended, with its last record."""
 
     record: ConnectionRecord
     end: End

@@ -1,7 +1,7 @@
-"""The line server: what its connections share, and who is connected.
+"""The line server: the state that its connections share, and the list of connected peers.
 
-Who is connected is listed by `records`, for other doors by the broker's
-`connections`, and the last of those who were by `ended_connections`.
+`records` lists the connected peers, and `ended_connections` the last ones that have ended. Other
+protocols show the connected peers, too: they are registered with `broker.connections`.
 
 Call it only from the loop that started it.
 """
@@ -16,10 +16,10 @@ from typing import Any
 from quackmq.broker import Broker, Connected
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.connection import Connection
-from quackmq.protocols.line.joint_writes import Outgoing
+from quackmq.protocols.line.joint_writes import JointWrites
 from quackmq.protocols.line.records import ConnectionRecord, End, EndedConnection
 from quackmq.protocols.line.settings import LineSettings
-from quackmq.protocols.line.subscriber import KeptLines
+from quackmq.protocols.line.subscriber import EncodedLines
 from quackmq.serving.server import Address, Bounds, Server
 
 
@@ -32,15 +32,15 @@ class LineServer(Server[Connection]):
         address: Address,
         settings: LineSettings = LineSettings(),  # noqa: B008  (frozen)
     ) -> None:
-        """`address` is a host and a port, the path of a Unix socket, or None: pipes alone."""
+        """`address` is a host and a port, the path of a Unix socket, or None for pipes only."""
         super().__init__(broker, address)
         self.settings = settings
         self.scratch = memoryview(bytearray(limits.LINE_SCRATCH_BYTES))
-        self.lines = KeptLines(settings.entry_bytes)
-        self.outgoing = Outgoing()
-        self._subscribers: dict[str, Connection] = {}
+        self.encoded_lines = EncodedLines(settings.entry_bytes)
+        self.joint_writes = JointWrites()
+        self._subscriber_connections: dict[str, Connection] = {}
         self._ended: deque[EndedConnection] = deque(maxlen=limits.LINE_ENDED)
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def bounds(self) -> Bounds:
@@ -56,19 +56,20 @@ class LineServer(Server[Connection]):
 
     async def start(self) -> Address:
         address = await super().start()
-        self.broker.connections.add(self._connected)
+        self.broker.connections.add(self._list_connected)
         return address
 
     async def close(self) -> None:
-        """Let everybody finish what is under way, say `terminate`, close."""
-        self.broker.connections.discard(self._connected)
+        """Let every peer finish its current message, send `terminate`, and close."""
+        self.broker.connections.discard(self._list_connected)
         await super().close()
-        while self._work:
-            await asyncio.wait(self._work)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def records(self) -> list[ConnectionRecord]:
-        """Of everybody who is connected and has said who it is, in the order of their channels'
-        names; a copy."""
+        """Return a record of every connected peer that has given its id, sorted by role, id and
+        channel.
+        """
         records = [connection.record for connection in self.connections if not connection.is_over]
         return sorted(
             (record for record in records if record is not None),
@@ -76,36 +77,40 @@ class LineServer(Server[Connection]):
         )
 
     def ended_connections(self) -> list[EndedConnection]:
-        """The last ones, the latest last."""
+        """Return the last connections that have ended; the latest comes last."""
         return list(self._ended)
 
-    # --- what connections call --------------------------------------------------------------
+    # --- called by connections --------------------------------------------------------------
 
-    def ended(self, record: ConnectionRecord, end: End) -> None:
+    def add_ended(self, record: ConnectionRecord, end: End) -> None:
         self._ended.append(EndedConnection(record, end))
 
-    async def take_over(self, name: str, connection: Connection) -> None:
-        former = self._subscribers.get(name)
-        self._subscribers[name] = connection
+    async def register_subscriber(self, name: str, connection: Connection) -> None:
+        """Register a subscriber's connection. End the former one of the same name; return when it
+        has released its channels.
+        """
+        former = self._subscriber_connections.get(name)
+        self._subscriber_connections[name] = connection
         if former is not None and former is not connection:
             former.end(End.REPLACED)
-            await former.closed_proxy()
+            await former.close_handler()
 
-    def give_up(self, name: str, connection: Connection) -> None:
-        if self._subscribers.get(name) is connection:
-            del self._subscribers[name]
+    def unregister_subscriber(self, name: str, connection: Connection) -> None:
+        if self._subscriber_connections.get(name) is connection:
+            del self._subscriber_connections[name]
 
-    def work_on(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
-    def _connected(self) -> list[Connected]:
-        """The records without their counts, which take longer to find."""
+    def _list_connected(self) -> list[Connected]:
+        """List the connected peers without their counts, which take longer to compute."""
         return [
-            Connected("line", *who)
+            Connected("line", *identity)
             for connection in self.connections
-            if not connection.is_over and (who := connection.who) is not None
+            if not connection.is_over and (identity := connection.identity) is not None
         ]

@@ -1,4 +1,4 @@
-"""What the line door is told once."""
+"""The settings of the line server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from quackmq.protocols.line import limits
 
 @dataclass(frozen=True, slots=True)
 class LineSettings:
-    """`entry_bytes` is the model's QUACKSIZE. A subscriber that does not answer an entry within
-    `answer_ms` is dead. `reading` is how subscriptions read: what is live, or every entry."""
+    """`entry_bytes` is the specification's QUACKSIZE. A subscriber that does not answer an entry
+    within `answer_ms` is disconnected. `reading` says whether subscriptions get live entries only,
+    or every entry.
+    """
 
     entry_bytes: int = shared_limits.LINE_ENTRY_BYTES
     answer_ms: int = shared_limits.LINE_ANSWER_MS
@@ -38,5 +40,7 @@ class LineSettings:
 
     @property
     def sweep_ms(self) -> int:
-        """Often enough that a silent subscriber is not given twice its time."""
+        """The interval between sweeps. It is short enough that a silent subscriber is found well
+        before twice its `answer_ms`.
+        """
         return max(1, min(limits.LINE_SWEEP_MS, self.answer_ms // 4))

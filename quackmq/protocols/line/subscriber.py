@@ -1,18 +1,18 @@
-"""The proxy of one subscriber: brings it the entries of its topics, one at a time, in turns.
+"""Deliver the entries of a subscriber's topics to it, one at a time.
 
-It goes round the topics that may have something. An entry is asked of the broker when it is to be
-sent and not before, so that nothing is sent that has got old meanwhile, and the newest goes first.
-Then comes the answer, which acknowledges the entry, and it is the next topic's turn. What is new is
-in memory and is sent in the same step; only what has to be read from disk takes a task, so another
-subscriber's silence, or its old news, is nobody else's.
+The topics take turns. The subscriber leases an entry from the broker only when it can be sent. So
+no entry becomes too old while it waits, and the newest one goes first. The answer acknowledges the
+entry; then comes the next topic. A new entry is in memory and is sent in the same step. A task is
+needed only to read an entry from disk. So a subscriber that is silent or far behind delays no
+other.
 
-An entry longer than a line may be cannot be sent. It is left out: acknowledged, counted, and named
-in the log, since waiting with it would hold up all that come after it.
+An entry that is longer than a line may be cannot be sent. It is skipped: acknowledged, counted and
+logged. Waiting would block all later entries.
 
-A name is used by one connection at a time. Whoever connects later takes over, since mostly it is
-the same subscriber, whose former connection nobody has missed yet.
+Only one connection at a time may use a subscriber's name. A new connection replaces the old one:
+usually it is the same subscriber, whose old connection was not yet detected as broken.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -33,77 +33,78 @@ from quackmq.protocols.line.settings import LineSettings
 log = logging.getLogger(__name__)
 
 
-class KeptLines:
-    """Entries as lines, each encoded once for all subscribers that are in step. By message id,
-    which no other entry ever has."""
+class EncodedLines:
+    """A cache of encoded entries. Subscribers at the same position share one encoding."""
 
     __slots__ = ("_entry_bytes", "_lines")
 
     def __init__(self, entry_bytes: int) -> None:
         self._entry_bytes = entry_bytes
+        #: By message id, which is unique for all time. The oldest comes first.
         self._lines: dict[str, tuple[Entry, bytes]] = {}
 
-    def of(self, topic_name: str, delivery: LeasedEntry) -> tuple[Entry, bytes]:
-        """RecordTooLarge, and then nothing is encoded or kept."""
-        kept = self._lines.get(delivery.id)
-        if kept is None:
-            entry = Entry(topic_name, delivery.record.value or b"")
+    def encode_once(self, topic_name: str, leased: LeasedEntry) -> tuple[Entry, bytes]:
+        """Return the entry and its line. Raise RecordTooLarge if it does not fit into a line."""
+        cached = self._lines.get(leased.id)
+        if cached is None:
+            entry = Entry(topic_name, leased.record.value or b"")
             check_size(len(entry.content), self._entry_bytes)
-            kept = self._lines[delivery.id] = entry, encode(entry)
+            cached = self._lines[leased.id] = entry, encode(entry)
             if len(self._lines) > limits.LINE_KEPT_LINES:
                 del self._lines[next(iter(self._lines))]
-        return kept
+        return cached
 
 
-class Door(Protocol):
-    """What a subscriber needs of its door."""
+class SubscriberServer(Protocol):
+    """The part of the server that a subscriber uses."""
 
     broker: Broker
     settings: LineSettings
-    lines: KeptLines
+    encoded_lines: EncodedLines
 
-    async def take_over(self, name: str, connection: Any) -> None: ...
+    async def register_subscriber(self, name: str, connection: Any) -> None: ...
 
-    def give_up(self, name: str, connection: Any) -> None: ...
+    def unregister_subscriber(self, name: str, connection: Any) -> None: ...
 
 
-class Peer(Protocol):
-    """And of its connection."""
+class SubscriberPeer(Protocol):
+    """The part of the connection that a subscriber uses."""
 
     @property
     def caller(self) -> Caller: ...
 
-    def listens(self) -> bool: ...
+    def can_receive_entry(self) -> bool: ...
 
     def deliver(self, entry: Entry, line: bytes) -> None: ...
 
     def end(self, end: End, detail: str = "") -> None: ...
 
 
-class _Topic:
-    __slots__ = ("channel", "name", "trouble")
+class _SubscribedTopic:
+    __slots__ = ("channel", "name", "read_error")
 
     def __init__(self, name: str, channel: Channel) -> None:
         self.name = name
         self.channel = channel
-        #: Why its entries could not be read when it was last tried.
-        self.trouble = ""
+        #: Why the last try to read its entries failed; empty if it did not.
+        self.read_error = ""
 
 
 class Subscriber:
-    def __init__(self, door: Door, peer: Peer, name: str) -> None:
-        self._door = door
-        self._lines = door.lines
+    def __init__(self, server: SubscriberServer, peer: SubscriberPeer, name: str) -> None:
+        self._server = server
+        self._encoded_lines = server.encoded_lines
         self._peer = peer
         self._name = name
-        self._topics: dict[str, _Topic] = {}
-        #: Those that may have something for us, the one whose turn it is first.
-        self._hopeful: dict[str, None] = {}
-        #: What was sent and not answered.
-        self._held: tuple[_Topic, LeasedEntry] | None = None
+        self._topics: dict[str, _SubscribedTopic] = {}
+        #: The topics that may have an entry to send; the next one comes first.
+        self._ready_topics: dict[str, None] = {}
+        #: The entry that was sent and is not answered.
+        self._unanswered: tuple[_SubscribedTopic, LeasedEntry] | None = None
+        #: The task that reads an entry from disk.
         self._reading: asyncio.Task[None] | None = None
-        #: Those that are gone, to be closed with the others.
-        self._dropped: list[_Topic] = []
+        #: Topics that were deleted. Their channels are closed with the others.
+        self._deleted_topics: list[_SubscribedTopic] = []
         self._closing: asyncio.Task[None] | None = None
         self._entries = 0
         self._left_out = 0
@@ -112,16 +113,16 @@ class Subscriber:
         skipped = sum(topic.channel.counts().skipped for topic in self._topics.values())
         return {"entries": self._entries, "skipped": skipped, "left_out": self._left_out}
 
-    # --- what the connection calls ----------------------------------------------------------
+    # --- called by the connection -----------------------------------------------------------
 
     async def choose(self, topic_name: str) -> None:
-        """A durable subscription; one that is there stays as it is."""
-        broker, settings = self._door.broker, self._door.settings
+        """Create a durable subscription to a topic; an existing one stays unchanged."""
+        broker, settings = self._server.broker, self._server.settings
         topic = broker.topics().get(topic_name)
         start: Start = "end"
         if settings.reading == "live" and topic is not None:
-            # Who is new gets what is live. A topic in which nothing gets old has no such part:
-            # there it begins with what comes from now on.
+            # A new live subscriber gets the entries that are live now. In a topic whose entries
+            # never become old this would be the whole history, so there it begins at the end.
             policy = topic.policy
             if policy.live_for_ms is not None or policy.live_entries is not None:
                 start = "beginning"
@@ -130,100 +131,103 @@ class Subscriber:
         )
 
     async def begin(self, topic_names: Sequence[str]) -> None:
-        self._check_there()
-        await self._door.take_over(self._name, self._peer)
+        """Replace an older connection of this subscriber, and open the channels of its topics."""
+        self._check_open()
+        await self._server.register_subscriber(self._name, self._peer)
         try:
             for name in topic_names:
-                await self._open(name)
+                await self._open_channel(name)
         except BaseException:
             await self._close_channels()
             raise
 
-    def look(self) -> None:
-        """Send the next entry, if there is one and the peer listens."""
+    def send_next(self) -> None:
+        """Send the next entry, if there is one and the peer can receive it."""
         try:
-            while self._hopeful and self._reading is None and self._peer.listens():
-                self._look_at(next(iter(self._hopeful)))
+            while self._ready_topics and self._reading is None and self._peer.can_receive_entry():
+                self._send_next_of(next(iter(self._ready_topics)))
         except BrokerClosing:
             self._peer.end(End.CLOSED)
         except Exception:
-            log.exception("sub %s: its entries cannot be brought", self._name)
+            log.exception("delivering entries to sub %s failed", self._name)
             self._peer.end(End.FAILED)
 
-    def answered(self) -> None:
-        """The subscriber has the entry that it was sent."""
-        assert self._held is not None, "it was sent one"
-        topic, delivery = self._held
-        self._held = None
+    def on_successful(self) -> None:
+        """Acknowledge the entry that the subscriber has answered, and send the next one."""
+        assert self._unanswered is not None, "an entry was sent"
+        topic, leased = self._unanswered
+        self._unanswered = None
         self._entries += 1
-        topic.channel.ack(delivery.partition, delivery.offset)
-        if self._hopeful:
-            self.look()
+        topic.channel.ack(leased.partition, leased.offset)
+        if self._ready_topics:
+            self.send_next()
 
     async def close(self) -> None:
-        """Give back what is not acknowledged. The subscription stays."""
+        """Give back the unanswered entry and close the channels. The subscription stays."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
-    async def _open(self, name: str) -> None:
+    async def _open_channel(self, name: str) -> None:
         on_change = partial(self._on_change, name)
-        pushing = self._door.broker.pushing
+        pushing = self._server.broker.pushing
         channel = await pushing.open(self._peer.caller, self._name, name, on_change)
         if self._closing is not None:
             await channel.close()
-        self._check_there()
-        self._topics[name] = _Topic(name, channel)
-        self._hopeful[name] = None
+        self._check_open()
+        self._topics[name] = _SubscribedTopic(name, channel)
+        self._ready_topics[name] = None
 
-    def _check_there(self) -> None:
+    def _check_open(self) -> None:
         if self._closing is not None:
-            raise BrokerClosing("the subscriber has gone meanwhile")
+            raise BrokerClosing("the subscriber has disconnected meanwhile")
 
     def _on_change(self, name: str) -> None:
-        self._hopeful[name] = None
-        if self._held is None:
-            self.look()
+        """Send the next entry, because a topic may have one. The channel calls this."""
+        self._ready_topics[name] = None
+        if self._unanswered is None:
+            self.send_next()
 
-    def _look_at(self, name: str) -> None:
-        """Send the next entry of a topic, if there is one."""
-        del self._hopeful[name]
+    def _send_next_of(self, name: str) -> None:
+        """Send the next entry of a topic, if there is one. Start a task if it is on disk."""
+        del self._ready_topics[name]
         topic = self._topics.get(name)
         if topic is None:
             return
         try:
-            found = topic.channel.take_now()
+            leased = topic.channel.take_now()
         except NotFound as error:
-            self._drop(topic, error)
+            self._remove_topic(topic, error)
             return
-        if found is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read(topic))
-            self._reading.add_done_callback(self._has_read)
-        elif found:
-            self._send(topic, found[0])
+        if leased is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read_and_send(topic))
+            self._reading.add_done_callback(self._on_read_done)
+        elif leased:
+            self._send(topic, leased[0])
 
-    async def _read(self, topic: _Topic) -> None:
-        """The same, of what is not in memory."""
+    async def _read_and_send(self, topic: _SubscribedTopic) -> None:
+        """Read the next entry of a topic from disk and send it."""
         try:
-            found = await topic.channel.take()
+            leased = await topic.channel.take()
         except NotFound as error:
-            self._drop(topic, error)
+            self._remove_topic(topic, error)
         except StorageError as error:
-            # The channel tells when it is to be tried again, which may go on for ever.
-            if topic.trouble != str(error):
-                topic.trouble = str(error)
+            # The channel calls `_on_change` for every retry, which may go on for ever. So the same
+            # error is logged once.
+            if topic.read_error != str(error):
+                topic.read_error = str(error)
                 log.warning("sub %s, topic %s: %s", self._name, topic.name, error)
         else:
-            topic.trouble = ""
-            if found and self._peer.listens():
-                self._send(topic, found[0])
-            elif found:  # it has said something meanwhile
-                topic.channel.nack(found[0])
-                self._hopeful[topic.name] = None
+            topic.read_error = ""
+            if leased and self._peer.can_receive_entry():
+                self._send(topic, leased[0])
+            elif leased:  # meanwhile the peer has sent a message, or is slow
+                topic.channel.nack(leased[0])
+                self._ready_topics[topic.name] = None
 
-    def _has_read(self, reading: asyncio.Task[None]) -> None:
+    def _on_read_done(self, reading: asyncio.Task[None]) -> None:
         self._reading = None
         if reading.cancelled():
             return
@@ -231,40 +235,41 @@ class Subscriber:
         if isinstance(error, BrokerClosing):
             self._peer.end(End.CLOSED)
         elif error is not None:
-            log.error("sub %s: its entries cannot be brought", self._name, exc_info=error)
+            log.error("delivering entries to sub %s failed", self._name, exc_info=error)
             self._peer.end(End.FAILED)
         else:
-            self.look()
+            self.send_next()
 
-    def _send(self, topic: _Topic, delivery: LeasedEntry) -> None:
+    def _send(self, topic: _SubscribedTopic, leased: LeasedEntry) -> None:
+        """Send an entry, or skip it if it does not fit into a line."""
         if not topic.channel.is_idle:
-            self._hopeful[topic.name] = None  # all others come before it
-        self._held = topic, delivery
+            self._ready_topics[topic.name] = None  # behind all others: the topics take turns
+        self._unanswered = topic, leased
         try:
-            self._peer.deliver(*self._lines.of(topic.name, delivery))
+            self._peer.deliver(*self._encoded_lines.encode_once(topic.name, leased))
         except RecordTooLarge as error:
-            self._held = None
+            self._unanswered = None
             self._left_out += 1
-            place = f"topic {topic.name}, partition {delivery.partition}, offset {delivery.offset}"
-            # There may be as many of them as entries.
+            position = f"topic {topic.name}, partition {leased.partition}, offset {leased.offset}"
+            # All entries may be too long, so only the first one is a warning.
             level = logging.WARNING if self._left_out == 1 else logging.DEBUG
-            log.log(level, "left out for sub %s: %s: %s", self._name, place, error)
-            topic.channel.ack(delivery.partition, delivery.offset)
+            log.log(level, "left out for sub %s: %s: %s", self._name, position, error)
+            topic.channel.ack(leased.partition, leased.offset)
 
-    def _drop(self, topic: _Topic, error: NotFound) -> None:
-        log.warning("sub %s is not served topic %s any more: %s", self._name, topic.name, error)
+    def _remove_topic(self, topic: _SubscribedTopic, error: NotFound) -> None:
+        log.warning("sub %s gets no more entries of topic %s: %s", self._name, topic.name, error)
         del self._topics[topic.name]
-        self._dropped.append(topic)
+        self._deleted_topics.append(topic)
 
     async def _close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
         await self._close_channels()
-        self._door.give_up(self._name, self._peer)
+        self._server.unregister_subscriber(self._name, self._peer)
 
     async def _close_channels(self) -> None:
-        topics = [*self._topics.values(), *self._dropped]
+        topics = [*self._topics.values(), *self._deleted_topics]
         self._topics = {}
         for topic in topics:
             await topic.channel.close()

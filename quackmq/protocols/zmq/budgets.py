@@ -21,7 +21,7 @@ class Budgets:
         self.waiting = WaitingLine(limits.ZMQ_SWEEP_MS)
         self.receive = ReceiveBudget(limits.ZMQ_RECEIVE_BYTES, self.waiting.wake_soon)
         self.send = SendBudget(limits.ZMQ_SEND_BYTES, self._on_send_room)
-        #: Set while large answers may be sent.
+        #: Set while large replies may be sent.
         self.sendable = asyncio.Event()
         self.sendable.set()
 

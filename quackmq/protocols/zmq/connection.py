@@ -23,7 +23,7 @@ from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
 from quackmq.serving.waiting_line import is_too_slow
 
 
-class Door(Admission, Protocol):
+class ServerContext(Admission, Protocol):
     """The part of the server that its peers use."""
 
     broker: Broker
@@ -35,58 +35,63 @@ class Door(Admission, Protocol):
     def has_room(self) -> bool:
         """Return whether another request may begin."""
 
-    def begun(self, large_bytes: int) -> None:
-        """Count a request, with `large_bytes` of reserved memory."""
+    def begin_request(self, large_bytes: int) -> None:
+        """Count an unfinished request, which uses `large_bytes` of the receive budget."""
 
-    def done(self, large_bytes: int) -> None: ...
+    def end_request(self, large_bytes: int) -> None:
+        """Stop counting a request that is finished."""
 
 
 class Peer(ServedConnection, asyncio.BufferedProtocol):
-    #: What is done at once does not count as under way, so the number of events that are taken in
-    #: one turn of the loop is bounded too: others are to have theirs.
-    events_at_once = limits.ZMQ_REQUESTS_IN_FLIGHT
+    #: Decoded events that are handled in one turn of the loop; then other connections run. Requests
+    #: that finish immediately are never unfinished, so their number alone would bound nothing.
+    events_per_turn = limits.ZMQ_REQUESTS_IN_FLIGHT
     #: Whether the peer stays connected however long it reads nothing.
     may_be_slow = False
 
-    def __init__(self, door: Door, decoder: zmtp.FrameDecoder) -> None:
-        super().__init__(door, door.budgets.send)
-        self._door = door
-        self._broker = door.broker
-        self._budgets = door.budgets
+    _server: ServerContext
+
+    def __init__(self, server: ServerContext, decoder: zmtp.FrameDecoder) -> None:
+        super().__init__(server, server.budgets.send)
+        self._broker = server.broker
+        self._budgets = server.budgets
         self._decoder = decoder
+        #: The part of the receive budget that the incomplete message uses.
         self._reserved_bytes = 0
-        self._takes_answers = asyncio.Event()
-        self._takes_answers.set()
-        self._pumping = False
+        #: Set while the peer reads what is sent to it.
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._is_pumping = False
         self._is_ready = False
         self._opened_at = self._time()
         #: When the incomplete message began to arrive.
-        self._begun_at: float | None = self._opened_at
+        self._message_began_at: float | None = self._opened_at
         #: The longest silence that the peer announces (TTL), and when its last bytes arrived.
         self._ttl_ms = 0
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
 
-    # --- what those below say ---------------------------------------------------------------
-
-    @abstractmethod
-    def _introduction(self) -> bytes:
-        """Return the bytes that answer the READY command of the peer."""
+    # --- implemented by subclasses ----------------------------------------------------------
 
     @abstractmethod
-    def _may_begin(self) -> bool:
-        """Return whether another message may be taken from the peer now."""
+    def _ready_command(self) -> bytes:
+        """Return the READY command to send when the peer has sent its own."""
 
     @abstractmethod
-    def _on_message(self, event: zmtp.Event) -> None: ...
+    def _may_accept_message(self) -> bool:
+        """Return whether another message of the peer may be handled now."""
 
     @abstractmethod
-    def _is_done(self) -> bool:
-        """Return whether all messages taken from the peer are done."""
+    def _on_message(self, event: zmtp.Event) -> None:
+        """Handle a message, a refused message or a subscription."""
 
-    def _on_gone(self) -> None:
-        """Release what the subclass holds for the peer, which is gone."""
+    @abstractmethod
+    def _is_idle(self) -> bool:
+        """Return whether all accepted messages of the peer are finished."""
 
-    # --- what the transport calls -----------------------------------------------------------
+    def _on_disconnected(self) -> None:
+        """Release the resources of the subclass, because the peer has disconnected."""
+
+    # --- called by the transport ------------------------------------------------------------
 
     @property
     def bounds(self) -> ConnectionBounds:
@@ -100,45 +105,47 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         self._transport.write(zmtp.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._door.scratch
+        return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._has_ended:
             return
-        self._decoder.receive(bytes(self._door.scratch[:nbytes]))
+        self._decoder.receive(bytes(self._server.scratch[:nbytes]))
         if self._ttl_ms:
-            self._heard_at = self._time()
+            self._last_received_at = self._time()
         self.pump()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._takes_answers.clear()
+        self._writable.clear()
 
     def _on_writable(self) -> None:
-        self._takes_answers.set()
+        self._writable.set()
         self.pump()
 
     def _on_lost(self) -> None:
-        self._takes_answers.set()
-        self._on_gone()
+        self._writable.set()
+        self._on_disconnected()
         self._release_reserved()
 
-    # --- what the door calls ----------------------------------------------------------------
+    # --- called by the server ---------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begin as many received messages as may begin now; read on if all did."""
-        # A message may be answered here, and its answer would call pump again.
-        if self._transport is None or self._has_ended or self._pumping:
+        """Handle received messages as far as that is allowed now; read more if all were
+        handled.
+        """
+        # Handling a message may send a reply, which calls `pump` again.
+        if self._transport is None or self._has_ended or self._is_pumping:
             return
-        self._pumping = True
+        self._is_pumping = True
         try:
-            may_go_on = self._begin_some()
+            needs_bytes = self._handle_some()
         except ProtocolError as error:
             self._expel(str(error))
             return
         finally:
-            self._pumping = False
-        self._regulate(may_go_on)
+            self._is_pumping = False
+        self._update_reading(needs_bytes)
 
     def drain(self) -> None:
         """Accept nothing more, finish accepted messages, then close."""
@@ -152,7 +159,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
 
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
-        mistaken, address, now = self._door.mistaken, self._caller.address, self._loop.time()
+        mistaken, address, now = self._server.mistaken, self._caller.address, self._loop.time()
         protocol = protocol_of(self._decoder.opening)
         if protocol is not None and protocol is not WireProtocol.ZMTP:
             mistaken.report(address, protocol, now)
@@ -170,7 +177,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         """Close the connection; bytes already written are sent if the peer reads them."""
         if self._transport is not None and not self._transport.is_closing():
             self._has_ended = True
-            # What is still to be sent is a greeting or an error at the most, if the peer is well.
+            # If the peer is not slow, only a greeting or an error is still unsent.
             if self._slow_since is None:
                 self._transport.close()
                 self._loop.call_later(limits.ZMQ_LINGER_MS / 1000, self.abort)
@@ -179,32 +186,37 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
 
     def _sweep(self, now: float) -> None:
         """Disconnect a peer that has been silent for too long."""
-        if not self._is_ready and _passed_ms(self._opened_at, now) > limits.ZMQ_HANDSHAKE_MS:
-            self.disconnect(f"it had not introduced itself after {limits.ZMQ_HANDSHAKE_MS} ms")
-        elif _passed_ms(self._begun_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
-            self.disconnect(f"a message was not whole after {limits.ZMQ_REQUEST_WAIT_MS} ms")
-        elif self._ttl_ms and self._reads and _passed_ms(self._heard_at, now) > self._ttl_ms:
-            self.disconnect(f"it was not heard for {self._ttl_ms} ms, as it had said it would be")
+        if not self._is_ready and _elapsed_ms(self._opened_at, now) > limits.ZMQ_HANDSHAKE_MS:
+            self.disconnect(f"its handshake was not complete after {limits.ZMQ_HANDSHAKE_MS} ms")
+        elif _elapsed_ms(self._message_began_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
+            self.disconnect(f"a message was incomplete after {limits.ZMQ_REQUEST_WAIT_MS} ms")
+        elif (
+            self._ttl_ms and self._reads and _elapsed_ms(self._last_received_at, now) > self._ttl_ms
+        ):
+            self.disconnect(f"no heartbeat within its announced TTL of {self._ttl_ms} ms")
 
     def is_behind(self, now: float) -> bool:
         """Return whether a message arrives too slowly to be complete before its deadline."""
-        claimed = self._decoder.claimed_bytes
-        if not claimed or self._has_ended:
+        announced_bytes = self._decoder.announced_bytes
+        if not announced_bytes or self._has_ended:
             return False
-        share, passed_ms = self._decoder.received_bytes / claimed, _passed_ms(self._begun_at, now)
-        return is_too_slow(share, passed_ms, limits.ZMQ_PACE_MS, limits.ZMQ_REQUEST_WAIT_MS)
+        received_share = self._decoder.received_bytes / announced_bytes
+        elapsed_ms = _elapsed_ms(self._message_began_at, now)
+        return is_too_slow(
+            received_share, elapsed_ms, limits.ZMQ_PACE_MS, limits.ZMQ_REQUEST_WAIT_MS
+        )
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
-    def _begin_some(self) -> bool:
-        """Begin a bounded number of messages; return whether no more can be decoded."""
-        for _ in range(self.events_at_once):
-            if not self._may_begin():
+    def _handle_some(self) -> bool:
+        """Handle a bounded number of events; return whether the next one needs more bytes."""
+        for _ in range(self.events_per_turn):
+            if not self._may_accept_message():
                 return False
             event = self._decoder.next_event()
             if event is None:
                 return True
-            self._begun_at = None
+            self._message_began_at = None
             self._on_event(event)
         self._loop.call_soon(self.pump)
         return False
@@ -212,53 +224,59 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
     def _on_event(self, event: zmtp.Event) -> None:
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
-            self._heard_at = self._time()
+            self._last_received_at = self._time()
             # A slow peer needs no PONG: the unsent bytes already show that we are alive.
             if self._slow_since is None:
                 self._transport.write(zmtp.pong(event.context))
         elif isinstance(event, zmtp.Ready):
             self._is_ready = True
-            self._transport.write(self._introduction())
+            self._transport.write(self._ready_command())
         else:
             self._on_message(event)
 
     def _release_reserved(self) -> None:
-        """Release the reservation of a large message, which is complete and counts as begun."""
+        """Release the reservation of a large message, which is complete. The server counts it as
+        an unfinished request from now on.
+        """
         if self._reserved_bytes:
             self._budgets.receive.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
-    def _regulate(self, may_go_on: bool) -> None:
-        """Read, unless a message may not begin or has no memory. The event that removes the cause
-        calls `pump` again.
+    def _update_reading(self, needs_bytes: bool) -> None:
+        """Read if the decoder needs bytes and there is memory for them; otherwise stop reading.
+        The event that removes the obstacle calls `pump` again.
         """
-        if may_go_on and self._reads and not self._decoder.is_amid:
-            self._begun_at = None  # the usual case: all messages were taken
+        if needs_bytes and self._reads and not self._decoder.has_partial_message:
+            self._message_began_at = None  # the usual case: all messages were handled
             return
-        if may_go_on:
-            claimed = large_bytes(self._decoder.claimed_bytes)
-            if claimed > self._reserved_bytes:
-                may_go_on = self._budgets.receive.reserve(claimed - self._reserved_bytes)
-                if may_go_on:
-                    self._reserved_bytes = claimed
-            if not may_go_on:
-                self._budgets.waiting.add(self)
-        elif not self._door.has_room():
+        may_read = needs_bytes and self._reserve_announced()
+        if not may_read and (needs_bytes or not self._server.has_room()):
             self._budgets.waiting.add(self)
-        self._read(may_go_on)
-        if not may_go_on or not self._decoder.is_amid:
-            self._begun_at = None
-        elif self._begun_at is None:
-            self._begun_at = self._time()
+        self._read(may_read)
+        if not may_read or not self._decoder.has_partial_message:
+            self._message_began_at = None
+        elif self._message_began_at is None:
+            self._message_began_at = self._time()
+
+    def _reserve_announced(self) -> bool:
+        """Reserve memory for the incomplete message; return False if there is not enough."""
+        announced_bytes = large_bytes(self._decoder.announced_bytes)
+        missing_bytes = announced_bytes - self._reserved_bytes
+        if missing_bytes <= 0:
+            return True
+        if not self._budgets.receive.reserve(missing_bytes):
+            return False
+        self._reserved_bytes = announced_bytes
+        return True
 
     def _read(self, reads: bool) -> None:
         if reads and not self._reads:
-            self._heard_at = self._time()
+            self._last_received_at = self._time()
         super()._read(reads)
 
     def _end_if_done(self) -> None:
-        """If the server drains and everything is answered, half-close; let the peer close."""
-        if not self._draining or not self._is_done() or self._has_ended or self._transport is None:
+        """If the server drains and all messages are finished, half-close; let the peer close."""
+        if not self._draining or not self._is_idle() or self._has_ended or self._transport is None:
             return
         if self._is_ready:
             self._finish()
@@ -272,5 +290,5 @@ def large_bytes(size: int) -> int:
     return size if size > limits.ZMQ_UNRESERVED_BYTES else 0
 
 
-def _passed_ms(since: float | None, now: float) -> float:
+def _elapsed_ms(since: float | None, now: float) -> float:
     return 0.0 if since is None else (now - since) * 1000

@@ -8,7 +8,7 @@ from typing import Final
 
 from quackmq.limits import BATCH_BYTES, KIB, MIB
 
-# --- the ZeroMQ door -----------------------------------------------------------------------
+# --- all ZeroMQ sockets --------------------------------------------------------------------
 
 #: Open connections; an idle one costs about 3 KiB.
 ZMQ_CONNECTIONS: Final = 10_000
@@ -26,15 +26,15 @@ ZMQ_ENVELOPE_FRAMES: Final = 16
 ZMQ_ENVELOPE_FRAME_BYTES: Final = 255
 #: A request's frame: the largest batch, and the words before its content.
 ZMQ_REQUEST_BYTES: Final = BATCH_BYTES + KIB
-#: Unanswered requests of one connection. A REQ socket has one; beyond it we stop reading.
+#: Unfinished requests of one connection. A REQ socket has one; beyond it we stop reading.
 ZMQ_REQUESTS_IN_FLIGHT: Final = 128
-#: Unanswered requests of all connections: each is a task of about 4 KiB.
+#: Unfinished requests of all connections: each is a task of about 4 KiB.
 ZMQ_REQUESTS: Final = 20_000
 #: The one buffer into which all connections receive; unread bytes are copied out of it.
 ZMQ_SCRATCH_BYTES: Final = 64 * KIB
 #: A request up to this size needs no reserved memory.
 ZMQ_UNRESERVED_BYTES: Final = 16 * KIB
-#: Memory of all larger requests, from their first byte to their answer; those beyond it wait.
+#: Memory of all larger requests, from their first byte to their reply; those beyond it wait.
 ZMQ_RECEIVE_BYTES: Final = 256 * MIB
 #: Deadline for a request to arrive completely.
 ZMQ_REQUEST_WAIT_MS: Final = 60_000
@@ -43,19 +43,19 @@ ZMQ_REQUEST_WAIT_MS: Final = 60_000
 ZMQ_PACE_MS: Final = 2_000
 #: Interval between sweeps, which disconnect peers that are silent or slow for too long.
 ZMQ_SWEEP_MS: Final = 1_000
-#: How long a GET waits for a message: less than the 5 s that clients wait for an answer.
+#: How long a GET waits for a message: less than the 5 s that clients wait for a reply.
 ZMQ_GET_WAIT_MS: Final = 4_000
-#: Answers up to this size are copied into one buffer; larger ones are sent in two pieces.
+#: Replies up to this size are copied into one buffer; larger ones are sent in two pieces.
 ZMQ_JOINED_BYTES: Final = 16 * KIB
 #: Unsent bytes of one peer; above it nothing more is read from it or sent to it.
 ZMQ_WRITE_BUFFER_BYTES: Final = 256 * KIB
-#: Unsent bytes of all peers above that bound; beyond it large answers wait.
+#: Unsent bytes of all peers above that bound; beyond it large replies wait.
 ZMQ_SEND_BYTES: Final = 256 * MIB
-#: A peer that reads none of its answers for this long is disconnected.
+#: A peer that reads none of its replies for this long is disconnected.
 ZMQ_SEND_WAIT_MS: Final = 30_000
-#: How long a closing server waits for its last answers to become durable and to be read.
+#: How long a closing server waits for its last replies to become durable and to be read.
 ZMQ_DRAIN_MS: Final = 5_000
-#: How long a peer may take to close the connection after the last answer.
+#: How long a peer may take to close the connection after the last reply.
 ZMQ_LINGER_MS: Final = 1_000
 
 # --- the reliable proxy: XSUB, XPUB and its REP ----------------------------------------------
@@ -90,7 +90,7 @@ PROXY_TAKEN: Final = 100
 #: about 200 bytes. XPUB runs ahead of leases by at most the number of leased entries.
 PROXY_EARLY: Final = 10_000
 #: Deadline to look up a client's address and to connect to it, less than the 5 s that clients wait
-#: for an answer to `hello`. Also the deadline for the acknowledgement of a message, from when its
+#: for a reply to `hello`. Also the deadline for the acknowledgement of a message, from when its
 #: last bytes have left.
 PROXY_ANSWER_MS: Final = 3_000
 #: The lowest rate in bytes per second at which a message may be sent to a client; a slower one is
@@ -98,12 +98,12 @@ PROXY_ANSWER_MS: Final = 3_000
 #: rate 16 MiB take 9 minutes.
 PROXY_SLOWEST_BYTES: Final = 32 * KIB
 #: Addresses of `hello` requests that are tried at a time, one descriptor each, and those from one
-#: host. A healthy address answers within a millisecond.
+#: host. A healthy address replies within a millisecond.
 PROXY_HELLOS: Final = 1_000
 PROXY_HELLOS_OF_HOST: Final = 100
-#: Large messages that are sent to clients at a time: each holds its bytes until it is answered.
+#: Large messages that are sent to clients at a time: each holds its bytes until the client replied.
 PROXY_LARGE_EXCHANGES: Final = 64
-#: The answer of a client's REP socket: three words and an id.
+#: The reply of a client's REP socket: three words and an id.
 PROXY_ANSWER_BYTES: Final = 4 * KIB
 #: How long a connection to a client is kept after its last message.
 PROXY_IDLE_MS: Final = 30_000

@@ -1,4 +1,10 @@
-"""What each request asks of the broker, and what is answered."""
+"""Handle the requests of the queue's REP socket: PUT, GET, SUB, UNSUB, PUTN and LAST.
+
+`begin_request` parses a frame and calls the broker. Every failure becomes an `ERR` reply, so a REQ
+socket always gets a reply.
+
+Call it only from the event loop.
+"""
 
 from __future__ import annotations
 
@@ -20,78 +26,86 @@ from quackmq.protocols.zmq.codec.queue_language import (
     Request,
     Subscribe,
     Unsubscribe,
-    done,
-    got,
-    last_sequence,
+    encode_done_reply,
+    encode_get_reply,
+    encode_last_reply,
+    encode_subscribe_reply,
     parse_request,
-    subscribed,
 )
-from quackmq.protocols.zmq.codec.words import failed
+from quackmq.protocols.zmq.codec.words import encode_error
 from quackmq.records.batch import NO_TIMESTAMP, Record
 
 log = logging.getLogger(__name__)
 
-#: A frame in two pieces: a content is not copied just to stand behind its words.
-Answer = tuple[bytes, bytes]
-Begun = asyncio.Future[AppendResult] | Coroutine[Any, Any, Answer]
+#: The words and the content of a frame. They are separate so that the content is not copied.
+Reply = tuple[bytes, bytes]
+#: A reply that is not known yet. The future is that of a put: `put_reply` makes the reply of it.
+PendingReply = asyncio.Future[AppendResult] | Coroutine[Any, Any, Reply]
 
 
-class Asker(Protocol):
-    """What a request has to know of who sent it."""
+class Requester(Protocol):
+    """The peer that sent a request."""
 
-    def caller(self, client: str) -> Caller: ...
+    def caller(self, client: str) -> Caller:
+        """Return the caller for the client that the request names."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a wait that is ended, with BrokerClosing, when the peer or the door goes."""
+        """Return a context for a wait. It raises BrokerClosing when the peer disconnects or the
+        server closes.
+        """
 
 
-def begin(broker: Broker, peer: Asker, frame: bytes) -> Begun | Answer:
-    """Begin with what a frame asks for, whatever it is. Most puts need no task: what is to be
-    answered to one is `put_answer` when its future is done. Others are to be awaited."""
+def begin_request(broker: Broker, requester: Requester, frame: bytes) -> PendingReply | Reply:
+    """Start to handle a request; return its reply, or a pending reply. Never raise.
+
+    Most puts need no task: the broker returns a future, which is returned as it is.
+    """
     try:
         request = parse_request(frame)
-        caller = peer.caller(request.client)
+        caller = requester.caller(request.client)
         if isinstance(request, Put) and request.sequence is None:
             put = broker.messages.put_at_once(caller, request.topic, request.content)
             if put is not None:
                 return put
-        return _answer(broker, caller, peer, request, frame)
+        return _reply(broker, caller, requester, request, frame)
     except Exception as error:
-        return refusal(error)
+        return error_reply(error)
 
 
-def put_answer(frame: bytes, put: asyncio.Future[AppendResult]) -> Answer:
+def put_reply(frame: bytes, put: asyncio.Future[AppendResult]) -> Reply:
+    """Return the reply to a PUT whose future is done: the request's own frame, or an error."""
     if put.cancelled():
-        return refusal(BrokerClosing("the broker is closing: ask again when it is back"))
+        return error_reply(BrokerClosing("the broker is closing: ask again when it is back"))
     error = put.exception()
-    return (b"", frame) if error is None else refusal(error)
+    return (b"", frame) if error is None else error_reply(error)
 
 
-def refusal(error: BaseException) -> Answer:
+def error_reply(error: BaseException) -> Reply:
+    """Return the `ERR` reply for an error; log an error that the broker did not expect."""
     if isinstance(error, QuackError):
-        return failed(error.code, str(error)), b""
+        return encode_error(error.code, str(error)), b""
     log.error("a request failed", exc_info=error)
-    return failed(QuackError.code, "the broker failed to do this; its log says why"), b""
+    return encode_error(QuackError.code, "the broker failed to do this; its log says why"), b""
 
 
-async def _answer(
-    broker: Broker, caller: Caller, peer: Asker, request: Request, frame: bytes
-) -> Answer:
+async def _reply(
+    broker: Broker, caller: Caller, requester: Requester, request: Request, frame: bytes
+) -> Reply:
     try:
         if isinstance(request, Put):
-            return await _put(broker, caller, request, frame)
+            return await _put_message(broker, caller, request, frame)
         if isinstance(request, Get):
-            return await _get(broker, caller, request, peer)
-        return await _other(broker, caller, request), b""
+            return await _get_message(broker, caller, request, requester)
+        return await _handle_other(broker, caller, request), b""
     except Exception as error:
-        return refusal(error)
+        return error_reply(error)
 
 
-async def _put(broker: Broker, caller: Caller, request: Put, frame: bytes) -> Answer:
+async def _put_message(broker: Broker, caller: Caller, request: Put, frame: bytes) -> Reply:
     record = Record(0, NO_TIMESTAMP, None, request.content)
     if request.sequence is None:
         await broker.messages.put(caller, request.topic, (record,))
-        return b"", frame  # the document's answer to PUT is the request
+        return b"", frame  # the reply to PUT repeats the request
     await broker.messages.put(
         caller,
         request.topic,
@@ -99,34 +113,41 @@ async def _put(broker: Broker, caller: Caller, request: Put, frame: bytes) -> An
         publisher=request.client,
         sequence=request.sequence,
     )
-    return done(request), b""
+    return encode_done_reply(request), b""
 
 
-async def _get(broker: Broker, caller: Caller, request: Get, peer: Asker) -> Answer:
-    # This moves the cursor, so it is not cut short if the peer goes; what waits moves nothing.
-    # A frame has no place for what is lost: it is told by an error, and the next GET goes on.
+async def _get_message(broker: Broker, caller: Caller, request: Get, requester: Requester) -> Reply:
+    """Acknowledge the last message and return the next one; wait for it if there is none yet.
+
+    A reply has no field for lost messages. So a loss is reported as an error, and the next GET
+    continues after it.
+    """
     client, topic = request.client, request.topic
+    # The first call moves the cursor, so it is completed even if the peer disconnects. The second
+    # one only waits, and may be cancelled.
     message = await broker.get(caller, client, topic, request.last_id, raise_on_loss=True)
     if message is None:
-        with peer.waiting():
+        with requester.waiting():
             wait_ms = limits.ZMQ_GET_WAIT_MS
             message = await broker.get(caller, client, topic, None, wait_ms, raise_on_loss=True)
     if message is None:
         waited_s = limits.ZMQ_GET_WAIT_MS / 1000
-        return failed(EMPTY, f"no message in {request.topic} for {waited_s:g} s: ask again"), b""
-    return got(request, message.id, message.record.value)
+        text = f"no message in {request.topic} for {waited_s:g} s: ask again"
+        return encode_error(EMPTY, text), b""
+    return encode_get_reply(request, message.id, message.record.value)
 
 
-async def _other(broker: Broker, caller: Caller, request: Request) -> bytes:
+async def _handle_other(broker: Broker, caller: Caller, request: Request) -> bytes:
+    """Handle SUB, UNSUB and LAST; return the words of the reply."""
     if isinstance(request, Subscribe):
         is_new = await broker.subscribe(caller, request.client, request.topic)
-        return subscribed(request, is_new)
+        return encode_subscribe_reply(request, is_new)
     if isinstance(request, Unsubscribe):
         await broker.unsubscribe(caller, request.client, request.topic)
-        return done(request)
-    assert isinstance(request, LastSequence), "puts and gets are answered elsewhere"
+        return encode_done_reply(request)
+    assert isinstance(request, LastSequence), "puts and gets are handled elsewhere"
     try:
-        held = await broker.messages.last_sequence(caller, request.topic, request.client)
+        sequence = await broker.messages.last_sequence(caller, request.topic, request.client)
     except UnknownTopic:
-        held = None  # a publisher's first question, before the first put brings the topic to life
-    return last_sequence(request, held)
+        sequence = None  # a new publisher asks before its first put creates the topic
+    return encode_last_reply(request, sequence)

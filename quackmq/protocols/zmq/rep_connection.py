@@ -1,14 +1,16 @@
-"""One peer of a REP socket: requests in, answers out.
+"""One peer of a REP socket: receive requests, send replies.
 
-Requests with the same envelope (all those of a DEALER, say, or of one client behind a proxy) are
-done one after the other, in the order in which they came; those with different envelopes side by
-side. Beyond a number of requests nothing more is read from the peer, and nothing is begun while it
-does not take its answers: TCP then holds it up. Each peer may have one request under way, whatever
-the others have.
+Requests with the same envelope are handled one after the other, in the order in which they came.
+For example, all requests of a DEALER, or of one client behind a proxy, have the same envelope.
+Requests with different envelopes are handled concurrently.
 
-A peer that goes takes with it what it waits for. What it has asked for and has begun is done.
+Back-pressure: the connection stops reading while the peer has too many unfinished requests, and
+while it does not read its replies. Each peer may have one unfinished request, however many the
+others have.
 
-Who may call: the loop.
+If the peer disconnects, waiting requests are cancelled. Requests that have begun are completed.
+
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -20,40 +22,48 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Caller
 from quackmq.errors import BrokerClosing, QuackError
 from quackmq.model.topic import AppendResult
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
-from quackmq.protocols.zmq.connection import Door, Peer, large_bytes
-from quackmq.protocols.zmq.queue_handlers import Answer, Asker, Begun, put_answer, refusal
+from quackmq.protocols.zmq.connection import Peer, ServerContext, large_bytes
+from quackmq.protocols.zmq.queue_handlers import (
+    PendingReply,
+    Reply,
+    Requester,
+    error_reply,
+    put_reply,
+)
 
-#: A frame; or, of one that was not worth keeping, the error to be answered in its turn.
+#: A request's frame, or the error with which the decoder refused the request.
 _Request = bytes | QuackError
-#: Begins with what a frame asks for, in the language of a door.
-Begin = Callable[[Broker, Asker, bytes], Begun | Answer]
+#: Starts to handle a request's frame, in the language of a REP socket.
+RequestHandler = Callable[[Requester, bytes], PendingReply | Reply]
 
 
 class Connection(Peer):
-    def __init__(self, door: Door, begin: Begin) -> None:
-        super().__init__(door, zmtp.Decoder())
-        self._begin_request = begin
-        #: By envelope: what waits behind the request that is under way; mostly there is nothing.
-        self._lines: dict[zmtp.Envelope | None, deque[_Request] | None] = {}
+    def __init__(self, server: ServerContext, handle_request: RequestHandler) -> None:
+        super().__init__(server, zmtp.EnvelopeDecoder())
+        self._handle_request = handle_request
+        #: The requests that wait for an earlier one, by envelope. None if no request waits.
+        self._waiting_requests: dict[zmtp.Envelope | None, deque[_Request] | None] = {}
+        #: The number of unfinished requests.
         self._requests = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._waits: set[asyncio.Task[Any]] = set()
+        #: Tasks that only wait for a message, and may be cancelled.
+        self._waiting_tasks: set[asyncio.Task[Any]] = set()
 
-    # --- what the door calls ----------------------------------------------------------------
+    # --- called by the server ---------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no more requests, answer those that were taken, then close."""
+        """Accept no more requests, reply to the accepted ones, then close."""
         self._draining = True
-        for task in self._waits:
+        for task in self._waiting_tasks:
             task.cancel()
         self._end_if_done()
 
-    # --- what requests call -----------------------------------------------------------------
+    # --- called by request handlers ---------------------------------------------------------
 
     def caller(self, client: str) -> Caller:
         if client != self._caller.client:
@@ -62,12 +72,13 @@ class Connection(Peer):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
+        """Allow the server to cancel the current task. Raise BrokerClosing if it does."""
         closing = BrokerClosing("the broker is closing: ask again when it is back")
         task = asyncio.current_task()
         assert task is not None, "requests are tasks"
         if self._draining:
             raise closing
-        self._waits.add(task)
+        self._waiting_tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
@@ -76,132 +87,138 @@ class Connection(Peer):
             task.uncancel()
             raise closing from None
         finally:
-            self._waits.discard(task)
+            self._waiting_tasks.discard(task)
 
-    # --- what it is made of -----------------------------------------------------------------
+    # --- called by Peer ---------------------------------------------------------------------
 
-    def _introduction(self) -> bytes:
+    def _ready_command(self) -> bytes:
         return zmtp.ready()
 
-    def _may_begin(self) -> bool:
+    def _may_accept_message(self) -> bool:
         return (
             self._requests < limits.ZMQ_REQUESTS_IN_FLIGHT
             and self._slow_since is None
             and not self._draining
-            and (not self._requests or self._door.has_room())
+            and (not self._requests or self._server.has_room())
         )
 
     def _on_message(self, event: zmtp.Event) -> None:
         if isinstance(event, zmtp.Message):
-            self._begin(event.envelope, event.content)
+            self._accept(event.envelope, event.content)
         elif isinstance(event, zmtp.Refused):
-            self._begin(event.envelope, event.error)
+            self._accept(event.envelope, event.error)
 
-    def _is_done(self) -> bool:
+    def _is_idle(self) -> bool:
         return not self._requests
 
-    def _on_gone(self) -> None:
-        for line in self._lines.values():
-            while line:
-                self._forget_request(line.popleft())
-        for task in self._waits:
+    def _on_disconnected(self) -> None:
+        for waiting in self._waiting_requests.values():
+            while waiting:
+                self._finish_request(waiting.popleft())
+        for task in self._waiting_tasks:
             task.cancel()
 
     # --- requests ---------------------------------------------------------------------------
 
-    def _begin(self, envelope: zmtp.Envelope | None, request: _Request) -> None:
+    def _accept(self, envelope: zmtp.Envelope | None, request: _Request) -> None:
+        """Count a request. Start it, or queue it behind the earlier ones with its envelope."""
         self._requests += 1
-        self._door.begun(_size_bytes(request))
+        self._server.begin_request(_reserved_bytes_of(request))
         self._release_reserved()
-        if envelope not in self._lines:
-            self._lines[envelope] = None
+        if envelope not in self._waiting_requests:
+            self._waiting_requests[envelope] = None
             self._start(envelope, request)
-        elif (line := self._lines[envelope]) is None:
-            self._lines[envelope] = deque((request,))
+        elif (waiting := self._waiting_requests[envelope]) is None:
+            self._waiting_requests[envelope] = deque((request,))
         else:
-            line.append(request)
+            waiting.append(request)
 
     def _start(self, envelope: zmtp.Envelope | None, request: _Request) -> None:
-        """The request whose turn it is among those with its envelope."""
+        """Start a request. No other request with its envelope is running."""
         if isinstance(request, QuackError):
-            self._answer(envelope, request, refusal(request))
+            self._send_reply(envelope, request, error_reply(request))
             return
-        begun = self._begin_request(self._broker, self, request)
-        if isinstance(begun, asyncio.Future):
-            if isinstance(begun, asyncio.Task):
-                self._keep(begun)  # the loop alone would let go of it
-            begun.add_done_callback(partial(self._on_put, envelope, request))
-        elif isinstance(begun, tuple):
-            self._answer(envelope, request, begun)
+        reply = self._handle_request(self, request)
+        if isinstance(reply, asyncio.Future):
+            if isinstance(reply, asyncio.Task):
+                self._hold_task(reply)
+            reply.add_done_callback(partial(self._on_put_done, envelope, request))
+        elif isinstance(reply, tuple):
+            self._send_reply(envelope, request, reply)
         else:
-            self._work_on(self._serve(envelope, request, begun))
+            self._run_task(self._reply_when_done(envelope, request, reply))
 
-    def _on_put(
+    def _on_put_done(
         self, envelope: zmtp.Envelope | None, frame: bytes, put: asyncio.Future[AppendResult]
     ) -> None:
-        self._answer(envelope, frame, put_answer(frame, put))
+        self._send_reply(envelope, frame, put_reply(frame, put))
 
-    async def _serve(
-        self, envelope: zmtp.Envelope | None, frame: bytes, begun: Coroutine[Any, Any, Answer]
+    async def _reply_when_done(
+        self, envelope: zmtp.Envelope | None, frame: bytes, pending: Coroutine[Any, Any, Reply]
     ) -> None:
-        self._answer(envelope, frame, await begun)
+        self._send_reply(envelope, frame, await pending)
 
-    def _work_on(self, work: Coroutine[Any, Any, None]) -> None:
-        self._keep(self._loop.create_task(work))
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._hold_task(self._loop.create_task(work))
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _hold_task(self, task: asyncio.Task[Any]) -> None:
+        """Keep a reference to a task until it is done: the loop itself keeps only a weak one."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _forget_request(self, request: _Request) -> None:
-        was_held_up = not self._reads
+    def _finish_request(self, request: _Request) -> None:
+        """Stop counting a request, and read on if reading was stopped."""
+        was_stopped = not self._reads
         self._requests -= 1
-        self._door.done(_size_bytes(request))
-        if was_held_up:
+        self._server.end_request(_reserved_bytes_of(request))
+        if was_stopped:
             self.pump()
 
-    # --- answers ----------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------------
 
-    def _answer(self, envelope: zmtp.Envelope | None, request: _Request, answered: Answer) -> None:
-        """Send an answer, or see to it that it is sent when the peer takes it; then the next of the
-        same envelope has its turn."""
-        if not self._may_send(answered):
-            self._work_on(self._answer_later(envelope, request, answered))
+    def _send_reply(self, envelope: zmtp.Envelope | None, request: _Request, reply: Reply) -> None:
+        """Send a reply, then start the next request with the same envelope. If the peer does not
+        read at present, do both later.
+        """
+        if not self._may_send(reply):
+            self._run_task(self._send_reply_later(envelope, request, reply))
             return
-        self._write(envelope, answered)
-        line = self._lines[envelope]
-        if line:
-            # In the loop's next turn, for there may be many, and what is begun may be done at once.
-            self._loop.call_soon(self._start, envelope, line.popleft())
+        self._write(envelope, reply)
+        waiting = self._waiting_requests[envelope]
+        if waiting:
+            # Start it from the loop: it may finish immediately, and many may wait, so a direct call
+            # could recurse deeply.
+            self._loop.call_soon(self._start, envelope, waiting.popleft())
         else:
-            del self._lines[envelope]
-        self._forget_request(request)
+            del self._waiting_requests[envelope]
+        self._finish_request(request)
         self._end_if_done()
 
-    async def _answer_later(
-        self, envelope: zmtp.Envelope | None, request: _Request, answered: Answer
+    async def _send_reply_later(
+        self, envelope: zmtp.Envelope | None, request: _Request, reply: Reply
     ) -> None:
-        while not self._may_send(answered):
+        while not self._may_send(reply):
             is_slow = self._slow_since is not None
-            await (self._takes_answers if is_slow else self._budgets.sendable).wait()
-        self._answer(envelope, request, answered)
+            await (self._writable if is_slow else self._budgets.sendable).wait()
+        self._send_reply(envelope, request, reply)
 
-    def _may_send(self, answered: Answer) -> bool:
+    def _may_send(self, reply: Reply) -> bool:
         if self._transport is None:
-            return True  # it goes nowhere
-        is_large = len(answered[1]) > limits.ZMQ_WRITE_BUFFER_BYTES
+            return True  # the peer has disconnected, so the reply is discarded
+        is_large = len(reply[1]) > limits.ZMQ_WRITE_BUFFER_BYTES
         return self._slow_since is None and (not is_large or self._budgets.sendable.is_set())
 
-    def _write(self, envelope: zmtp.Envelope | None, answered: Answer) -> None:
+    def _write(self, envelope: zmtp.Envelope | None, reply: Reply) -> None:
         if self._transport is None or self._has_ended:
             return
-        words, content = answered
-        head = zmtp.answer_head(envelope, len(words) + len(content)) + words
+        words, content = reply
+        head = zmtp.reply_head(envelope, len(words) + len(content)) + words
         if len(content) <= limits.ZMQ_JOINED_BYTES:
             self._transport.write(head + content)
         else:
             self._transport.writelines((head, content))
 
 
-def _size_bytes(request: _Request) -> int:
+def _reserved_bytes_of(request: _Request) -> int:
+    """Return the memory that a request reserves: none for a small or refused one."""
     return large_bytes(len(request)) if isinstance(request, bytes) else 0

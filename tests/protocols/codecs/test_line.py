@@ -122,8 +122,8 @@ def test_a_carriage_return_and_a_zero_are_taken_as_they_are_and_one_may_end_a_li
         (b"topic  [quack]", "1 to 249 bytes"),
         (b"topic [quack]", "write topic K"),
         (b"topic 1 [", "write topic K"),
-        (rb"topic 1 [\x]", "a backslash stands before"),
-        (b"topic 1 [\\]", "a backslash stands before"),
+        (rb"topic 1 [\x]", "a backslash must precede"),
+        (b"topic 1 [\\]", "a backslash must precede"),
     ],
 )
 def test_what_is_no_message_is_said_to_be_none(text: bytes, said: str) -> None:
@@ -133,7 +133,7 @@ def test_what_is_no_message_is_said_to_be_none(text: bytes, said: str) -> None:
 
 def test_the_size_of_an_entry_counts_its_bytes_and_not_their_writing() -> None:
     assert parse(rb"topic 1 [\n\n\n]", entry_bytes=3) == Entry("1", b"\n\n\n")
-    with pytest.raises(RecordTooLarge, match="4 bytes; 3 are taken"):
+    with pytest.raises(RecordTooLarge, match="4 bytes; the limit is 3"):
         parse(b"topic 1 [abcd]", entry_bytes=3)
 
 
@@ -180,7 +180,7 @@ def test_the_drawn_table_is_the_real_one() -> None:
         for row in (line.__doc__ or "").split("---\n", 1)[1].split("\n\n", 1)[0].splitlines()
     ]
     real = [
-        [state, kind, ", ".join(step.answers) or "-", step.then]
+        [state, kind, ", ".join(step.answers) or "-", step.next_state]
         for state, steps in TABLE.items()
         for kind, step in steps.items()
     ]
@@ -206,7 +206,7 @@ def test_a_message_does_in_a_state_what_its_cell_says(state: State, message: Mes
             continue
         event = conversation.next_event()
         if state is State.OVER:
-            assert event is None and not conversation.is_amid
+            assert event is None and not conversation.has_pending_bytes
         elif step is None:
             assert isinstance(event, Refused) and "out of order" in str(event.error)
             assert not conversation.owes_answer
@@ -219,7 +219,7 @@ def test_a_message_does_in_a_state_what_its_cell_says(state: State, message: Mes
             assert conversation.state is state
             assert conversation.answer(answer) == encode(answer)
         goes_on = step is not None and (not step.answers or answer is step.answers[0])
-        assert conversation.state is (step.then if step and goes_on else state)
+        assert conversation.state is (step.next_state if step and goes_on else state)
         assert not conversation.owes_answer
 
 
@@ -262,8 +262,8 @@ def test_the_record_of_a_connection_has_what_was_accepted_and_nothing_else() -> 
         (State.PUB_CHOOSING, b"pub 8 topic 1", "8 is not connected here, but 7"),
         (State.SUB_CHOOSING, b"sub 77 topic 1", "77 is not connected here, but 7"),
         (State.PUBLISHING, b"topic 2 [quack]", "topic 2 was not announced"),
-        (State.PUBLISHING, b"topic 1 [" + b"q" * 17 + b"]", "17 bytes; 16 are taken"),
-        (State.PUBLISHING, b"q" * 1_057, "a line of 1057 bytes; 1056 are taken"),
+        (State.PUBLISHING, b"topic 1 [" + b"q" * 17 + b"]", "17 bytes; the limit is 16"),
+        (State.PUBLISHING, b"q" * 1_057, "a line of 1057 bytes; the limit is 1056"),
     ],
 )
 def test_other_ids_and_topics_and_what_is_too_long_are_refused(
@@ -365,12 +365,14 @@ def test_a_line_too_long_is_not_kept() -> None:
     for _ in range(100):
         lines.receive(b"q" * 1_000)
         assert lines.next_line() is None
-        assert lines.unread_bytes == 0 and len(lines._half) <= line_limits.LINE_HEAD_BYTES + 32
-    assert lines.is_amid
+        assert (
+            lines.unread_bytes == 0 and len(lines._partial_line) <= line_limits.LINE_HEAD_BYTES + 32
+        )
+    assert lines.has_pending_bytes
     lines.receive(b"\nend\n")
     assert isinstance(lines.next_line(), RecordTooLarge)
     assert lines.next_line() == b"end"
-    assert not lines.is_amid
+    assert not lines.has_pending_bytes
 
 
 @pytest.mark.parametrize("cut", [0, 1, 1_000, 1_055, 1_056])
@@ -498,17 +500,17 @@ def test_any_conversation_by_the_table_goes_as_it_says(data: st.DataObject) -> N
         conversation.receive(encode(message))
         assert conversation.next_event() == message
         if not step.answers:
-            state = step.then
+            state = step.next_state
             continue
         answer = data.draw(st.sampled_from(step.answers))
         assert read(conversation.answer(answer)) is answer
         if answer is step.answers[0]:
-            state = step.then
+            state = step.next_state
             if isinstance(message, Choose) and message.topic not in accepted:
                 accepted.append(message.topic)
         assert conversation.state is state
         assert conversation.topics == tuple(accepted)
-    assert not conversation.is_amid
+    assert not conversation.has_pending_bytes
 
 
 # --- helpers --------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quackmq.protocols.zmq.codec.pubsub import PUBLISHING, SUBSCRIBING
-from quackmq.protocols.zmq.codec.zmtp import ASKING, GREETING
+from quackmq.protocols.zmq.codec.pubsub import PUBLISHING_SOCKETS, SUBSCRIBING_SOCKETS
+from quackmq.protocols.zmq.codec.zmtp import GREETING, REQUESTING_SOCKETS
 from quackmq.serving import limits as serving_limits
 from quackmq.serving.first_bytes import (
     SERVED_BY,
@@ -91,7 +91,11 @@ def test_any_first_bytes_are_of_one_protocol_or_of_none(opening: bytes) -> None:
 
 def test_every_protocol_and_every_served_socket_has_its_doors() -> None:
     assert set(SERVED_BY) == set(WireProtocol)
-    assert set(SOCKETS_SERVED_BY) == {*ASKING, *PUBLISHING, *SUBSCRIBING}
+    assert set(SOCKETS_SERVED_BY) == {
+        *REQUESTING_SOCKETS,
+        *PUBLISHING_SOCKETS,
+        *SUBSCRIBING_SOCKETS,
+    }
 
 
 @pytest.mark.parametrize(

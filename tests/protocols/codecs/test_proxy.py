@@ -25,7 +25,7 @@ from quackmq.protocols.zmq.codec.proxy_language import (
     Request,
     Welcome,
 )
-from quackmq.protocols.zmq.codec.words import failed
+from quackmq.protocols.zmq.codec.words import encode_error
 from tests.kit.tables import each
 
 NAMES = st.text(
@@ -64,8 +64,8 @@ def test_data_is_read_as_it_was_written(
 ) -> None:
     data = Data(client, topic, token, content)
     assert proxy.parse_data(proxy.encode_data(data)) == data
-    assert proxy.read_received(data, proxy.received(data)) is True
-    assert proxy.read_received(data, proxy.not_yet(data)) is False
+    assert proxy.read_data_reply(data, proxy.encode_data_received(data)) is True
+    assert proxy.read_data_reply(data, proxy.encode_not_yet(data)) is False
 
 
 @CALM
@@ -84,7 +84,7 @@ def test_any_bytes_are_a_request_or_an_error_of_ours(data: bytes, begin: bytes) 
 @given(REQUESTS, st.binary(max_size=100))
 def test_any_answer_is_one_or_an_error_of_ours(request: Request, frame: bytes) -> None:
     try:
-        proxy.read_answer(request, frame)
+        proxy.read_reply(request, frame)
     except QuackError:
         return
 
@@ -95,33 +95,33 @@ def test_the_frames_are_those_of_the_table() -> None:
     last = LastPublished("daisy", "ducks")
     data = Data("donald", "ducks", "a", b"quack\0quack")
     assert proxy.encode_request(HELLO) == b"hello donald ducks tcp://127.0.0.1:5561"
-    assert proxy.welcome(HELLO, Welcome(True, 5557)) == b"ack_welcome donald ducks new 5557"
+    assert proxy.encode_welcome(HELLO, Welcome(True, 5557)) == b"ack_welcome donald ducks new 5557"
     assert proxy.encode_request(Goodbye("donald", "ducks")) == b"goodbye donald ducks"
-    assert proxy.farewell(Goodbye("donald", "ducks")) == b"ack_goodbye donald ducks"
+    assert proxy.encode_goodbye_reply(Goodbye("donald", "ducks")) == b"ack_goodbye donald ducks"
     assert proxy.encode_request(received) == b"ack_received donald ducks a b"
-    assert proxy.noted(received, ("m",)) == b"ack_noted donald ducks m"
+    assert proxy.encode_received_reply(received, ("m",)) == b"ack_noted donald ducks m"
     assert proxy.encode_request(publish) == b"publish daisy ducks 7 quack quack"
-    assert proxy.published(publish) == b"ack_published daisy ducks 7"
+    assert proxy.encode_publish_reply(publish) == b"ack_published daisy ducks 7"
     assert proxy.encode_request(last) == b"last_published daisy ducks"
-    assert proxy.last_published(last, None) == b"ack_last daisy ducks -1"
+    assert proxy.encode_last_reply(last, None) == b"ack_last daisy ducks -1"
     assert proxy.encode_data(data) == b"data donald ducks a quack\0quack"
-    assert proxy.received(data) == b"ack_received donald ducks a"
-    assert proxy.not_yet(data) == b"not_yet donald ducks a"
+    assert proxy.encode_data_received(data) == b"ack_received donald ducks a"
+    assert proxy.encode_not_yet(data) == b"not_yet donald ducks a"
 
 
 def test_answers_say_what_came_of_a_request() -> None:
     received = Received("donald", "ducks", ("a",))
     last = LastPublished("daisy", "ducks")
     publish = Publish("daisy", "ducks", 7, b"quack")
-    assert proxy.read_answer(HELLO, b"ack_welcome donald ducks known 5557") == Welcome(False, 5557)
-    assert proxy.read_answer(received, b"ack_noted donald ducks m n") == ("m", "n")
-    assert proxy.read_answer(received, b"ack_noted donald ducks") == ()
-    assert proxy.read_answer(last, b"ack_last daisy ducks -1") is None
-    assert proxy.read_answer(last, b"ack_last daisy ducks 12") == 12
-    assert proxy.read_answer(publish, b"ack_published daisy ducks 7") is None
-    assert proxy.read_answer(Goodbye("donald", "ducks"), b"ack_goodbye donald ducks") is None
+    assert proxy.read_reply(HELLO, b"ack_welcome donald ducks known 5557") == Welcome(False, 5557)
+    assert proxy.read_reply(received, b"ack_noted donald ducks m n") == ("m", "n")
+    assert proxy.read_reply(received, b"ack_noted donald ducks") == ()
+    assert proxy.read_reply(last, b"ack_last daisy ducks -1") is None
+    assert proxy.read_reply(last, b"ack_last daisy ducks 12") == 12
+    assert proxy.read_reply(publish, b"ack_published daisy ducks 7") is None
+    assert proxy.read_reply(Goodbye("donald", "ducks"), b"ack_goodbye donald ducks") is None
     with pytest.raises(Unreachable, match="nobody there"):
-        proxy.read_answer(HELLO, failed("unreachable", "nobody there"))
+        proxy.read_reply(HELLO, encode_error("unreachable", "nobody there"))
 
 
 @each(
@@ -136,35 +136,35 @@ def test_answers_say_what_came_of_a_request() -> None:
     ],
 )
 def test_an_answer_to_something_else_is_none(frame: bytes) -> None:
-    with pytest.raises(ProtocolError, match="is no answer to"):
-        proxy.read_answer(HELLO, frame)
+    with pytest.raises(ProtocolError, match="does not fit"):
+        proxy.read_reply(HELLO, frame)
 
 
 def test_a_clients_own_error_is_raised() -> None:
     data = Data("donald", "ducks", "a", b"")
     with pytest.raises(InvalidRequest, match="who is donald"):
-        proxy.read_received(data, failed("invalid_request", "who is donald"))
+        proxy.read_data_reply(data, encode_error("invalid_request", "who is donald"))
     with pytest.raises(ProtocolError):
-        proxy.read_received(data, b"ack_received donald ducks b")
+        proxy.read_data_reply(data, b"ack_received donald ducks b")
 
 
 @each(
     ("frame", "error", "text"),
     [
-        (b"", ProtocolError, "there is no request ''"),
+        (b"", ProtocolError, "unknown request ''"),
         (b"HELLO donald ducks x", ProtocolError, "hello, goodbye, ack_received, publish"),
         (b"hello donald ducks", ProtocolError, "there is no address: write hello client"),
         (b"hello donald ducks a b", ProtocolError, "something after the address"),
         (b"hello  ducks a", InvalidRequest, "client's name takes 1 to 255 bytes, not 0"),
         (b"hello donald " + b"d" * 250 + b" a", IllegalTopicName, "1 to 249"),
         (b"hello donald ducks " + b"a" * 301, ProtocolError, "1 to 300 bytes, not 301"),
-        (b"hello don\xff ducks a", ProtocolError, "client's name is UTF-8"),
-        (b"hello donald ducks a\xff", ProtocolError, "address is UTF-8"),
+        (b"hello don\xff ducks a", ProtocolError, "client's name is not valid UTF-8"),
+        (b"hello donald ducks a\xff", ProtocolError, "address is not valid UTF-8"),
         (b"goodbye donald", ProtocolError, "there is no topic"),
         (b"goodbye donald ducks now", ProtocolError, "something after the topic"),
         (b"publish daisy ducks", ProtocolError, "there is no number"),
-        (b"publish daisy ducks -1 x", ProtocolError, "'-1' is no number"),
-        (b"publish daisy ducks one x", ProtocolError, "'one' is no number"),
+        (b"publish daisy ducks -1 x", ProtocolError, "invalid number '-1'"),
+        (b"publish daisy ducks one x", ProtocolError, "invalid number 'one'"),
         (b"ack_received donald ducks", ProtocolError, "a message id takes 1 to 100 bytes, not 0"),
         (
             b"ack_received donald ducks a  b",
@@ -186,11 +186,11 @@ def test_what_is_no_request_is_said_in_words(
 
 
 def test_subscriptions_of_clients_are_no_topics_prefixes() -> None:
-    assert proxy.with_ids("ducks") == b"ids ducks"
-    assert proxy.topic_with_ids(b"ids ducks") == "ducks"
-    assert proxy.topic_with_ids(b"idsducks") is None
-    assert proxy.subscriber("donald") == b"client donald"
-    assert proxy.subscribing_client(b"client donald") == "donald"
-    assert proxy.subscribing_client(b"client") is None
+    assert proxy.ids_subscription("ducks") == b"ids ducks"
+    assert proxy.parse_ids_subscription(b"ids ducks") == "ducks"
+    assert proxy.parse_ids_subscription(b"idsducks") is None
+    assert proxy.client_subscription("donald") == b"client donald"
+    assert proxy.parse_client_subscription(b"client donald") == "donald"
+    assert proxy.parse_client_subscription(b"client") is None
     with pytest.raises(IllegalTopicName):
-        proxy.topic_with_ids(b"ids ")
+        proxy.parse_ids_subscription(b"ids ")

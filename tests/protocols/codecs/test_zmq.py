@@ -18,21 +18,21 @@ from quackmq.errors import (
 )
 from quackmq.protocols.zmq.codec.queue_language import (
     Get,
-    Got,
     LastSequence,
     Put,
+    ReceivedMessage,
     Request,
     Subscribe,
     Unsubscribe,
-    done,
+    encode_done_reply,
+    encode_get_reply,
+    encode_last_reply,
     encode_request,
-    got,
-    last_sequence,
+    encode_subscribe_reply,
     parse_request,
-    read_answer,
-    subscribed,
+    read_reply,
 )
-from quackmq.protocols.zmq.codec.words import failed
+from quackmq.protocols.zmq.codec.words import encode_error
 from tests.kit.tables import each
 
 #: Requests of the document (R1) and ours, in both forms.
@@ -85,8 +85,8 @@ def test_what_is_encoded_is_parsed_as_it_was(request_: Request) -> None:
     [
         (b"", "this one is empty"),
         (b" ", "this one is empty"),
-        (b"put donald ducks x", "there is no request 'put'"),
-        (b"x" * 10_000, "there is no request 'xxx"),
+        (b"put donald ducks x", "unknown request 'put'"),
+        (b"x" * 10_000, "unknown request 'xxx"),
         (b"PUT", "there is no client: write PUT client topic content"),
         (b"PUT donald", "there is no topic: write PUT client topic content"),
         (b"GET donald ducks", "there is no last-id: write GET client topic last-id"),
@@ -96,11 +96,11 @@ def test_what_is_encoded_is_parsed_as_it_was(request_: Request) -> None:
         (b"GET donald ducks ", "a last-id takes 1 to 100 bytes, not 0"),
         (b"GET donald ducks " + b"x" * 101, "a last-id takes 1 to 100 bytes, not 101"),
         (b"PUTN donald ducks", "there is no sequence"),
-        (b"PUTN donald ducks -1 x", "'-1' is no sequence"),
-        (b"PUTN donald ducks seven x", "'seven' is no sequence"),
-        ("PUTN donald ducks ７ x".encode(), "is no sequence"),
-        (b"PUT donald ducks \xff", "a request is UTF-8, which ends at byte 17"),
-        (b"PUT \xc3 ducks x", "a request is UTF-8"),
+        (b"PUTN donald ducks -1 x", "invalid sequence '-1'"),
+        (b"PUTN donald ducks seven x", "invalid sequence 'seven'"),
+        ("PUTN donald ducks ７ x".encode(), "invalid sequence"),
+        (b"PUT donald ducks \xff", "the request is not valid UTF-8 at byte 17"),
+        (b"PUT \xc3 ducks x", "the request is not valid UTF-8"),
     ],
 )
 def test_what_is_no_request_is_said_in_words(frame: bytes, text: str) -> None:
@@ -149,14 +149,17 @@ def mutations(frame: bytes) -> st.SearchStrategy[bytes]:
 
 def test_r1_answers_are_those_of_the_document() -> None:
     get = Get("donald", "ducks", None)
-    assert b"".join(got(get, "the-id", b"quack quack")) == b"GET donald ducks the-id quack quack"
-    assert subscribed(Subscribe("donald", "ducks"), True) == b"SUB donald ducks"
-    assert subscribed(Subscribe("donald", "ducks"), False) == b"RESUB donald ducks"
-    assert done(Unsubscribe("donald", "ducks")) == b"UNSUB donald ducks"
-    assert done(Put("donald", "ducks", b"quack", 7)) == b"PUTN donald ducks 7"
-    assert last_sequence(LastSequence("donald", "ducks"), 7) == b"LAST donald ducks 7"
-    assert last_sequence(LastSequence("donald", "ducks"), None) == b"LAST donald ducks -1"
-    assert failed("unknown_topic", "there is no x") == b"ERR unknown_topic there is no x"
+    assert (
+        b"".join(encode_get_reply(get, "the-id", b"quack quack"))
+        == b"GET donald ducks the-id quack quack"
+    )
+    assert encode_subscribe_reply(Subscribe("donald", "ducks"), True) == b"SUB donald ducks"
+    assert encode_subscribe_reply(Subscribe("donald", "ducks"), False) == b"RESUB donald ducks"
+    assert encode_done_reply(Unsubscribe("donald", "ducks")) == b"UNSUB donald ducks"
+    assert encode_done_reply(Put("donald", "ducks", b"quack", 7)) == b"PUTN donald ducks 7"
+    assert encode_last_reply(LastSequence("donald", "ducks"), 7) == b"LAST donald ducks 7"
+    assert encode_last_reply(LastSequence("donald", "ducks"), None) == b"LAST donald ducks -1"
+    assert encode_error("unknown_topic", "there is no x") == b"ERR unknown_topic there is no x"
 
 
 @settings(deadline=None)
@@ -166,18 +169,18 @@ def test_an_answer_is_read_as_it_was_meant(
 ) -> None:
     match request_:
         case Get():
-            assert read_answer(request_, b"".join(got(request_, "id", content))) == Got(
-                "id", content
-            )
-            assert read_answer(request_, failed("empty", "no message")) is None
+            assert read_reply(
+                request_, b"".join(encode_get_reply(request_, "id", content))
+            ) == ReceivedMessage("id", content)
+            assert read_reply(request_, encode_error("empty", "no message")) is None
         case Subscribe():
-            assert read_answer(request_, subscribed(request_, is_new)) is is_new
+            assert read_reply(request_, encode_subscribe_reply(request_, is_new)) is is_new
         case LastSequence():
-            assert read_answer(request_, last_sequence(request_, number)) == number
+            assert read_reply(request_, encode_last_reply(request_, number)) == number
         case Put(sequence=None):
-            assert read_answer(request_, encode_request(request_)) is None
+            assert read_reply(request_, encode_request(request_)) is None
         case _:
-            assert read_answer(request_, done(request_)) is None
+            assert read_reply(request_, encode_done_reply(request_)) is None
 
 
 def test_an_error_comes_back_as_what_it_was() -> None:
@@ -186,25 +189,25 @@ def test_an_error_comes_back_as_what_it_was() -> None:
     assert UnknownTopic in kinds
     for kind in kinds:
         with pytest.raises(QuackError, match="^why it was$") as raised:
-            read_answer(put, failed(kind.code, "why it was"))
+            read_reply(put, encode_error(kind.code, "why it was"))
         has_more_to_say = "__init__" in kind.__dict__
         assert type(raised.value) is (QuackError if has_more_to_say else kind)
 
 
 def test_an_error_that_is_not_known_is_one_of_ours_all_the_same() -> None:
     with pytest.raises(QuackError, match="newfangled: why it was"):
-        read_answer(Subscribe("a", "b"), b"ERR newfangled why it was")
+        read_reply(Subscribe("a", "b"), b"ERR newfangled why it was")
     with pytest.raises(QuackError):
-        read_answer(Subscribe("a", "b"), b"ERR")
+        read_reply(Subscribe("a", "b"), b"ERR")
     with pytest.raises(QuackError, match="why it was"):
-        read_answer(Subscribe("a", "b"), b"ERR member_id_required why it was")
+        read_reply(Subscribe("a", "b"), b"ERR member_id_required why it was")
 
 
 @settings(deadline=None)
 @given(requests, st.binary())
 def test_any_answer_is_read_or_an_error_of_ours(request_: Request, frame: bytes) -> None:
     try:
-        read_answer(request_, frame)
+        read_reply(request_, frame)
     except QuackError:
         return
 
@@ -222,4 +225,4 @@ def test_any_answer_is_read_or_an_error_of_ours(request_: Request, frame: bytes)
 )
 def test_an_answer_to_another_request_is_not_taken(request_: Request, frame: bytes) -> None:
     with pytest.raises(ProtocolError):
-        read_answer(request_, frame)
+        read_reply(request_, frame)

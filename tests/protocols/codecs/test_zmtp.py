@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quackmq.errors import ProtocolError, RecordTooLarge
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec import zmtp
-from quackmq.protocols.zmq.codec.zmtp import Decoder, Event, Message, Ping, Ready, Refused
+from quackmq.protocols.zmq.codec.zmtp import EnvelopeDecoder, Event, Message, Ping, Ready, Refused
 from tests.kit.tables import each
 from tests.protocols.codecs.zmtp_frames import (
     COMMAND,
@@ -28,7 +28,7 @@ LARGE = b"x" * 3_000
 
 
 def events_of(*pieces: bytes) -> list[Event]:
-    decoder = Decoder()
+    decoder = EnvelopeDecoder()
     events = []
     for piece in pieces:
         decoder.receive(piece)
@@ -119,7 +119,7 @@ def test_any_bytes_give_events_or_a_protocol_error(
     [
         (b"GET / HTTP/1.1\r\n", "does not speak ZMTP"),
         (b"\xff" + bytes(8) + b"\0", "does not speak ZMTP"),
-        (b"\xff" + bytes(8) + b"\x7f\x01", "before version 3.0"),
+        (b"\xff" + bytes(8) + b"\x7f\x01", "ZMTP 3.0 is required"),
         (greeting(mechanism=b"CURVE"), "'CURVE'"),
         (greeting() + request(b"too early"), "before the READY command"),
         (greeting() + command(b"HELLO"), "not READY"),
@@ -129,7 +129,7 @@ def test_any_bytes_give_events_or_a_protocol_error(
         (greeting() + command(b"READY", b"\x0bSocket-Type\0\0\0\x09REQ"), "cut short"),
         (HELLO + frame(b"x", 8), "flags 0x08"),
         (HELLO + frame(b"x", COMMAND | MORE), "flags 0x05"),
-        (HELLO + bytes([LONG]) + b"\xff" * 8, "a frame says that it has"),
+        (HELLO + bytes([LONG]) + b"\xff" * 8, "a frame announces"),
         (HELLO + frame(bytes(zmq_limits.ZMQ_COMMAND_BYTES + 1), COMMAND), "a command of"),
         (HELLO + command(b"PING", b"\0"), "without a time"),
     ],
@@ -155,14 +155,14 @@ def test_sockets_that_talk_to_a_router_are_let_in(socket_type: bytes) -> None:
 
 def test_a_request_over_the_limit_is_read_past_and_told_of() -> None:
     size = zmq_limits.ZMQ_REQUEST_BYTES + 1
-    decoder = Decoder()
+    decoder = EnvelopeDecoder()
     decoder.receive(HELLO + frame(b"", MORE) + bytes([LONG]) + size.to_bytes(8, "big"))
     assert decoder.next_event() == Ready("REQ")
     piece = bytes(2**20)
     for _ in range(size // len(piece)):
         decoder.receive(piece)
         assert decoder.next_event() is None
-        assert decoder.claimed_bytes == 0, "nothing of it is kept"
+        assert decoder.announced_bytes == 0, "nothing of it is kept"
     decoder.receive(bytes(size % len(piece)) + request(b"next"))
     refused = decoder.next_event()
     assert isinstance(refused, Refused) and refused.envelope == ()
@@ -171,17 +171,17 @@ def test_a_request_over_the_limit_is_read_past_and_told_of() -> None:
 
 
 def test_a_message_of_very_many_frames_costs_no_memory() -> None:
-    decoder = Decoder()
+    decoder = EnvelopeDecoder()
     decoder.receive(HELLO + frame(b"", MORE) + frame(b"content", MORE))
     assert decoder.next_event() == Ready("REQ")
     for _ in range(1_000):
         decoder.receive(frame(b"y" * 255, MORE) * 10)
         assert decoder.next_event() is None
-        assert decoder.claimed_bytes == 0
-    assert decoder.is_amid
+        assert decoder.announced_bytes == 0
+    assert decoder.has_partial_message
     decoder.receive(frame(b"the last one"))
     assert isinstance(decoder.next_event(), Refused)
-    assert not decoder.is_amid
+    assert not decoder.has_partial_message
 
 
 def test_an_envelope_is_bounded() -> None:
@@ -195,7 +195,7 @@ def test_an_envelope_is_bounded() -> None:
 
 
 def test_what_is_not_asked_for_stays_where_it_is() -> None:
-    decoder = Decoder()
+    decoder = EnvelopeDecoder()
     decoder.receive(HELLO + request(b"1") + request(b"2"))
     assert decoder.next_event() == Ready("REQ")
     decoder.receive(request(b"3"))
@@ -208,16 +208,20 @@ def test_what_is_not_asked_for_stays_where_it_is() -> None:
 
 
 def test_it_is_known_how_much_of_a_large_request_is_here() -> None:
-    decoder = Decoder()
+    decoder = EnvelopeDecoder()
     data = request(LARGE)
     decoder.receive(HELLO + data[:1_000])
     assert decoder.next_event() == Ready("REQ")
     assert decoder.next_event() is None
-    assert decoder.claimed_bytes == len(LARGE)
+    assert decoder.announced_bytes == len(LARGE)
     assert 0 < decoder.received_bytes < 1_000
     decoder.receive(data[1_000:])
     assert decoder.next_event() == Message((), LARGE)
-    assert (decoder.claimed_bytes, decoder.received_bytes, decoder.is_amid) == (0, 0, False)
+    assert (decoder.announced_bytes, decoder.received_bytes, decoder.has_partial_message) == (
+        0,
+        0,
+        False,
+    )
 
 
 # --- what is sent ------------------------------------------------------------------------------
@@ -228,13 +232,13 @@ def test_it_is_known_how_much_of_a_large_request_is_here() -> None:
 def test_an_answer_has_the_envelope_of_its_request(
     envelope: tuple[bytes, ...], content: bytes
 ) -> None:
-    answer = zmtp.answer_head(envelope, len(content)) + content
+    answer = zmtp.reply_head(envelope, len(content)) + content
     assert events_of(HELLO, answer)[1:] == [Message(envelope, content)]
     assert answer == message(*envelope, b"", content)
 
 
 def test_an_answer_to_what_has_no_envelope_is_one_frame() -> None:
-    assert zmtp.answer_head(None, 3) + b"ERR" == message(b"ERR")
+    assert zmtp.reply_head(None, 3) + b"ERR" == message(b"ERR")
 
 
 def test_commands_are_written_as_they_are_read() -> None:

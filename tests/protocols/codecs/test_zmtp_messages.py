@@ -14,12 +14,12 @@ from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.codec.pubsub import (
     PublisherDecoder,
     SubscriberDecoder,
-    message,
-    subscription,
+    encode_message,
+    encode_subscription,
 )
 from quackmq.protocols.zmq.codec.zmtp import (
     Cancel,
-    Decoder,
+    EnvelopeDecoder,
     Event,
     FrameDecoder,
     Message,
@@ -28,7 +28,7 @@ from quackmq.protocols.zmq.codec.zmtp import (
     Ready,
     Refused,
     Subscribe,
-    answer_head,
+    reply_head,
 )
 from quackmq.protocols.zmq.codec.zmtp import ready as our_ready
 from tests.kit import effort
@@ -114,7 +114,7 @@ def test_a_subscribers_wishes_are_read_in_either_version_and_its_talk_is_not() -
         Subscribe(b"swans"),
     ]
     assert decoder.minor == 0
-    assert not decoder.is_amid
+    assert not decoder.has_partial_message
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_any_bytes_give_events_or_a_protocol_error(
 @CALM
 @given(frames=st.lists(st.binary(max_size=600), min_size=1, max_size=2))
 def test_what_is_sent_is_what_a_publisher_would_send(frames: list[bytes]) -> None:
-    assert message(*frames) == zmtp_frames.message(*frames)
+    assert encode_message(*frames) == zmtp_frames.message(*frames)
 
 
 def test_a_subscription_is_said_in_the_peers_version() -> None:
-    assert subscription(b"ducks", 0) == frame(b"\x01ducks")
-    assert subscription(b"ducks", 1) == command(b"SUBSCRIBE", b"ducks")
+    assert encode_subscription(b"ducks", 0) == frame(b"\x01ducks")
+    assert encode_subscription(b"ducks", 1) == command(b"SUBSCRIBE", b"ducks")
 
 
 def test_a_message_that_is_too_large_is_read_past_and_costs_nothing() -> None:
@@ -173,7 +173,7 @@ def test_a_message_that_is_too_large_is_read_past_and_costs_nothing() -> None:
     events_of(decoder, greeting() + ready(b"PUB"))
     head = frame(b"ducks", MORE) + b"\x02" + (zmq_limits.PROXY_MESSAGE_BYTES).to_bytes(8, "big")
     assert events_of(decoder, head) == []
-    assert (decoder.claimed_bytes, decoder.received_bytes) == (0, 0)
+    assert (decoder.announced_bytes, decoder.received_bytes) == (0, 0)
     left = zmq_limits.PROXY_MESSAGE_BYTES
     while left:
         piece = b"x" * min(left, limits.MIB)
@@ -189,9 +189,9 @@ def test_a_large_message_says_how_large_it_will_be() -> None:
     decoder = PublisherDecoder()
     whole = zmtp_frames.message(b"ducks", LARGE)
     events_of(decoder, greeting() + ready(b"PUB"), whole[:1_000])
-    assert decoder.claimed_bytes == len(b"ducks") + len(LARGE)
-    assert 0 < decoder.received_bytes < decoder.claimed_bytes
-    assert decoder.is_amid
+    assert decoder.announced_bytes == len(b"ducks") + len(LARGE)
+    assert 0 < decoder.received_bytes < decoder.announced_bytes
+    assert decoder.has_partial_message
 
 
 @pytest.mark.parametrize("kind", [b"SUB", b"REQ", b"PULL", b""])
@@ -202,7 +202,7 @@ def test_other_sockets_are_no_publishers(kind: bytes) -> None:
 
 def test_a_subscription_of_ours_that_is_too_long_for_a_command_is_refused() -> None:
     start = greeting() + ready(b"SUB")
-    with pytest.raises(ProtocolError, match="1024 are enough"):
+    with pytest.raises(ProtocolError, match="the limit is 1024"):
         events_of(
             SubscriberDecoder(),
             start + command(b"SUBSCRIBE", b"p" * (zmq_limits.PROXY_PREFIX_BYTES + 1)),
@@ -210,9 +210,9 @@ def test_a_subscription_of_ours_that_is_too_long_for_a_command_is_refused() -> N
 
 
 def test_a_req_socket_of_ours_takes_the_answers_of_a_rep() -> None:
-    decoder = Decoder(("REP", "ROUTER"))
+    decoder = EnvelopeDecoder(("REP", "ROUTER"))
     stream = greeting() + ready(b"REP") + zmtp_frames.request(b"an answer")
     assert events_of(decoder, stream) == [Ready("REP"), Message((), b"an answer")]
-    assert answer_head((), 5) + b"hello" == zmtp_frames.request(b"hello")
+    assert reply_head((), 5) + b"hello" == zmtp_frames.request(b"hello")
     assert our_ready("REQ") == ready(b"REQ", Identity=b"")
     assert our_ready("XSUB") == ready(b"XSUB")

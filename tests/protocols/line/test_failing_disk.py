@@ -167,9 +167,9 @@ async def test_an_entry_that_was_read_for_a_peer_that_takes_nothing_comes_first_
         await until(lambda: store.reads > reads)
         os.write(to_broker[1], b"quack\n" * 2_000)
         (connection,) = (each for each in running.door.connections if not each.is_over)
-        await until(lambda: not connection.listens())
+        await until(lambda: not connection.can_receive_entry())
         store.released.set()
-        subscriber = connection._proxy
+        subscriber = connection._handler
         assert isinstance(subscriber, Subscriber) and subscriber._reading is not None
         await soon(asyncio.wait([subscriber._reading]))
         late = running.keep(await on_pipes(from_broker[0], to_broker[1]))

@@ -135,7 +135,7 @@ async def test_x3_a_large_message_arrives_however_long_it_takes_if_bytes_keep_le
         monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 800)
         monkeypatch.setattr(zmq_limits, "PROXY_IDLE_MS", 100)
         await running.put("ducks", LARGE)
-        for _ in range(2 * outgoing._LOOKS):
+        for _ in range(2 * outgoing._CHECKS):
             await soon(looks.acquire())
             await client.take_piece()
         monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
@@ -152,7 +152,7 @@ async def test_x3_a_client_that_takes_nothing_of_a_large_message_is_given_up_for
     async with introduced() as (running, client):
         monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 20)
         await running.put("ducks", LARGE)
-        await until(lambda: "did not answer in 20 ms, nor take any of " in caplog.text)
+        await until(lambda: "did not answer in 20 ms, and read none of " in caplog.text)
         monkeypatch.setattr(zmq_limits, "PROXY_ANSWER_MS", 60_000)
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -176,7 +176,7 @@ async def test_x3_a_client_that_takes_its_bytes_far_too_slowly_is_given_up_for_a
         monkeypatch.setattr(zmq_limits, "PROXY_SLOWEST_BYTES", 2**50)
         await running.put("ducks", LARGE)
         try:
-            for _ in range(2 * outgoing._LOOKS - 1):
+            for _ in range(2 * outgoing._CHECKS - 1):
                 await soon(looks.acquire())
                 await client.take_piece()
         except (AssertionError, ConnectionError):
@@ -189,12 +189,12 @@ async def test_a_slow_client_with_many_large_messages_leaves_turns_for_others() 
     """It is sent one at a time: the next ones do not keep others from theirs meanwhile."""
     turns = asyncio.Semaphore(2)
     slow, other = SlowClient(), SlowClient()
-    ways = [outgoing.Outgoing(outgoing.Target(HOST, each.port)) for each in (slow, other)]
-    asking = [asyncio.create_task(ways[0].ask_large(b"data ", LARGE, turns)) for _ in range(3)]
+    ways = [outgoing.CallbackConnection(outgoing.Target(HOST, each.port)) for each in (slow, other)]
+    asking = [asyncio.create_task(ways[0].request_large(b"data ", LARGE, turns)) for _ in range(3)]
     try:
         await slow.accept()
         await until(lambda: not turns.locked() and turns._value == 1)
-        asking.append(asyncio.create_task(ways[1].ask_large(b"data ", LARGE, turns)))
+        asking.append(asyncio.create_task(ways[1].request_large(b"data ", LARGE, turns)))
         await other.accept()
         await other.take_piece()
     finally:
@@ -314,12 +314,12 @@ async def test_who_waits_for_a_turn_to_be_tried_is_answered_in_time(
 
 
 async def test_a_host_that_has_all_its_turns_leaves_some_for_others() -> None:
-    turns = PerHostLimiter(at_once=3, of_host=2)
+    turns = PerHostLimiter(most_slots=3, most_slots_per_host=2)
     holding: list[str] = []
     done = asyncio.Event()
 
     async def hold(host: str) -> None:
-        async with turns.hold(host):
+        async with turns.slot(host):
             holding.append(host)
             await done.wait()
 

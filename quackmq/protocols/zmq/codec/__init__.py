@@ -2,5 +2,5 @@
 
 Open `zmtp` first: it is ZeroMQ's own protocol on TCP. `pubsub` holds the messages of PUB and SUB
 sockets, `queue_language` the requests of the queue, `proxy_language` those of the reliable proxy,
-and `words` what both languages share.
+and `words` the code that both languages share.
 """

@@ -1,39 +1,41 @@
-"""The language of the reliable XPUB/XSUB proxy: one frame a request, one an answer; no sockets.
+"""The language of the reliable XPUB/XSUB proxy: encode and parse its frames. No sockets here.
 
-Words are parted by one space, names as in the other languages of the ZeroMQ door; a content is the
-rest of the frame, whatever bytes there are. What a client asks of the proxy's REP socket:
+Each request and each reply is one frame. Its words are separated by one space; names follow the
+same rules as in `queue_language`. The content is the rest of the frame and may be any bytes.
+Clients send these requests to the proxy's REP socket:
 
-    request                                    answer
+    request                                    reply
     hello client topic address                 ack_welcome client topic new|known xpub-port
     goodbye client topic                       ack_goodbye client topic
     ack_received client topic id …             ack_noted client topic id …
     publish publisher topic number content     ack_published publisher topic number
     last_published publisher topic             ack_last publisher topic number
 
-and what the proxy asks of the client's, at the address that it has introduced:
+The proxy sends this request to the client's REP socket, at the address from `hello`:
 
     data client topic id content               ack_received client topic id
                                                not_yet client topic id
 
-Either may answer `ERR code text`. An address is `tcp://HOST:PORT` or `HOST:PORT`; with `*` as the
-host, that from which the client speaks. `not_yet` says that the message is known and not done: it
-is sent again later, unless it is acknowledged before. The ids in `ack_noted` are marks: of their
-partition everything before is done, and never comes again but as a repeat. A number of -1 says that
-there is none yet.
+Every reply may also be `ERR code text`. An address is `tcp://HOST:PORT` or `HOST:PORT`. The host
+`*` stands for the host from which the client connects. `not_yet` means that the client has the
+message but has not processed it; the proxy sends it again later, unless it is acknowledged before.
+The ids in `ack_noted` are low-water marks: all earlier messages of their partition are
+acknowledged, so each of them can arrive only as a repeat. The number -1 means that nothing was
+published yet.
 
-What the XPUB socket sends depends on how somebody subscribes:
+The frames that the XPUB socket sends depend on the subscription:
 
     subscription       first frame     further frames
-    any prefix         topic           body               of every topic that begins so
-    ids TOPIC          ids TOPIC       body, message id   of that topic alone
-    client NAME        nothing         nothing            says who subscribes: see below
+    any prefix         topic           body               for every topic with this prefix
+    ids TOPIC          ids TOPIC       body, message id   for exactly this topic
+    client NAME        none            none               names the client; see below
 
-No topic's name has a space in it, so the last two are no topic's prefix. A client that has said
-`hello` subscribes to both, over one connection: what is sent there after that is its first
-delivery, and what it does not acknowledge in time is sent to its address.
+A topic name contains no space, so the last two are never prefixes of topic names. A client that has
+said `hello` subscribes to both, over one connection. The messages on that connection are then its
+first deliveries. Messages that it does not acknowledge in time are sent to its address.
 
-Promised: parsing any bytes gives a value or raises an InvalidRequest, mostly as ProtocolError, and
-`read_answer` what was asked for, or an error of ours.
+Promises: for any bytes, parsing returns a value or raises InvalidRequest, usually ProtocolError.
+`read_reply` returns the result or raises a QuackError.
 """
 
 from __future__ import annotations
@@ -43,22 +45,23 @@ from typing import Final, NamedTuple
 from quackmq import limits
 from quackmq.errors import ProtocolError
 from quackmq.protocols.zmq.codec.words import (
-    client_name,
-    error_of,
-    short_word,
-    shown,
+    abbreviate,
+    check_word,
+    decode_utf8,
+    error_for_code,
+    parse_client_name,
+    parse_topic_name,
+    parse_whole_number,
     split_words,
-    topic_name,
-    utf8,
-    whole_number,
 )
 
 _NONE_YET: Final = -1
-#: Real ids are shorter. A host's name takes 253, and there is a port.
+#: Real ids are shorter.
 _ID_BYTES: Final = 100
+#: A host name has up to 253 characters; the port follows it.
 _ADDRESS_BYTES: Final = 300
 _NEW: Final = "new"
-#: Requests of the ZeroMQ door's other REP socket, which has a port of its own.
+#: Requests of the queue's REP socket, which listens on another port.
 _QUEUE_VERBS: Final = (b"PUT", b"GET", b"SUB", b"UNSUB", b"PUTN", b"LAST")
 _KNOWN: Final = "known"
 
@@ -75,7 +78,7 @@ class Goodbye(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Of a client to the proxy, for what came by XPUB; or its answer to `Data`."""
+    """A client acknowledges messages that it received from the XPUB socket."""
 
     client: str
     topic: str
@@ -83,7 +86,7 @@ class Received(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """`client` is the publisher; a repeat is known by its number."""
+    """`client` is the publisher. The broker recognizes a repeated message by its number."""
 
     client: str
     topic: str
@@ -104,8 +107,9 @@ class Data(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The answer to `Hello`: whether the subscription is new, and where the XPUB socket listens; 0
-    if nobody knows."""
+    """The reply to `Hello`: whether the subscription is new, and the port of the XPUB socket (0 if
+    there is none).
+    """
 
     is_new: bool
     xpub_port: int
@@ -114,37 +118,42 @@ class Welcome(NamedTuple):
 Request = Hello | Goodbye | Received | Publish | LastPublished
 
 
-# --- what a client asks ---------------------------------------------------------------------
+# --- requests of clients --------------------------------------------------------------------
 
 
 def parse_request(frame: bytes) -> Request:
-    """InvalidRequest, mostly as ProtocolError, for what is no request."""
+    """Parse a client's request. Raise InvalidRequest, usually ProtocolError, if it is invalid."""
     verb, _, _ = frame.partition(b" ")
     if verb == b"publish":
         _, client, topic, number, content = split_words(frame, _PUBLISH, has_content=True)
         return Publish(
-            client_name(client), topic_name(topic), whole_number("number", number), content
+            parse_client_name(client),
+            parse_topic_name(topic),
+            parse_whole_number("number", number),
+            content,
         )
     if verb == b"ack_received":
-        return _received(frame)
+        return _parse_received(frame)
     if verb == b"hello":
         _, client, topic, address = split_words(frame, _HELLO)
         return Hello(
-            client_name(client), topic_name(topic), _checked("address", address, _ADDRESS_BYTES)
+            parse_client_name(client),
+            parse_topic_name(topic),
+            _check_text("address", address, _ADDRESS_BYTES),
         )
     if verb in _QUEUE_VERBS:
         raise ProtocolError(
-            f"{verb.decode()} is asked of the zmq port; here are hello, goodbye, ack_received, "
+            f"send {verb.decode()} to the zmq port; this port takes hello, goodbye, ack_received, "
             "publish and last_published"
         )
     if verb not in (b"goodbye", b"last_published"):
         raise ProtocolError(
-            f"there is no request {shown(verb)}, but hello, goodbye, ack_received, publish and "
+            f"unknown request {abbreviate(verb)}: use hello, goodbye, ack_received, publish or "
             "last_published"
         )
     _, client, topic = split_words(frame, _PLAIN)
-    kind = Goodbye if verb == b"goodbye" else LastPublished
-    return kind(client_name(client), topic_name(topic))
+    request_class = Goodbye if verb == b"goodbye" else LastPublished
+    return request_class(parse_client_name(client), parse_topic_name(topic))
 
 
 def encode_request(request: Request) -> bytes:
@@ -159,57 +168,63 @@ def encode_request(request: Request) -> bytes:
     return words.encode()
 
 
-# --- what the proxy answers -----------------------------------------------------------------
+# --- replies of the proxy -------------------------------------------------------------------
 
 
-def welcome(request: Hello, answer: Welcome) -> bytes:
-    how = _NEW if answer.is_new else _KNOWN
-    return f"ack_welcome {request.client} {request.topic} {how} {answer.xpub_port}".encode()
+def encode_welcome(request: Hello, welcome: Welcome) -> bytes:
+    novelty = _NEW if welcome.is_new else _KNOWN
+    return f"ack_welcome {request.client} {request.topic} {novelty} {welcome.xpub_port}".encode()
 
 
-def farewell(request: Goodbye) -> bytes:
+def encode_goodbye_reply(request: Goodbye) -> bytes:
     return f"ack_goodbye {request.client} {request.topic}".encode()
 
 
-def noted(request: Received, marks: tuple[str, ...]) -> bytes:
+def encode_received_reply(request: Received, marks: tuple[str, ...]) -> bytes:
     return " ".join(("ack_noted", request.client, request.topic, *marks)).encode()
 
 
-def published(request: Publish) -> bytes:
+def encode_publish_reply(request: Publish) -> bytes:
     return f"ack_published {request.client} {request.topic} {request.number}".encode()
 
 
-def last_published(request: LastPublished, number: int | None) -> bytes:
+def encode_last_reply(request: LastPublished, number: int | None) -> bytes:
     number = _NONE_YET if number is None else number
     return f"ack_last {request.client} {request.topic} {number}".encode()
 
 
-def read_answer(request: Request, frame: bytes) -> Welcome | tuple[str, ...] | int | None:
-    """What came of a request: `Welcome` for Hello, the marks for Received, the number or None for
-    LastPublished, None for the others. The error that the answer tells of, or ProtocolError for one
-    that does not fit the request."""
+def read_reply(request: Request, frame: bytes) -> Welcome | tuple[str, ...] | int | None:
+    """Parse the reply to a request. Return
+
+    - for Hello: the `Welcome`;
+    - for Received: the ids of the low-water marks;
+    - for LastPublished: the number, or None if there is none;
+    - for Goodbye and Publish: None.
+
+    Raise the error that the reply reports, or ProtocolError if the reply does not fit the request.
+    """
     verb, _, rest = frame.partition(b" ")
     if verb == b"ERR":
         code, _, text = rest.decode(errors="replace").partition(" ")
-        raise error_of(code, text)
-    expected = f"{_ANSWERS[type(request)]} {request.client} {request.topic}".encode()
+        raise error_for_code(code, text)
+    expected = f"{_REPLY_VERBS[type(request)]} {request.client} {request.topic}".encode()
     if isinstance(request, Publish):
         expected += b" %d" % request.number
     if frame != expected and not frame.startswith(expected + b" "):
-        raise ProtocolError(f"{shown(frame)} is no answer to {shown(encode_request(request))}")
+        raise _unfit_reply(frame, encode_request(request))
     words = frame[len(expected) + 1 :].split(b" ") if len(frame) > len(expected) else []
     if isinstance(request, Hello) and len(words) == 2 and words[0] in (b"new", b"known"):
-        return Welcome(words[0] == b"new", whole_number("port", words[1]))
+        return Welcome(words[0] == b"new", parse_whole_number("port", words[1]))
     if isinstance(request, Received):
-        return tuple([_checked("message id", word) for word in words])
+        return tuple([_check_text("message id", word) for word in words])
     if isinstance(request, LastPublished) and len(words) == 1:
-        return None if words[0] == b"-1" else whole_number("number", words[0])
+        return None if words[0] == b"-1" else parse_whole_number("number", words[0])
     if isinstance(request, Goodbye | Publish) and not words:
         return None
-    raise ProtocolError(f"{shown(frame)} is no answer to {shown(encode_request(request))}")
+    raise _unfit_reply(frame, encode_request(request))
 
 
-# --- what the proxy asks, and a client answers ----------------------------------------------
+# --- requests of the proxy, and replies of clients ------------------------------------------
 
 
 def encode_data(data: Data) -> bytes:
@@ -217,63 +232,73 @@ def encode_data(data: Data) -> bytes:
 
 
 def data_words(data: Data) -> bytes:
-    """What stands before the content, which is not copied just to stand behind it."""
+    """Encode the words before the content. The sender sends the content itself, without a copy."""
     return f"data {data.client} {data.topic} {data.id} ".encode()
 
 
 def parse_data(frame: bytes) -> Data:
-    """InvalidRequest, mostly as ProtocolError, for what is none."""
+    """Parse a `data` request. Raise InvalidRequest, usually ProtocolError, if it is invalid."""
     verb, client, topic, message_id, content = split_words(frame, _DATA, has_content=True)
     if verb != b"data":
-        raise ProtocolError(f"there is no request {shown(verb)}, but data")
-    return Data(client_name(client), topic_name(topic), _checked("message id", message_id), content)
+        raise ProtocolError(f"unknown request {abbreviate(verb)}: a client takes only data")
+    return Data(
+        parse_client_name(client),
+        parse_topic_name(topic),
+        _check_text("message id", message_id),
+        content,
+    )
 
 
-def received(data: Data) -> bytes:
+def encode_data_received(data: Data) -> bytes:
     return f"ack_received {data.client} {data.topic} {data.id}".encode()
 
 
-def not_yet(data: Data) -> bytes:
+def encode_not_yet(data: Data) -> bytes:
     return f"not_yet {data.client} {data.topic} {data.id}".encode()
 
 
-def read_received(data: Data, frame: bytes) -> bool:
-    """Whether it is done. The error that the answer tells of, or ProtocolError."""
-    if frame == received(data):
+def read_data_reply(data: Data, frame: bytes) -> bool:
+    """Parse the reply to `data`; return whether the client has processed the message. Raise the
+    error that the reply reports, or ProtocolError if the reply does not fit the request.
+    """
+    if frame == encode_data_received(data):
         return True
-    if frame == not_yet(data):
+    if frame == encode_not_yet(data):
         return False
     if frame.startswith(b"ERR "):
         code, _, text = frame[4:].decode(errors="replace").partition(" ")
-        raise error_of(code, text)
-    raise ProtocolError(f"{shown(frame)} is no answer to data {data.client} {data.topic} {data.id}")
+        raise error_for_code(code, text)
+    raise _unfit_reply(frame, data_words(data))
 
 
-# --- what is subscribed to at the XPUB socket -----------------------------------------------
+# --- subscriptions at the XPUB socket -------------------------------------------------------
 
 _IDS: Final = b"ids "
 _CLIENT: Final = b"client "
 
 
-def with_ids(topic: str) -> bytes:
-    """The subscription, and the first frame, of a topic's messages with their ids."""
+def ids_subscription(topic: str) -> bytes:
+    """Encode the subscription to a topic's messages with ids. Their first frame is the same."""
     return _IDS + topic.encode()
 
 
-def subscriber(client: str) -> bytes:
-    """The subscription that says who subscribes."""
+def client_subscription(client: str) -> bytes:
+    """Encode the subscription that names the client."""
     return _CLIENT + client.encode()
 
 
-def topic_with_ids(prefix: bytes) -> str | None:
-    """The topic whose messages a subscription wants with their ids; None if it wants others.
-    InvalidRequest."""
-    return topic_name(prefix.removeprefix(_IDS)) if prefix.startswith(_IDS) else None
+def parse_ids_subscription(prefix: bytes) -> str | None:
+    """Return the topic if this is a subscription with ids, otherwise None. Raise InvalidRequest if
+    the topic's name is invalid.
+    """
+    return parse_topic_name(prefix.removeprefix(_IDS)) if prefix.startswith(_IDS) else None
 
 
-def subscribing_client(prefix: bytes) -> str | None:
-    """Who subscribes, if it is that what a subscription says. InvalidRequest."""
-    return client_name(prefix.removeprefix(_CLIENT)) if prefix.startswith(_CLIENT) else None
+def parse_client_subscription(prefix: bytes) -> str | None:
+    """Return the client's name if this subscription names one, otherwise None. Raise
+    InvalidRequest if the name is invalid.
+    """
+    return parse_client_name(prefix.removeprefix(_CLIENT)) if prefix.startswith(_CLIENT) else None
 
 
 # --- helpers --------------------------------------------------------------------------------
@@ -290,7 +315,7 @@ _VERBS: Final[dict[type[Request], str]] = {
     Publish: "publish",
     LastPublished: "last_published",
 }
-_ANSWERS: Final[dict[type[Request], str]] = {
+_REPLY_VERBS: Final[dict[type[Request], str]] = {
     Hello: "ack_welcome",
     Goodbye: "ack_goodbye",
     Received: "ack_noted",
@@ -299,16 +324,21 @@ _ANSWERS: Final[dict[type[Request], str]] = {
 }
 
 
-def _received(frame: bytes) -> Received:
+def _parse_received(frame: bytes) -> Received:
     _, client, topic, ids = split_words(frame, _RECEIVED, has_content=True)
-    # Not into more words than are taken: a frame has room for millions.
+    # The split is bounded, because a frame has room for millions of words.
     tokens = ids.split(b" ", limits.PROXY_IDS)
     if len(tokens) > limits.PROXY_IDS:
         raise ProtocolError(f"more than {limits.PROXY_IDS} ids are acknowledged at once")
-    checked = tuple([_checked("message id", token) for token in tokens])
-    return Received(client_name(client), topic_name(topic), checked)
+    message_ids = tuple([_check_text("message id", token) for token in tokens])
+    return Received(parse_client_name(client), parse_topic_name(topic), message_ids)
 
 
-def _checked(name: str, word: bytes, most: int = _ID_BYTES) -> str:
-    short_word(name, word, most)
-    return utf8(name, word)
+def _check_text(name: str, word: bytes, most_bytes: int = _ID_BYTES) -> str:
+    """Decode a word. Raise ProtocolError if it is empty, too long or not UTF-8."""
+    check_word(name, word, most_bytes)
+    return decode_utf8(name, word)
+
+
+def _unfit_reply(frame: bytes, request: bytes) -> ProtocolError:
+    return ProtocolError(f"the reply {abbreviate(frame)} does not fit {abbreviate(request)}")

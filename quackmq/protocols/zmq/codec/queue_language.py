@@ -1,8 +1,9 @@
-"""The ZeroMQ door's language: one text frame a request, one an answer. No sockets here.
+"""The language of the queue's REP socket: encode and parse requests and replies. No sockets here.
 
-Words are parted by one space; the content is the rest of the frame, spaces and newlines included.
+Each request and each reply is one frame. Its words are separated by one space. The content is the
+rest of the frame, with its spaces and newlines.
 
-    request                               answer
+    request                               reply
     PUT client topic content              PUT client topic content
     GET client topic last-id              GET client topic id content
     SUB client topic                      SUB client topic | RESUB client topic
@@ -11,14 +12,15 @@ Words are parted by one space; the content is the rest of the frame, spaces and 
     LAST client topic                     LAST client topic sequence
                                           ERR code text
 
-A last id of -1 says that there is none yet, and so does a sequence of -1. Without a content, the
-space before it may be left out: the content is empty. A request is UTF-8 from end to end; in the
-answer to GET the content is whatever bytes somebody put, by this door or another. The code in ERR
-is that of the error (`quackmq.errors`), or `empty` where a GET has waited for nothing.
+The last id -1 means that the client has no message yet; the sequence -1 means that the publisher
+has no sequence yet. An empty content and the space before it may be left out. A whole request is
+UTF-8. In the reply to GET the content may be any bytes, because another protocol may have published
+them. The code in ERR is that of the error (`quackmq.errors`), or `empty` if no message came while
+a GET waited.
 
-Promised: `parse_request` of any bytes gives a request or raises an InvalidRequest, and
-`read_answer` what was asked for, or an error of ours. Whether names make sense is the broker's to
-say, but no word is longer than they may be.
+Promises: for any bytes, `parse_request` returns a request or raises InvalidRequest, and
+`read_reply` returns the result or raises a QuackError. The length of names is checked here; all
+other rules for names are the broker's.
 """
 
 from __future__ import annotations
@@ -28,24 +30,26 @@ from typing import Final, NamedTuple
 
 from quackmq.errors import ProtocolError
 from quackmq.protocols.zmq.codec.words import (
-    client_name,
-    error_of,
-    short_word,
-    shown,
+    abbreviate,
+    check_word,
+    error_for_code,
+    parse_client_name,
+    parse_topic_name,
+    parse_whole_number,
     split_words,
-    topic_name,
-    whole_number,
 )
 
 NONE_YET: Final = "-1"
-#: The code of a GET that has waited for nothing.
+#: The error code of a GET for which no message came.
 EMPTY: Final = "empty"
-#: Requests of the reliable proxy, which has a port of its own.
+#: Requests of the proxy's REP socket, which listens on another port.
 _PROXY_VERBS: Final = (b"hello", b"goodbye", b"ack_received", b"publish", b"last_published")
 
 
 class Put(NamedTuple):
-    """With a sequence, a repeat is known as one: `client` is a publisher that numbers its puts."""
+    """Publish a message. `sequence` is the number that the publisher `client` gave it, if any; the
+    broker recognizes a repeated put by it.
+    """
 
     client: str
     topic: str
@@ -81,7 +85,7 @@ Request = Put | Get | Subscribe | Unsubscribe | LastSequence
 
 
 def parse_request(frame: bytes) -> Request:
-    """InvalidRequest, mostly as ProtocolError, for what is no request."""
+    """Parse a request. Raise InvalidRequest, usually ProtocolError, if it is invalid."""
     if not frame.isascii():
         _check_utf8(frame)
     verb, *words = frame.split(b" ", _PUT_SPACES)
@@ -89,26 +93,31 @@ def parse_request(frame: bytes) -> Request:
         if len(words) < _PUT_SPACES:
             words = split_words(frame, _PUT_WORDS, has_content=True)[1:]
         client, topic, content = words
-        # The class's own constructor takes three times as long.
-        return _new_tuple(Put, (client_name(client), topic_name(topic), content, None))
+        # Calling `Put(...)` would take three times as long.
+        return _new_tuple(Put, (parse_client_name(client), parse_topic_name(topic), content, None))
     if verb == b"GET":
         _, client, topic, last_id = split_words(frame, _GET_WORDS)
-        last = short_word("last-id", last_id)
-        return Get(client_name(client), topic_name(topic), None if last == NONE_YET else last)
+        last = check_word("last-id", last_id)
+        return Get(
+            parse_client_name(client), parse_topic_name(topic), None if last == NONE_YET else last
+        )
     if verb == b"PUTN":
         _, client, topic, number, content = split_words(frame, _PUTN_WORDS, has_content=True)
         return Put(
-            client_name(client), topic_name(topic), content, whole_number("sequence", number)
+            parse_client_name(client),
+            parse_topic_name(topic),
+            content,
+            parse_whole_number("sequence", number),
         )
-    plain = _PLAIN.get(verb)
-    if plain is None:
-        raise ProtocolError(_no_verb(verb))
+    request_class = _CLASS_BY_VERB.get(verb)
+    if request_class is None:
+        raise ProtocolError(_unknown_verb_text(verb))
     _, client, topic = split_words(frame, _PLAIN_WORDS)
-    return plain(client_name(client), topic_name(topic))
+    return request_class(parse_client_name(client), parse_topic_name(topic))
 
 
 def encode_request(request: Request) -> bytes:
-    head = f"{_verb(request)} {request.client} {request.topic}"
+    head = f"{_verb_for(request)} {request.client} {request.topic}"
     if isinstance(request, Get):
         return f"{head} {NONE_YET if request.last_id is None else request.last_id}".encode()
     if not isinstance(request, Put):
@@ -118,67 +127,77 @@ def encode_request(request: Request) -> bytes:
     return b"%b %b" % (head.encode(), request.content)
 
 
-# --- answers --------------------------------------------------------------------------------
+# --- replies --------------------------------------------------------------------------------
 
 
-def got(request: Get, message_id: str, content: bytes | None) -> tuple[bytes, bytes]:
-    """The answer with a message, as what stands before the content, and the content."""
+def encode_get_reply(request: Get, message_id: str, content: bytes | None) -> tuple[bytes, bytes]:
+    """Return the words before the content, and the content."""
     head = f"GET {request.client} {request.topic} {message_id} "
     return head.encode(), content or b""
 
 
-def subscribed(request: Subscribe, is_new: bool) -> bytes:
+def encode_subscribe_reply(request: Subscribe, is_new: bool) -> bytes:
     return f"{'SUB' if is_new else 'RESUB'} {request.client} {request.topic}".encode()
 
 
-def done(request: Unsubscribe | Put) -> bytes:
-    """Of a put, the one with a sequence: without one, the answer is the request."""
+def encode_done_reply(request: Unsubscribe | Put) -> bytes:
+    """Encode the reply to UNSUB or PUTN. (The reply to PUT is the request itself.)"""
     number = f" {request.sequence}" if isinstance(request, Put) else ""
-    return f"{_verb(request)} {request.client} {request.topic}{number}".encode()
+    return f"{_verb_for(request)} {request.client} {request.topic}{number}".encode()
 
 
-def last_sequence(request: LastSequence, sequence: int | None) -> bytes:
+def encode_last_reply(request: LastSequence, sequence: int | None) -> bytes:
     number = NONE_YET if sequence is None else sequence
     return f"LAST {request.client} {request.topic} {number}".encode()
 
 
-class Got(NamedTuple):
-    """A message as its subscriber gets it."""
+class ReceivedMessage(NamedTuple):
+    """The message in a reply to GET."""
 
     id: str
     content: bytes
 
 
-def read_answer(request: Request, frame: bytes) -> Got | bool | int | None:
-    """What came of a request: the message for Get, None if there is none; whether it is new for
-    Subscribe; the number or None for LastSequence; None for the others. The error that the answer
-    tells of, or ProtocolError for one that does not fit the request."""
+def read_reply(request: Request, frame: bytes) -> ReceivedMessage | bool | int | None:
+    """Parse the reply to a request. Return
+
+    - for Get: the message, or None if there is none;
+    - for Subscribe: whether the subscription is new;
+    - for LastSequence: the sequence, or None if there is none;
+    - for Put and Unsubscribe: None.
+
+    Raise the error that the reply reports, or ProtocolError if the reply does not fit the request.
+    """
     verb, _, rest = frame.partition(b" ")
     if verb == b"ERR":
         code, _, text = rest.decode(errors="replace").partition(" ")
         if code == EMPTY and isinstance(request, Get):
             return None
-        raise error_of(code, text)
+        raise error_for_code(code, text)
     head = f" {request.client} {request.topic}".encode()
     if isinstance(request, Subscribe) and frame in (b"SUB" + head, b"RESUB" + head):
         return verb == b"SUB"
-    expected = _verb(request).encode() + head
+    expected = _verb_for(request).encode() + head
     if isinstance(request, Put):
-        expected = encode_request(request) if request.sequence is None else done(request)
+        expected = (
+            encode_request(request) if request.sequence is None else encode_done_reply(request)
+        )
     if frame == expected and isinstance(request, Put | Unsubscribe):
         return None
     if frame.startswith(expected + b" "):
         word, _, content = frame[len(expected) + 1 :].partition(b" ")
         if isinstance(request, Get):
-            return Got(short_word("id", word), content)
+            return ReceivedMessage(check_word("id", word), content)
         if isinstance(request, LastSequence):
-            return None if word == NONE_YET.encode() else whole_number("sequence", word)
-    raise ProtocolError(f"{shown(frame)} is no answer to {shown(encode_request(request))}")
+            return None if word == NONE_YET.encode() else parse_whole_number("sequence", word)
+    raise ProtocolError(
+        f"the reply {abbreviate(frame)} does not fit {abbreviate(encode_request(request))}"
+    )
 
 
 # --- helpers --------------------------------------------------------------------------------
 
-_PLAIN: Final[Mapping[bytes, type[Subscribe] | type[Unsubscribe] | type[LastSequence]]] = {
+_CLASS_BY_VERB: Final[Mapping[bytes, type[Subscribe] | type[Unsubscribe] | type[LastSequence]]] = {
     b"SUB": Subscribe,
     b"UNSUB": Unsubscribe,
     b"LAST": LastSequence,
@@ -191,26 +210,31 @@ _GET_WORDS: Final = ("GET", "client", "topic", "last-id")
 _PLAIN_WORDS: Final = ("SUB, UNSUB or LAST", "client", "topic")
 
 
-def _verb(request: Request) -> str:
+def _verb_for(request: Request) -> str:
     if isinstance(request, Put):
         return "PUT" if request.sequence is None else "PUTN"
     if isinstance(request, Get):
         return "GET"
-    return next(verb.decode() for verb, kind in _PLAIN.items() if isinstance(request, kind))
+    return next(
+        verb.decode()
+        for verb, request_class in _CLASS_BY_VERB.items()
+        if isinstance(request, request_class)
+    )
 
 
 def _check_utf8(frame: bytes) -> None:
     try:
         frame.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"a request is UTF-8, which ends at byte {error.start}") from None
+        raise ProtocolError(f"the request is not valid UTF-8 at byte {error.start}") from None
 
 
-def _no_verb(verb: bytes) -> str:
+def _unknown_verb_text(verb: bytes) -> str:
     if not verb:
         return "a request begins with PUT, GET, SUB, UNSUB, PUTN or LAST; this one is empty"
     if verb in _PROXY_VERBS:
         return (
-            f"{verb.decode()} is asked of the proxy port; here are PUT, GET, SUB, UNSUB, PUTN, LAST"
+            f"send {verb.decode()} to the proxy port; this port takes PUT, GET, SUB, UNSUB, PUTN "
+            "and LAST"
         )
-    return f"there is no request {shown(verb)}, but PUT, GET, SUB, UNSUB, PUTN and LAST"
+    return f"unknown request {abbreviate(verb)}: use PUT, GET, SUB, UNSUB, PUTN or LAST"

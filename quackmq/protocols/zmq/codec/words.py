@@ -1,16 +1,15 @@
-"""Frames of words parted by one space, the last of them perhaps a content: what the languages of
-the ZeroMQ door share.
+"""Parse and check the words of a frame: shared by the two ZeroMQ languages.
+
+A frame is a list of words that are separated by one space. The last part may be a content:
 
     +------+---+------+---+-----+---------+
-    | word |   | word |   |  …  | content |     a content is whatever bytes there are, spaces too
+    | word |   | word |   |  …  | content |     the content may contain any bytes, also spaces
     +------+---+------+---+-----+---------+
 
-An answer that tells of an error is `ERR code text`; the code is that of the error
-(`quackmq.errors`).
+An error reply is `ERR code text`. The code is that of the error (`quackmq.errors`).
 
-Promised: what is wrong with a word raises an InvalidRequest, mostly as ProtocolError, and says so
-in a sentence. Whether names make sense is the broker's to say, but no word is longer than they may
-be.
+Promises: an invalid word raises InvalidRequest, usually its subclass ProtocolError, with a sentence
+about the mistake. The length of names is checked here; all other rules for names are the broker's.
 """
 
 from __future__ import annotations
@@ -23,15 +22,18 @@ from quackmq.errors import IllegalTopicName, InvalidRequest, ProtocolError, Quac
 
 #: A sequence or an id; real ones are shorter.
 _WORD_BYTES: Final = 100
-#: Of what a peer sent, in a message to it.
+#: Characters of a frame that an error message quotes.
 _SHOWN_CHARS: Final = 40
-#: Names come again and again: those that were found good are not looked at again.
+#: Names repeat in most requests, so checked names are cached.
 _REMEMBERED_WORDS: Final = 4_096
 
 
 def split_words(frame: bytes, names: tuple[str, ...], *, has_content: bool = False) -> list[bytes]:
-    """The words of a frame, of which there have to be as many as names. Without a content, the
-    space before it may be left out: it is empty."""
+    """Split a frame into as many words as there are `names`. Raise ProtocolError otherwise.
+
+    With `has_content` the last one is the content. An empty content and the space before it may be
+    left out.
+    """
     words = frame.split(b" ", len(names) - 1)
     if has_content and len(words) == len(names) - 1:
         words.append(b"")
@@ -43,50 +45,53 @@ def split_words(frame: bytes, names: tuple[str, ...], *, has_content: bool = Fal
 
 
 @lru_cache(_REMEMBERED_WORDS)
-def client_name(word: bytes) -> str:
+def parse_client_name(word: bytes) -> str:
     if not 1 <= len(word) <= limits.NAME_BYTES:
         raise InvalidRequest(
             f"a client's name takes 1 to {limits.NAME_BYTES} bytes, not {len(word)}; words are "
-            "parted by one space"
+            "separated by one space"
         )
-    name = utf8("client's name", word)
+    name = decode_utf8("client's name", word)
     if not name.isprintable():
-        raise InvalidRequest(f"{name!r} is no client's name: there are control characters in it")
+        raise InvalidRequest(f"the client's name {name!r} contains control characters")
     return name
 
 
 @lru_cache(_REMEMBERED_WORDS)
-def topic_name(word: bytes) -> str:
+def parse_topic_name(word: bytes) -> str:
     if not 1 <= len(word) <= limits.TOPIC_NAME_CHARS:
         raise IllegalTopicName(
             f"a topic's name takes 1 to {limits.TOPIC_NAME_CHARS} characters, not {len(word)}; "
-            "words are parted by one space"
+            "words are separated by one space"
         )
-    return utf8("topic's name", word)
+    return decode_utf8("topic's name", word)
 
 
-def short_word(name: str, word: bytes, most: int = _WORD_BYTES) -> str:
-    if not 1 <= len(word) <= most:
-        raise ProtocolError(f"a {name} takes 1 to {most} bytes, not {len(word)}")
+def check_word(name: str, word: bytes, most_bytes: int = _WORD_BYTES) -> str:
+    """Return a word as text; bytes that are not UTF-8 are replaced. Raise ProtocolError if the word
+    is empty or too long. `name` says what it is.
+    """
+    if not 1 <= len(word) <= most_bytes:
+        raise ProtocolError(f"a {name} takes 1 to {most_bytes} bytes, not {len(word)}")
     return word.decode(errors="replace")
 
 
-def whole_number(name: str, word: bytes) -> int:
-    text = short_word(name, word)
+def parse_whole_number(name: str, word: bytes) -> int:
+    text = check_word(name, word)
     if not (text.isascii() and text.isdigit()):
-        raise ProtocolError(f"{text!r} is no {name}: they are whole numbers from 0 on")
+        raise ProtocolError(f"invalid {name} {text!r}: it must be a whole number from 0 on")
     return int(text)
 
 
-def utf8(name: str, word: bytes) -> str:
+def decode_utf8(name: str, word: bytes) -> str:
     try:
         return word.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"a {name} is UTF-8, which ends at byte {error.start}") from None
+        raise ProtocolError(f"the {name} is not valid UTF-8 at byte {error.start}") from None
 
 
-def shown(frame: bytes) -> str:
-    """A frame in a message about it."""
+def abbreviate(frame: bytes) -> str:
+    """Quote the beginning of a frame, for an error message."""
     text = frame[: _SHOWN_CHARS * 4].decode(errors="replace")
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
 
@@ -94,26 +99,28 @@ def shown(frame: bytes) -> str:
 # --- errors ---------------------------------------------------------------------------------
 
 
-def failed(code: str, text: str) -> bytes:
-    # A lone surrogate of some bad name must not keep its peer from hearing of it.
+def encode_error(code: str, text: str) -> bytes:
+    # The text may quote a name with a lone surrogate, which UTF-8 cannot encode.
     return f"ERR {code} {text}".encode(errors="backslashreplace")
 
 
-def error_of(code: str, text: str) -> QuackError:
-    """The error of a code; one that is not known is some error of the broker's."""
-    kind = _KINDS.get(code)
-    # Those that carry more than a text are not for these clients.
-    if kind is None or "__init__" in kind.__dict__:
-        return QuackError(f"{code}: {text}" if kind is None else text)
-    return kind(text)
+def error_for_code(code: str, text: str) -> QuackError:
+    """Return the error that an `ERR` reply reports; a plain QuackError for an unknown code."""
+    error_class = _ERROR_BY_CODE.get(code)
+    if error_class is None:
+        return QuackError(f"{code}: {text}")
+    if "__init__" in error_class.__dict__:
+        return QuackError(text)  # the class needs more than a text, and the reply has only that
+    return error_class(text)
 
 
-def _kinds(kind: type[QuackError]) -> dict[str, type[QuackError]]:
-    found = {kind.code: kind}
-    for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
-            found |= _kinds(below)
-    return found
+def _error_classes(base: type[QuackError]) -> dict[str, type[QuackError]]:
+    """Return `base` and all its subclasses in `quackmq.errors`, by code."""
+    classes = {base.code: base}
+    for subclass in base.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            classes |= _error_classes(subclass)
+    return classes
 
 
-_KINDS: Final = _kinds(QuackError)
+_ERROR_BY_CODE: Final = _error_classes(QuackError)

@@ -1,12 +1,11 @@
 """ZMTP 3.x, ZeroMQ's own protocol on TCP: bytes in, events out.
 
-Just what the broker's sockets take: here what all of them share (greetings, frames, commands) and
-requests, from either side, as a ROUTER takes them from REQ and DEALER sockets and a REQ socket its
-answers from a REP; what publishers and subscribers send is in `pubsub`. All of it is under
-bounds of our own: on the frames and the bytes of a message, of one peer and of all together.
-libzmq's options bound how many messages wait for a peer and how large a frame is; we found none for
-a message's frames or for all peers, and have not tried how much memory that comes to. Versions
-before 3 (libzmq before 4.0, of 2013) and mechanisms other than NULL are refused.
+This module has the parts that all of the broker's sockets share (greetings, frames, commands), and
+the messages of REQ, REP, DEALER and ROUTER sockets. `pubsub` has the messages of publishers and
+subscribers. Frames and bytes of a message are bounded here. libzmq bounds the number of messages
+per peer and the size of a frame; we found no option that bounds the frames of a message or the
+memory of all peers, and have not measured its effect. Versions before 3 (libzmq before 4.0, of
+2013) and mechanisms other than NULL are refused.
 
 Both sides begin with a greeting, and then a READY command:
 
@@ -16,21 +15,21 @@ Both sides begin with a greeting, and then a READY command:
      |      | not used |      | 3     |       | 20 bytes  | u8        |           |
      +------+----------+------+-------+-------+-----------+-----------+-----------+
 
-Then there are frames, whose flags are 1 for "more follow", 2 for a size of eight bytes and 4 for a
-command:
+Then come frames. The flags are 1 for "more frames follow", 2 for a size of eight bytes, and 4 for
+a command:
 
      +-------+-----------+------+        command:  +-----------+------+------+
      | flags | size      | body |                  | name size | name | data |
      | u8    | u8 or u64 |      |                  | u8        |      |      |
      +-------+-----------+------+                  +-----------+------+------+
 
-A request is a message of frames: the envelope (empty for a REQ socket, the ids that proxies and
-correlating REQ sockets add otherwise), an empty frame, the content. Its answer has the same
-envelope, so that it finds its way back.
+A request is a message of several frames: the envelope, an empty frame, and the content. A plain REQ
+socket sends an empty envelope; proxies and correlating REQ sockets add ids to it. The reply has the
+same envelope, so that it finds its way back.
 
-Promised: any bytes, however they are cut, give the same events or a ProtocolError, after which the
-connection makes no sense. Memory is bounded: a request that cannot be taken is read past, not kept,
-and told of as `Refused`. Bytes not yet asked for by `next_event` stay as they are.
+Promises: the same bytes give the same events, however they are split, or a ProtocolError; after
+that the connection is useless. Memory is bounded: an invalid or too large request is skipped, not
+stored, and reported as `Refused`. Bytes stay buffered until `next_event` needs them.
 """
 
 from __future__ import annotations
@@ -57,16 +56,17 @@ _PING: Final = struct.Struct(">H")
 GREETING_BYTES: Final = 64
 _MECHANISM: Final = b"NULL".ljust(20, b"\0")
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + _MECHANISM + bytes(32)
-#: Sockets that talk to a ROUTER, and those that a REQ socket talks to.
-ASKING: Final = ("REQ", "DEALER", "ROUTER")
-ANSWERING: Final = ("REP", "ROUTER")
-#: What nearly every request of a REQ socket begins with: the empty frame, then a short last one.
-_PLAIN: Final = b"\x01\x00\x00"
+#: Types of sockets that may connect to a ROUTER socket.
+REQUESTING_SOCKETS: Final = ("REQ", "DEALER", "ROUTER")
+#: Types of sockets that a REQ socket may connect to.
+REPLYING_SOCKETS: Final = ("REP", "ROUTER")
+#: The first bytes of nearly every request: an empty frame, and the flags of a short last frame.
+_PLAIN_REQUEST_START: Final = b"\x01\x00\x00"
 _new_tuple: Final = tuple.__new__
 
 
 class Ready(NamedTuple):
-    """The peer has introduced itself; from now on there are requests."""
+    """The peer has sent READY; messages follow."""
 
     socket_type: str
 
@@ -77,34 +77,37 @@ class Message(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A message that is whole and cannot be taken. Without an envelope there is no way back but the
-    connection itself."""
+    """A complete message that is invalid or too large. `envelope` is None if it is unknown; then an
+    error can be sent only to the peer itself.
+    """
 
     envelope: Envelope | None
     error: QuackError
 
 
 class Ping(NamedTuple):
-    """To be answered with `pong(context)`. A peer that says a time will be heard within it."""
+    """A heartbeat; the reply is `pong(context)`. A peer whose `ttl_ms` is not 0 promises to send
+    something at least that often.
+    """
 
     ttl_ms: int
     context: bytes
 
 
 class Multipart(NamedTuple):
-    """A message of a publisher, whole."""
+    """A complete message of a publisher."""
 
     frames: tuple[bytes, ...]
 
 
 class Subscribe(NamedTuple):
-    """The peer wants messages whose first frame begins so."""
+    """The peer subscribes to messages whose first frame begins with `prefix`."""
 
     prefix: bytes
 
 
 class Cancel(NamedTuple):
-    """It wants them no more."""
+    """The peer cancels its subscription to `prefix`."""
 
     prefix: bytes
 
@@ -112,11 +115,11 @@ class Cancel(NamedTuple):
 Event = Ready | Message | Refused | Ping | Multipart | Subscribe | Cancel
 
 
-# --- what is sent ---------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------
 
 
 def ready(socket_type: str = "ROUTER") -> bytes:
-    """How a socket of ours introduces itself."""
+    """Encode the READY command of our socket."""
     properties = _property(b"Socket-Type", socket_type.encode())
     if socket_type in ("ROUTER", "REQ"):
         properties += _property(b"Identity", b"")
@@ -124,7 +127,7 @@ def ready(socket_type: str = "ROUTER") -> bytes:
 
 
 def error(reason: str) -> bytes:
-    """The last thing that a peer hears whose handshake fails."""
+    """Encode the ERROR command, which ends a failed handshake."""
     text = reason.encode("ascii", "replace")[:_SHORT_BYTES]
     return command(b"ERROR", bytes([len(text)]) + text)
 
@@ -133,16 +136,19 @@ def pong(context: bytes) -> bytes:
     return command(b"PONG", context)
 
 
-def answer_head(envelope: Envelope | None, size: int) -> bytes:
-    """What stands before the content of an answer, which has so many bytes."""
+def reply_head(envelope: Envelope | None, size: int) -> bytes:
+    """Encode everything before the content of a message; the content has `size` bytes. The
+    envelope None stands for a peer without envelopes and delimiter.
+    """
     if not envelope:
         last = bytes((0, size)) if size <= _SHORT_BYTES else b"\x02" + _LONG_SIZE.pack(size)
         return last if envelope is None else b"\x01\x00" + last
-    frames = [head(MORE, len(frame)) + frame for frame in envelope]
-    return b"".join((*frames, b"\x01\x00", head(0, size)))
+    frames = [frame_head(MORE, len(frame)) + frame for frame in envelope]
+    return b"".join((*frames, b"\x01\x00", frame_head(0, size)))
 
 
-def head(flags: int, size: int) -> bytes:
+def frame_head(flags: int, size: int) -> bytes:
+    """Encode the flags and the size of a frame."""
     if size <= _SHORT_BYTES:
         return bytes((flags, size))
     return bytes((flags | LONG,)) + _LONG_SIZE.pack(size)
@@ -150,22 +156,23 @@ def head(flags: int, size: int) -> bytes:
 
 def command(name: bytes, data: bytes) -> bytes:
     body = bytes([len(name)]) + name + data
-    return head(COMMAND, len(body)) + body
+    return frame_head(COMMAND, len(body)) + body
 
 
 def _property(name: bytes, value: bytes) -> bytes:
     return bytes([len(name)]) + name + _VALUE_SIZE.pack(len(value)) + value
 
 
-# --- what is received -----------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------
 
 
 class FrameDecoder(ABC):
-    """One peer's bytes. `receive` takes them, `next_event` gives what they mean, one at a time.
+    """Decode one peer's bytes. `receive` adds bytes; `next_event` returns one event at a time.
 
-    What a frame is in its message, those below say: a frame is worth keeping or left out as soon as
-    its size is known (`_on_frame_begin`), is there (`_on_frame`), and ends its message or does not
-    (`_on_message_end`)."""
+    A subclass gives the frames their meaning. It may refuse a frame when its size is known
+    (`_on_frame_begin`), gets the complete frame (`_on_frame`), and makes an event at the end of a
+    message (`_on_message_end`).
+    """
 
     __slots__ = (
         "minor",
@@ -173,61 +180,62 @@ class FrameDecoder(ABC):
         "_buffer",
         "_content",
         "_flags",
-        "_greeted",
-        "_is_within",
-        "_left_bytes",
-        "_peers",
+        "_has_greeting",
+        "_is_inside_message",
+        "_remaining_bytes",
+        "_allowed_sockets",
         "_position",
-        "_ready",
+        "_is_ready",
         "_refusal",
         "_size",
     )
 
-    def __init__(self, peers: Collection[str]) -> None:
-        """`peers` are the types of sockets that may introduce themselves."""
-        #: Of the peer's version 3.
+    def __init__(self, allowed_sockets: Collection[str]) -> None:
+        """`allowed_sockets` are the types of sockets that may connect."""
+        #: The minor version of the peer's ZMTP 3.
         self.minor = 0
-        #: The type of the peer's socket, if it is none of those that are served.
+        #: The type of the peer's socket, if it is not allowed.
         self.refused_socket = ""
-        self._peers = peers
+        self._allowed_sockets = allowed_sockets
         self._buffer = b""
         self._position = 0
-        self._greeted = False
-        self._ready = False
-        #: Of the message that is coming: whether a frame of it has come, and why it is left out.
-        self._is_within = False
+        self._has_greeting = False
+        self._is_ready = False
+        #: Whether a frame of an incomplete message has arrived.
+        self._is_inside_message = False
+        #: Why the incomplete message is skipped; None if it is not.
         self._refusal: QuackError | None = None
-        #: Of the frame that is coming; a size of -1 before its head has come.
+        #: The head of the incomplete frame. The size is -1 until the head has arrived.
         self._flags = 0
         self._size = -1
-        #: What has come of a large content, and how much is still to come of it or to be left out.
+        #: The part of a large content that has arrived.
         self._content: bytearray | None = None
-        self._left_bytes = 0
+        #: The bytes of a collected or skipped frame that have not arrived.
+        self._remaining_bytes = 0
 
     @property
-    def claimed_bytes(self) -> int:
-        """The size of a message that has begun to come and is not yet whole, as far as it is known,
-        if it is worth speaking of; else 0."""
+    def announced_bytes(self) -> int:
+        """The size of an incomplete large message, as far as it is known; otherwise 0."""
         return 0 if self._content is None else self._size
 
     @property
     def received_bytes(self) -> int:
-        """How much of it is here."""
+        """The bytes of `announced_bytes` that have arrived."""
         return 0 if self._content is None else len(self._content)
 
     @property
     def opening(self) -> bytes:
-        """The first bytes of a peer that has not sent a greeting."""
-        return b"" if self._greeted else self._buffer[: serving_limits.OPENING_BYTES]
+        """The first bytes of a peer that has not sent a complete greeting."""
+        return b"" if self._has_greeting else self._buffer[: serving_limits.OPENING_BYTES]
 
     @property
-    def is_amid(self) -> bool:
-        """Whether something has begun to come and is not yet whole, a handshake included."""
+    def has_partial_message(self) -> bool:
+        """Whether a message or the handshake has begun to arrive and is incomplete."""
         return (
-            not self._ready
+            not self._is_ready
             or self._position < len(self._buffer)
             or self._size >= 0
-            or self._is_within
+            or self._is_inside_message
         )
 
     def receive(self, data: bytes) -> None:
@@ -236,28 +244,28 @@ class FrameDecoder(ABC):
         else:
             self._buffer = data
         self._position = 0
-        if self._left_bytes:
-            self._go_on()
+        if self._remaining_bytes:
+            self._consume_remaining()
 
     def next_event(self) -> Event | None:
-        """None until more has come. ProtocolError."""
-        if not self._greeted and not self._read_greeting():
+        """Return the next event, or None if that needs more bytes. Raise ProtocolError."""
+        if not self._has_greeting and not self._read_greeting():
             return None
         while self._read_head():
             if self._flags & COMMAND:
-                body = self._take(self._size)
+                body = self._take_bytes(self._size)
                 if body is None:
                     return None
                 self._size = -1
                 event = self._on_command(body)
             else:
-                if not self._ready:
+                if not self._is_ready:
                     raise ProtocolError("a message came before the READY command")
                 if not self._read_body():
                     return None
                 self._size = -1
-                self._is_within = bool(self._flags & MORE)
-                if self._is_within:
+                self._is_inside_message = bool(self._flags & MORE)
+                if self._is_inside_message:
                     continue
                 refusal, self._refusal = self._refusal, None
                 event = self._on_message_end(refusal)
@@ -265,36 +273,39 @@ class FrameDecoder(ABC):
                 return event
         return None
 
-    # --- what messages are made of ----------------------------------------------------------
+    # --- implemented by subclasses ----------------------------------------------------------
 
     @abstractmethod
     def _on_frame_begin(self, size: int) -> bool:
-        """Whether a frame of so many bytes may be large, and is to be collected as it comes. Sets
-        `_refusal` for a message that cannot be taken."""
+        """Check a frame of `size` bytes before it arrives. Set `_refusal` to skip the message.
+        Return whether the frame may be large, so that its pieces are collected as they arrive.
+        """
 
     @abstractmethod
-    def _on_frame(self, body: bytes) -> None: ...
+    def _on_frame(self, body: bytes) -> None:
+        """Add a complete frame to the message."""
 
     @abstractmethod
-    def _on_message_end(self, refusal: QuackError | None) -> Event | None: ...
+    def _on_message_end(self, refusal: QuackError | None) -> Event | None:
+        """Return the event for a complete message, which was skipped if there is a `refusal`."""
 
     def _on_other_command(self, name: bytes, data: bytes) -> Event | None:
-        return None  # PONG, and whatever later versions have
+        return None  # PONG, or a command of a later version
 
     # --- frames -----------------------------------------------------------------------------
 
     def _read_head(self) -> bool:
-        """The flags and the size of the next frame, unless they are here already."""
+        """Read the flags and the size of the next frame; return False if bytes are missing."""
         if self._size >= 0:
             return True
-        there = len(self._buffer) - self._position
-        if there < 2:
+        unread_bytes = len(self._buffer) - self._position
+        if unread_bytes < 2:
             return False
         flags = self._buffer[self._position]
         if flags > (MORE | LONG | COMMAND) or flags & (COMMAND | MORE) == COMMAND | MORE:
             raise ProtocolError(f"a frame has the flags {flags:#04x}")
         if flags & LONG:
-            if there < 9:
+            if unread_bytes < 9:
                 return False
             (size,) = _LONG_SIZE.unpack_from(self._buffer, self._position + 1)
             self._position += 9
@@ -302,87 +313,95 @@ class FrameDecoder(ABC):
             size = self._buffer[self._position + 1]
             self._position += 2
         if size >= 2**63:
-            raise ProtocolError(f"a frame says that it has {size} bytes")
+            raise ProtocolError(f"a frame announces {size} bytes")
         if flags & COMMAND and size > limits.ZMQ_COMMAND_BYTES:
-            raise ProtocolError(f"a command of {size} bytes; {limits.ZMQ_COMMAND_BYTES} are enough")
+            raise ProtocolError(
+                f"a command of {size} bytes; the limit is {limits.ZMQ_COMMAND_BYTES}"
+            )
         self._flags, self._size = flags, size
         if not flags & COMMAND:
             self._begin_frame(size)
         return True
 
     def _begin_frame(self, size: int) -> None:
+        """Begin to skip a frame, or to collect one that has not arrived completely."""
         is_collected = self._on_frame_begin(size) if self._refusal is None else False
         if self._refusal is not None:
-            self._left_bytes = size
-            self._go_on()
+            self._remaining_bytes = size
+            self._consume_remaining()
         elif is_collected and size > len(self._buffer) - self._position:
             self._content = bytearray()
-            self._left_bytes = size
-            self._go_on()
+            self._remaining_bytes = size
+            self._consume_remaining()
 
-    def _go_on(self) -> None:
-        """With a frame that is collected or left out as it comes."""
-        some = min(self._left_bytes, len(self._buffer) - self._position)
+    def _consume_remaining(self) -> None:
+        """Collect or skip the bytes of the current frame that have arrived."""
+        count = min(self._remaining_bytes, len(self._buffer) - self._position)
         if self._content is not None:
-            self._content += memoryview(self._buffer)[self._position : self._position + some]
-        self._position += some
-        self._left_bytes -= some
+            self._content += memoryview(self._buffer)[self._position : self._position + count]
+        self._position += count
+        self._remaining_bytes -= count
 
     def _read_body(self) -> bool:
-        """Whether the frame is here: taken, or left out."""
+        """Read or skip the body of the current frame; return False if bytes are missing."""
         if self._refusal is not None:
-            return not self._left_bytes
+            return not self._remaining_bytes
         if self._content is not None:
-            if self._left_bytes:
+            if self._remaining_bytes:
                 return False
             self._on_frame(bytes(self._content))
             self._content = None
             return True
-        body = self._take(self._size)
+        body = self._take_bytes(self._size)
         if body is None:
             return False
         self._on_frame(body)
         return True
 
-    def _take(self, size: int) -> bytes | None:
+    def _take_bytes(self, size: int) -> bytes | None:
+        """Return the next `size` bytes, or None if they have not all arrived."""
         end = self._position + size
         if end > len(self._buffer):
             return None
-        taken = self._buffer[self._position : end]
+        data = self._buffer[self._position : end]
         self._position = end
-        return taken
+        return data
 
     # --- greeting and commands --------------------------------------------------------------
 
     def _read_greeting(self) -> bool:
-        """Whether it is here; what is wrong with it is said as soon as it can be."""
+        """Read the greeting; return False if bytes are missing. Raise ProtocolError as soon as the
+        bytes show that the greeting is invalid.
+        """
         greeting = self._buffer[:GREETING_BYTES]
         if greeting[:1] not in (b"", b"\xff") or (len(greeting) >= 10 and not greeting[9] & 1):
             raise ProtocolError("it does not speak ZMTP")
         if len(greeting) >= 11 and greeting[10] < 3:
-            raise ProtocolError("it speaks ZMTP before version 3.0: libzmq 4.0 and later do better")
+            raise ProtocolError("ZMTP 3.0 is required: upgrade to libzmq 4.0 or later")
         if len(greeting) < GREETING_BYTES:
             return False
         if greeting[12:32] != _MECHANISM:
             name = greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
-            raise ProtocolError(f"it wants the security mechanism {name!r}; here is NULL alone")
+            raise ProtocolError(f"the security mechanism {name!r} is not supported: use NULL")
         self.minor = greeting[11]
         self._position = GREETING_BYTES
-        self._greeted = True
+        self._has_greeting = True
         return True
 
     def _on_command(self, body: bytes) -> Event | None:
         name_size = body[0] if body else 0
         name, data = body[1 : 1 + name_size], body[1 + name_size :]
-        if not self._ready:
+        if not self._is_ready:
             if name != b"READY":
                 raise ProtocolError(f"its first command is {name!r}, not READY")
-            socket_type = _properties(data).get(b"socket-type", b"").decode("ascii", "replace")
-            if socket_type not in self._peers:
+            socket_type = (
+                _parse_properties(data).get(b"socket-type", b"").decode("ascii", "replace")
+            )
+            if socket_type not in self._allowed_sockets:
                 self.refused_socket = socket_type or "typeless"
-                served = " and ".join(each for each in self._peers if each != "ROUTER")
+                served = " and ".join(name for name in self._allowed_sockets if name != "ROUTER")
                 raise ProtocolError(f"a {socket_type!r} socket, where {served} are served")
-            self._ready = True
+            self._is_ready = True
             return Ready(socket_type)
         if name == b"PING":
             if len(data) < _PING.size:
@@ -392,42 +411,46 @@ class FrameDecoder(ABC):
         return self._on_other_command(name, data)
 
 
-class Decoder(FrameDecoder):
-    """Of a peer that sends requests, or the answers to ours."""
+class EnvelopeDecoder(FrameDecoder):
+    """Decode messages with an envelope: requests of peers, or replies to our requests."""
 
-    __slots__ = ("_envelope", "_has_delimiter", "_whole")
+    __slots__ = ("_envelope", "_has_delimiter", "_content_frame")
 
-    def __init__(self, peers: Collection[str] = ASKING) -> None:
-        super().__init__(peers)
-        #: Of the message that is coming.
+    def __init__(self, allowed_sockets: Collection[str] = REQUESTING_SOCKETS) -> None:
+        super().__init__(allowed_sockets)
+        #: The parts of the incomplete message. The envelope is None if it is invalid.
         self._envelope: list[bytes] | None = []
         self._has_delimiter = False
-        self._whole: bytes | None = None
+        self._content_frame: bytes | None = None
 
     def next_event(self) -> Event | None:
-        """None until more has come. ProtocolError."""
-        if self._ready and self._size < 0:
-            # The common case, all in one: a short request, whole, without an envelope.
+        """Return the next event, or None if that needs more bytes. Raise ProtocolError."""
+        if self._is_ready and self._size < 0:
+            # Fast path for the common case: a complete short request without an envelope.
             begin = self._position
             buffer = self._buffer
             if begin == len(buffer):
                 return None
-            if not self._is_within and buffer.startswith(_PLAIN, begin) and len(buffer) > begin + 3:
+            if (
+                not self._is_inside_message
+                and buffer.startswith(_PLAIN_REQUEST_START, begin)
+                and len(buffer) > begin + 3
+            ):
                 end = begin + 4 + buffer[begin + 3]
                 if end <= len(buffer):
                     self._position = end
-                    # The class's own constructor takes three times as long.
+                    # Calling `Message(...)` would take three times as long.
                     return _new_tuple(Message, ((), buffer[begin + 4 : end]))
         return super().next_event()
 
     def _on_frame_begin(self, size: int) -> bool:
-        if self._whole is not None:
-            self._whole = None
+        if self._content_frame is not None:
+            self._content_frame = None
             self._refusal = ProtocolError("a request is one frame; this one has several")
         elif self._has_delimiter:
             if size > limits.ZMQ_REQUEST_BYTES:
                 self._refusal = RecordTooLarge(
-                    f"a request of {size} bytes; {limits.ZMQ_REQUEST_BYTES} are taken"
+                    f"a request of {size} bytes; the limit is {limits.ZMQ_REQUEST_BYTES}"
                 )
         elif size > limits.ZMQ_ENVELOPE_FRAME_BYTES or (
             size and len(self._envelope or ()) >= limits.ZMQ_ENVELOPE_FRAMES
@@ -438,7 +461,7 @@ class Decoder(FrameDecoder):
 
     def _on_frame(self, body: bytes) -> None:
         if self._has_delimiter:
-            self._whole = body
+            self._content_frame = body
         elif body:
             assert self._envelope is not None, "else the message is refused"
             self._envelope.append(body)
@@ -446,26 +469,26 @@ class Decoder(FrameDecoder):
             self._has_delimiter = True
 
     def _on_message_end(self, refusal: QuackError | None) -> Event | None:
-        envelope, whole = self._envelope, self._whole
+        envelope, content = self._envelope, self._content_frame
         had_delimiter = self._has_delimiter
-        self._envelope, self._whole = [], None
+        self._envelope, self._content_frame = [], None
         self._has_delimiter = False
         if refusal is not None:
             return Refused(None if envelope is None else tuple(envelope), refusal)
         if not had_delimiter:
             return Refused(None, ProtocolError(_NO_DELIMITER))
         assert envelope is not None, "else the message is refused"
-        if whole is None:
+        if content is None:
             return Refused(tuple(envelope), ProtocolError("there is no frame with a request"))
-        return Message(tuple(envelope), whole)
+        return Message(tuple(envelope), content)
 
 
 _NO_DELIMITER: Final = "a request begins with an empty frame, as a REQ socket sends it"
 
 
-def _properties(data: bytes) -> dict[bytes, bytes]:
-    """The metadata of READY. Names are the same in upper and lower case."""
-    found = {}
+def _parse_properties(data: bytes) -> dict[bytes, bytes]:
+    """Parse the metadata of READY. The names are returned in lower case."""
+    properties = {}
     position = 0
     while position < len(data):
         name_end = position + 1 + data[position]
@@ -476,6 +499,6 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
         if value_begin + size > len(data):
             raise ProtocolError("the READY command is cut short")
         name = data[position + 1 : name_end].lower()
-        found[name] = data[value_begin : value_begin + size]
+        properties[name] = data[value_begin : value_begin + size]
         position = value_begin + size
-    return found
+    return properties

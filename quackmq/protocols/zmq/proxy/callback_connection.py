@@ -1,17 +1,17 @@
-"""A connection that the proxy makes: as a REQ socket, to the REP socket of a client.
+"""A connection that the proxy makes, as a REQ socket, to the REP socket of a client.
 
-One request at a time, and its answer. The connection is made by the first request, kept for the
-next ones, and closed when it was not needed for a while, or when an answer did not come in time: a
-late one must not be taken for that of another request.
+It carries one request and its reply at a time. The first request connects; further requests reuse
+the connection. It is closed when it was idle for some time. It is also closed when a reply did not
+come in time, because a late reply must not be taken for the reply to the next request.
 
-The time for an answer counts from when the client has the request: a large one may take long over a
-slow link, and begun anew it would never arrive. What counts is that bytes leave for the client, not
-that they have left this program, since the kernel takes some megabytes at once.
+The deadline for a reply begins when the client has received the request. A large request may take
+long over a slow link, and if it were restarted it would never arrive. Bytes in the kernel's send
+buffer count as not yet received, because the kernel accepts some megabytes at once.
 
-Promised: nothing takes longer than its time, and an address where nobody is costs a descriptor for
-that time. Unreachable tells of whatever goes wrong.
+Promises: no operation exceeds its deadline. An unreachable address costs one file descriptor until
+the deadline. Every failure raises Unreachable.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quackmq.loop_clock import loop_clock
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec import zmtp
 
-#: How often it is looked, within the time for an answer, whether bytes still leave.
-_LOOKS: Final = 4
+#: Number of checks, within the deadline for a reply, whether bytes are still being sent.
+_CHECKS: Final = 4
 
 
 class Target(NamedTuple):
-    """Where a client listens. The host is an address, not a name."""
+    """The address on which a client listens. `host` is an IP address, not a name."""
 
     host: str
     port: int
@@ -43,45 +43,52 @@ class Target(NamedTuple):
         return f"tcp://{host}:{self.port}"
 
 
-class Outgoing:
+class CallbackConnection:
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._lock = asyncio.Lock()
-        self._large = asyncio.Lock()
+        #: Held during a request: one at a time.
+        self._request_lock = asyncio.Lock()
+        #: Held by the large request that is running or waits for a slot.
+        self._large_request_lock = asyncio.Lock()
         self._exchange: _Exchange | None = None
-        self._idle: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     async def reach(self) -> None:
-        """Connect, unless that was done. Unreachable."""
-        async with self._lock:
-            await self._connected()
-            self._rest()
+        """Connect if there is no connection. Raise Unreachable if that fails."""
+        async with self._request_lock:
+            await self._ensure_connected()
+            self._start_idle_timer()
 
-    async def ask(self, words: bytes, content: bytes) -> bytes:
-        """The answer to a request, which is both together. Unreachable."""
-        async with self._lock:
-            exchange = await self._connected()
-            self._rest_no_more()
+    async def request(self, words: bytes, content: bytes) -> bytes:
+        """Send a request of `words` and `content`; return the reply. Raise Unreachable."""
+        async with self._request_lock:
+            exchange = await self._ensure_connected()
+            self._stop_idle_timer()
             try:
-                answer = await self._answered(exchange, words, content)
+                reply = await self._exchange_request(exchange, words, content)
             except BaseException:
-                self._hang_up()
+                self._disconnect()
                 raise
-            self._rest()
-            return answer
+            self._start_idle_timer()
+            return reply
 
-    async def ask_large(self, words: bytes, content: bytes, turns: asyncio.Semaphore) -> bytes:
-        """The same with one of the turns that all clients share: one at a time, so that a client
-        that is slow, and has many, leaves the others for others."""
-        async with self._large, turns:
-            return await self.ask(words, content)
+    async def request_large(
+        self, words: bytes, content: bytes, large_slots: asyncio.Semaphore
+    ) -> bytes:
+        """Send a large request like `request`, holding one of the `large_slots` of all clients.
+
+        A client uses at most one slot, so a slow client with many messages leaves the other slots
+        free.
+        """
+        async with self._large_request_lock, large_slots:
+            return await self.request(words, content)
 
     def close(self) -> None:
         self._is_closed = True
-        self._hang_up()
+        self._disconnect()
 
-    async def _connected(self) -> _Exchange:
+    async def _ensure_connected(self) -> _Exchange:
         if self._is_closed:
             raise Unreachable(f"the connection to {self.target} is closed")
         if self._exchange is None or self._exchange.is_lost:
@@ -109,89 +116,102 @@ class Outgoing:
                 raise Unreachable(f"nobody at {self.target}: {error.strerror or error}") from None
             raise
 
-    async def _answered(self, exchange: _Exchange, words: bytes, content: bytes) -> bytes:
-        """Looks are counted, not time: if this process stood still, nobody is given up for it."""
-        size = left = len(words) + len(content)
-        answer_ms = limits.PROXY_ANSWER_MS
-        most_ms = answer_ms + size * 1000 // limits.PROXY_SLOWEST_BYTES
-        look_ms = answer_ms / _LOOKS
-        answer = exchange.ask(words, content)
-        quiet = 0
-        for _ in range(round(most_ms / look_ms) + _LOOKS):
-            await asyncio.wait((answer,), timeout=look_ms / 1000)
-            if answer.done():
-                return answer.result()
-            before, left = left, exchange.unsent_bytes()
-            quiet = 0 if left < before else quiet + 1
-            if quiet == _LOOKS:
+    async def _exchange_request(self, exchange: _Exchange, words: bytes, content: bytes) -> bytes:
+        """Send a request and wait for its reply, as long as the client receives bytes.
+
+        The wait is a number of checks, not a time. So a pause of this process does not make the
+        client look silent.
+        """
+        size_bytes = unsent_bytes = len(words) + len(content)
+        reply_ms = limits.PROXY_ANSWER_MS
+        most_ms = reply_ms + size_bytes * 1000 // limits.PROXY_SLOWEST_BYTES
+        check_ms = reply_ms / _CHECKS
+        reply = exchange.send(words, content)
+        idle_checks = 0
+        for _ in range(round(most_ms / check_ms) + _CHECKS):
+            await asyncio.wait((reply,), timeout=check_ms / 1000)
+            if reply.done():
+                return reply.result()
+            unsent_before, unsent_bytes = unsent_bytes, exchange.unsent_bytes()
+            idle_checks = 0 if unsent_bytes < unsent_before else idle_checks + 1
+            if idle_checks == _CHECKS:
                 break
         else:
-            raise Unreachable(f"{self.target} is too slow: {size - left} of {size} bytes are there")
-        untaken = f", nor take any of {left} bytes" if left else ""
-        raise Unreachable(f"{self.target} did not answer in {answer_ms} ms{untaken}")
+            sent_bytes = size_bytes - unsent_bytes
+            raise Unreachable(
+                f"{self.target} is too slow: it has received {sent_bytes} of {size_bytes} bytes"
+            )
+        unread = f", and read none of {unsent_bytes} bytes" if unsent_bytes else ""
+        raise Unreachable(f"{self.target} did not answer in {reply_ms} ms{unread}")
 
-    def _rest(self) -> None:
-        """Close it, if it is not needed again soon."""
-        self._rest_no_more()
+    def _start_idle_timer(self) -> None:
+        """Close the connection after some time, unless another request comes before."""
+        self._stop_idle_timer()
         if self._is_closed:
-            return  # the moment that the answer came
+            return  # it was closed at the moment when the reply came
         loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(limits.PROXY_IDLE_MS / 1000, self._hang_up)
+        self._idle_timer = loop.call_later(limits.PROXY_IDLE_MS / 1000, self._disconnect)
 
-    def _rest_no_more(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
-    def _hang_up(self) -> None:
-        self._rest_no_more()
+    def _disconnect(self) -> None:
+        self._stop_idle_timer()
         if self._exchange is not None:
             self._exchange.abort()
             self._exchange = None
 
 
 class _Exchange(asyncio.Protocol):
+    """The asyncio protocol of one TCP connection to a client."""
+
     def __init__(self) -> None:
-        self._decoder = zmtp.Decoder(zmtp.ANSWERING)
+        self._decoder = zmtp.EnvelopeDecoder(zmtp.REPLYING_SOCKETS)
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[bytes] | None = None
+        self._reply: asyncio.Future[bytes] | None = None
+        #: Done when the client has sent its READY command.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_lost = False
         self._is_slow = False
 
-    def ask(self, words: bytes, content: bytes) -> asyncio.Future[bytes]:
+    def send(self, words: bytes, content: bytes) -> asyncio.Future[bytes]:
+        """Send a request; return the future of its reply. Raise Unreachable if disconnected."""
         if self._transport is None:
             raise Unreachable("the connection was lost")
-        self._answer = asyncio.get_running_loop().create_future()
-        head = zmtp.answer_head((), len(words) + len(content)) + words
+        self._reply = asyncio.get_running_loop().create_future()
+        head = zmtp.reply_head((), len(words) + len(content)) + words
         if len(content) <= limits.ZMQ_JOINED_BYTES:
             self._transport.write(head + content)
         else:
             self._transport.writelines((head, content))
-        return self._answer
+        return self._reply
 
     def unsent_bytes(self) -> int:
-        """What the client does not have yet: here, in the kernel, or on the way."""
+        """Return the bytes that the client has not received: in this process, in the kernel, or in
+        the network.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0
-        unsent = transport.get_write_buffer_size()
+        buffered = transport.get_write_buffer_size()
         sock = transport.get_extra_info("socket")
         try:
             (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-        except OSError:  # a system that does not tell
+        except OSError:  # the operating system does not report it
             queued = 0
-        return unsent + cast(int, queued)
+        return buffered + cast(int, queued)
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the transport calls -----------------------------------------------------------
+    # --- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Without waiting for theirs: a peer may want to know who asks before it says who it is.
+        # READY is sent immediately: some peers wait for our READY before they send their own.
         self._transport.write(zmtp.GREETING + zmtp.ready("REQ"))
 
     def data_received(self, data: bytes) -> None:
@@ -199,8 +219,8 @@ class _Exchange(asyncio.Protocol):
         try:
             while (event := self._decoder.next_event()) is not None:
                 self._on_event(event)
-            if self._decoder.claimed_bytes > limits.PROXY_ANSWER_BYTES:
-                raise ProtocolError(f"an answer of {self._decoder.claimed_bytes} bytes")
+            if self._decoder.announced_bytes > limits.PROXY_ANSWER_BYTES:
+                raise ProtocolError(f"a reply of {self._decoder.announced_bytes} bytes")
         except ProtocolError as error:
             self._fail(Unreachable(f"it does not speak as a REP socket does: {error}"))
             self.abort()
@@ -221,19 +241,19 @@ class _Exchange(asyncio.Protocol):
             if not self.ready.done():
                 self.ready.set_result(None)
         elif isinstance(event, zmtp.Ping):
-            # Who takes nothing needs none, and must not be able to have them pile up here.
+            # A peer that reads nothing gets no PONG: otherwise PONGs would fill our memory.
             if not self._is_slow:
                 self._transport.write(zmtp.pong(event.context))
         elif isinstance(event, zmtp.Refused):
             raise ProtocolError(str(event.error))
         elif isinstance(event, zmtp.Message):
-            if self._answer is None or self._answer.done():
-                raise ProtocolError("it answers what nobody asked")
-            self._answer.set_result(event.content)
+            if self._reply is None or self._reply.done():
+                raise ProtocolError("a reply came without a request")
+            self._reply.set_result(event.content)
 
     def _fail(self, error: Unreachable) -> None:
         self.is_lost = True
-        for waiting in (self.ready, self._answer):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
-                waiting.exception()  # nobody may be left to hear of it
+        for future in (self.ready, self._reply):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # mark it as retrieved: perhaps no task waits for it

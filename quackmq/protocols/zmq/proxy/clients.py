@@ -1,15 +1,15 @@
-"""Clients that have introduced themselves: which there are, where each listens, what it is sent.
+"""The clients that have said `hello`: their subscriptions and the addresses of their REP sockets.
 
-`hello` makes a durable subscription, of which each message is acknowledged by itself, and notes the
-address of the client's REP socket; both last until `goodbye`, through a crash of the broker and of
-the client. A client that comes back says `hello` again, and may have moved. It may have several
-topics, and is asked at its last address for all of them.
+`hello` creates a durable push subscription and stores the address of the client's REP socket. Both
+last until `goodbye`, even if the broker or the client crashes. A restarted client says `hello`
+again, perhaps with another address. A client may subscribe to several topics; its last address is
+used for all of them.
 
-An address has to be the client's own, that is, on the host from which it speaks: otherwise anybody
-could have messages sent to anybody. And there has to be a REP socket at it, when it is named; for
-finding out there is one time in all, and only so many are asked at once.
+The address must be on the host from which the client connects. Otherwise any client could direct
+messages to any host. A REP socket must listen there when `hello` names the address. One deadline
+covers the whole check, and the number of concurrent checks is bounded.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from quackmq.errors import (
 from quackmq.loop_clock import loop_clock
 from quackmq.model.topic import check_topic_name
 from quackmq.protocols.zmq import limits
-from quackmq.protocols.zmq.proxy.callback_connection import Outgoing, Target
+from quackmq.protocols.zmq.proxy.callback_connection import CallbackConnection, Target
 from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
 from quackmq.protocols.zmq.proxy.retransmission import Multicast, Retransmission
 
 log = logging.getLogger(__name__)
 
-#: Whose notes they are.
-_NOTES: Final = "proxy"
+#: The owner under which the broker's notes store the addresses, by `topic/client`.
+_NOTE_OWNER: Final = "proxy"
 _SCHEME: Final = "tcp://"
 _ANY_HOST: Final = "*"
 
@@ -61,178 +61,199 @@ class Clients:
         self._broker = broker
         self._multicast = multicast
         self._settings = settings
-        self._outgoing: dict[str, Outgoing] = {}
-        #: By client and topic, and how many they are.
-        self._sending: dict[str, dict[str, Retransmission]] = {}
+        self._connections: dict[str, CallbackConnection] = {}
+        #: By client and topic.
+        self._retransmissions: dict[str, dict[str, Retransmission]] = {}
+        #: The number of retransmissions.
         self._count = 0
-        #: Held by whoever changes what a client has.
+        #: One lock per client, held while its subscriptions or its address change.
         self._locks = NamedLocks()
-        self._large = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
-        self._turns = PerHostLimiter(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
-        self._ending: set[asyncio.Task[None]] = set()
+        self._large_slots = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
+        self._hello_limiter = PerHostLimiter(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
+        self._cleanups: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     async def load(self) -> None:
-        """Take up what was noted before."""
-        for name, address in (await self._broker.notes.all(_NOTES)).items():
+        """Serve the clients whose addresses were stored before the broker started."""
+        for name, address in (await self._broker.notes.all(_NOTE_OWNER)).items():
             topic, _, client = name.partition("/")
-            if self._find(client, topic) is None:  # else it was faster, and says where it is now
-                self._begin(Caller(client=client), topic, _parsed(address))
+            # A client that has already said `hello` again has named its present address.
+            if self._find(client, topic) is None:
+                self._start(Caller(client=client), topic, _parse_stored_address(address))
 
     async def close(self) -> None:
         self._is_closing = True
-        of_clients = list(self._sending.values())
-        await asyncio.gather(*(each.stop() for topics in of_clients for each in topics.values()))
-        if self._ending:
-            await asyncio.wait(self._ending)
-        for outgoing in self._outgoing.values():
-            outgoing.close()
+        await asyncio.gather(
+            *(
+                retransmission.stop()
+                for by_topic in list(self._retransmissions.values())
+                for retransmission in by_topic.values()
+            )
+        )
+        if self._cleanups:
+            await asyncio.wait(self._cleanups)
+        for connection in self._connections.values():
+            connection.close()
 
-    # --- what clients ask ---------------------------------------------------------------------
+    # --- requests of clients ------------------------------------------------------------------
 
     async def hello(self, caller: Caller, topic: str, address: str) -> bool:
-        """Whether the subscription is new. NotAllowed, Unreachable, and what
-        `PushService.subscribe` raises."""
+        """Subscribe a client, and send its messages to `address` from now on. Return whether the
+        subscription is new. Raise LimitReached, NotAllowed, Unreachable, and the errors of
+        `PushService.subscribe`.
+        """
         client = caller.client
         check_topic_name(topic)
         if self._count >= limits.PROXY_CLIENTS and self._find(client, topic) is None:
             raise LimitReached(f"{limits.PROXY_CLIENTS} clients have introduced themselves")
-        outgoing = await self._reached(caller, address)
+        connection = await self._connect(caller, address)
         try:
             async with self._locks.hold(client):
-                is_new = await self._subscribe(caller, topic, outgoing.target)
+                is_new = await self._subscribe(caller, topic, connection.target)
                 if self._is_closing:
                     raise BrokerClosing("the broker is closing: say hello again when it is back")
-                self._introduce(caller, topic, outgoing)
+                self._use_connection(caller, topic, connection)
                 return is_new
         except BaseException:
-            if self._outgoing.get(client) is not outgoing:
-                outgoing.close()
+            if self._connections.get(client) is not connection:
+                connection.close()
             raise
 
     async def goodbye(self, caller: Caller, topic: str) -> None:
-        """UnknownSubscription, UnknownTopic."""
+        """End a client's subscription. Raise UnknownSubscription or UnknownTopic."""
         client = caller.client
         async with self._locks.hold(client):
-            sending = self._find(client, topic)
+            retransmission = self._find(client, topic)
             await self._broker.pushing.unsubscribe(caller, client, topic)
-            await self._broker.notes.put(_NOTES, f"{topic}/{client}", None)
-            if sending is not None:
-                await sending.stop()
+            await self._broker.notes.put(_NOTE_OWNER, f"{topic}/{client}", None)
+            if retransmission is not None:
+                await retransmission.stop()
 
-    def received(self, caller: Caller, topic: str, places: list[tuple[int, int]]) -> dict[int, int]:
-        """Of each partition, before which offset everything is done. UnknownSubscription."""
-        sending = self._find(caller.client, topic)
-        if sending is None:
+    def acknowledge(
+        self, caller: Caller, topic: str, positions: list[tuple[int, int]]
+    ) -> dict[int, int]:
+        """Acknowledge entries, each named by partition and offset. For each of their partitions,
+        return the offset before which all entries are acknowledged. Raise UnknownSubscription.
+        """
+        retransmission = self._find(caller.client, topic)
+        if retransmission is None:
             raise UnknownSubscription(f"{caller.client} has said no hello to {topic}")
-        for partition, offset in places:
-            sending.acknowledge(partition, offset)
-        return {partition: sending.low_water_mark(partition) for partition, _ in places}
+        for partition, offset in positions:
+            retransmission.acknowledge(partition, offset)
+        return {partition: retransmission.low_water_mark(partition) for partition, _ in positions}
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     def _find(self, client: str, topic: str) -> Retransmission | None:
-        return self._sending.get(client, {}).get(topic)
+        return self._retransmissions.get(client, {}).get(topic)
 
     async def _subscribe(self, caller: Caller, topic: str, target: Target) -> bool:
-        # The note first: one without a subscription is found and removed, but a subscription
-        # without an address would hold its topic's messages, and nobody would send them.
+        """Store the address, then create the subscription; return whether it is new."""
+        # The address is stored first. An address without a subscription is found and removed. A
+        # subscription without an address would hold its topic's messages, and nothing would send
+        # them.
         note = f"{topic}/{caller.client}"
-        await self._broker.notes.put(_NOTES, note, str(target))
+        await self._broker.notes.put(_NOTE_OWNER, note, str(target))
         terms = Terms(lease_ms=self._settings.lease_ms)
         try:
             return await self._broker.pushing.subscribe(caller, caller.client, topic, terms)
         except QuackError:
             if self._find(caller.client, topic) is None:
-                await self._broker.notes.put(_NOTES, note, None)
+                await self._broker.notes.put(_NOTE_OWNER, note, None)
             raise
 
-    def _introduce(self, caller: Caller, topic: str, outgoing: Outgoing) -> None:
-        """From now on the client is asked there."""
+    def _use_connection(self, caller: Caller, topic: str, connection: CallbackConnection) -> None:
+        """Use this connection for all topics of the client; close the former one."""
         client = caller.client
-        former = self._outgoing.get(client)
-        self._outgoing[client] = outgoing
-        for sending in self._sending.get(client, {}).values():
-            sending.renew(outgoing)
+        former = self._connections.get(client)
+        self._connections[client] = connection
+        for retransmission in self._retransmissions.get(client, {}).values():
+            retransmission.replace_connection(connection)
         if former is not None:
             former.close()
         if self._find(client, topic) is None:
-            self._begin(caller, topic, outgoing.target)
+            self._start(caller, topic, connection.target)
 
-    def _begin(self, caller: Caller, topic: str, target: Target) -> None:
+    def _start(self, caller: Caller, topic: str, target: Target) -> None:
+        """Start to send a client the entries of a topic."""
         client = caller.client
-        outgoing = self._outgoing.get(client)
-        if outgoing is None:
-            outgoing = self._outgoing[client] = Outgoing(target)
+        connection = self._connections.get(client)
+        if connection is None:
+            connection = self._connections[client] = CallbackConnection(target)
         self._count += 1
-        self._sending.setdefault(client, {})[topic] = Retransmission(
+        self._retransmissions.setdefault(client, {})[topic] = Retransmission(
             self._broker,
             caller,
             topic,
-            outgoing,
+            connection,
             self._multicast,
             self._settings.lease_ms,
-            self._large,
+            self._large_slots,
             self._on_end,
         )
 
-    def _on_end(self, sending: Retransmission) -> None:
-        """Its subscription is gone, or the broker closes."""
-        client, topic = sending.client, sending.topic
-        del self._sending[client][topic]
+    def _on_end(self, retransmission: Retransmission) -> None:
+        """Forget a retransmission whose subscription was deleted, or that the closing broker has
+        ended.
+        """
+        client, topic = retransmission.client, retransmission.topic
+        del self._retransmissions[client][topic]
         self._count -= 1
-        if not self._sending[client]:
-            del self._sending[client]
-            self._outgoing.pop(client).close()
+        if not self._retransmissions[client]:
+            del self._retransmissions[client]
+            self._connections.pop(client).close()
         if not self._is_closing:
-            task = asyncio.get_running_loop().create_task(self._tidy(client, topic))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            task = asyncio.get_running_loop().create_task(self._delete_address(client, topic))
+            self._cleanups.add(task)
+            task.add_done_callback(self._cleanups.discard)
 
-    async def _tidy(self, client: str, topic: str) -> None:
-        """A subscription that went by another way, with its topic say, leaves a note."""
+    async def _delete_address(self, client: str, topic: str) -> None:
+        """Delete the address of a subscription that ended without `goodbye`, for example because
+        its topic was deleted.
+        """
         async with self._locks.hold(client):
             if self._find(client, topic) is not None or self._is_closing:
                 return
             try:
-                await self._broker.notes.put(_NOTES, f"{topic}/{client}", None)
+                await self._broker.notes.put(_NOTE_OWNER, f"{topic}/{client}", None)
             except Exception as error:
-                log.warning("the address of %s for %s stays noted: %s", client, topic, error)
+                log.warning("the address of %s for %s stays stored: %s", client, topic, error)
 
-    async def _reached(self, caller: Caller, address: str) -> Outgoing:
-        """A connection to where the client says that it listens. NotAllowed, Unreachable."""
+    async def _connect(self, caller: Caller, address: str) -> CallbackConnection:
+        """Connect to the address that a client names. Raise NotAllowed or Unreachable."""
         try:
             async with loop_clock().timeout(shared_limits.PROXY_CONNECT_MS / 1000):
-                async with self._turns.hold(_host_of(caller)):
-                    outgoing = Outgoing(await self._checked(caller, address))
-                    await outgoing.reach()
-                    return outgoing
+                async with self._hello_limiter.slot(_host_of(caller)):
+                    connection = CallbackConnection(await self._find_target(caller, address))
+                    await connection.reach()
+                    return connection
         except TimeoutError:
             raise Unreachable(
                 f"nobody at {address} in {shared_limits.PROXY_CONNECT_MS} ms"
             ) from None
 
-    async def _checked(self, caller: Caller, address: str) -> Target:
-        """Where the client says that it listens. NotAllowed if that is not its own host."""
-        host, port = _split(address)
-        own = _host_of(caller)
+    async def _find_target(self, caller: Caller, address: str) -> Target:
+        """Resolve the address that a client names. Raise NotAllowed if it is on another host."""
+        host, port = _split_address(address)
+        caller_host = _host_of(caller)
         if host == _ANY_HOST:
-            return Target(own, port)
+            return Target(caller_host, port)
         try:
-            found = {_normal(host)}
+            hosts = {_normalize_host(host)}
         except ValueError:
-            found = await _look_up(host)
-        if own in found:
-            return Target(own, port)
+            hosts = await _resolve_host(host)
+        if caller_host in hosts:
+            return Target(caller_host, port)
         if not self._settings.any_address:
             raise NotAllowed(
-                f"{address} is not on the host that says hello, which is {own}: a client names its "
-                "own address"
+                f"{address} is not on the host that says hello, which is {caller_host}: a client "
+                "names its own address"
             )
-        return Target(min(found), port)
+        return Target(min(hosts), port)
 
 
-def _split(address: str) -> tuple[str, int]:
+def _split_address(address: str) -> tuple[str, int]:
+    """Split `tcp://HOST:PORT` or `HOST:PORT`. Raise InvalidRequest for any other text."""
     host, _, port = address.removeprefix(_SCHEME).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or "/" in host or not (port.isascii() and port.isdigit()):
@@ -242,27 +263,27 @@ def _split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _parsed(address: str) -> Target:
-    """One that was noted."""
-    return Target(*_split(address))
+def _parse_stored_address(address: str) -> Target:
+    return Target(*_split_address(address))
 
 
 def _host_of(caller: Caller) -> str:
-    return _normal(caller.address.rpartition(":")[0])
+    return _normalize_host(caller.address.rpartition(":")[0])
 
 
-def _normal(host: str) -> str:
-    """An address in one spelling. ValueError for a name."""
+def _normalize_host(host: str) -> str:
+    """Return an IP address in its one normal spelling. Raise ValueError for a host name."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(address)
 
 
-async def _look_up(host: str) -> set[str]:
+async def _resolve_host(name: str) -> set[str]:
+    """Return the IP addresses of a host name. Raise Unreachable if there are none."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Unreachable(f"there is no host {host}: {error}") from None
-    return {_normal(str(each[4][0])) for each in found}
+        raise Unreachable(f"there is no host {name}: {error}") from None
+    return {_normalize_host(str(address[4][0])) for address in found}

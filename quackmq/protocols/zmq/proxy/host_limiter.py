@@ -1,9 +1,10 @@
-"""Connections that are made for others: so many at once, and of one host fewer.
+"""Limit the connections that the proxy makes at a time: in total, and per host.
 
-Who names addresses where nobody answers holds up others of its own host, for a while, and nobody
-else. Turns are in the order of asking; how long one may wait for a turn is its caller's business.
+A host that names unreachable addresses uses up only its own limit. So it delays its own clients,
+and no others. Waiting tasks get their slot in the order in which they asked; the caller bounds the
+wait.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from contextlib import asynccontextmanager
 
 
 class PerHostLimiter:
-    def __init__(self, at_once: int, of_host: int) -> None:
-        self._all = asyncio.Semaphore(at_once)
-        self._of_host = of_host
-        #: Of each host that has or wants a turn: its own turns, and how many have or want one.
+    def __init__(self, most_slots: int, most_slots_per_host: int) -> None:
+        self._slots = asyncio.Semaphore(most_slots)
+        self._most_slots_per_host = most_slots_per_host
+        #: The slots of each host, and the number of tasks that have a slot of it or wait for one.
         self._hosts: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     @asynccontextmanager
-    async def hold(self, host: str) -> AsyncIterator[None]:
-        own, users = self._hosts.get(host) or (asyncio.Semaphore(self._of_host), 0)
-        self._hosts[host] = (own, users + 1)
+    async def slot(self, host: str) -> AsyncIterator[None]:
+        """Wait for a slot of this host and for one of all hosts; hold both in the context."""
+        host_slots, users = self._hosts.get(host) or (
+            asyncio.Semaphore(self._most_slots_per_host),
+            0,
+        )
+        self._hosts[host] = (host_slots, users + 1)
         try:
-            async with own, self._all:
+            async with host_slots, self._slots:
                 yield
         finally:
-            own, users = self._hosts.pop(host)
+            host_slots, users = self._hosts.pop(host)
             if users > 1:
-                self._hosts[host] = (own, users - 1)
+                self._hosts[host] = (host_slots, users - 1)

@@ -1,17 +1,22 @@
-"""What one client has yet to acknowledge of one topic: sent to its REP socket until it does.
+"""Send one client the entries of one topic that it has not acknowledged, until it does.
 
-The first delivery of an entry is what the XPUB socket sends to the client, if it has subscribed
-there (`XpubServer.covers`). What was published before it had, and what it has not acknowledged when
-the lease runs out, is sent as `data` over a REQ connection; the answer is the acknowledgement. A
-client that says `not_yet` has the message in hand: it is asked again later, each time after a
-longer wait. Where nobody answers, nothing is tried for a while, longer each time, and the broker's
-health names the client meanwhile.
+Usually the XPUB socket makes the first delivery of an entry, if the client subscribes there
+(`XpubServer.covers`). This module sends the other entries as `data` requests to the client's REP
+socket:
 
-An acknowledgement may come before the entry was lent, since XPUB does not wait for leases: it is
-remembered until then, up to a bound. One that is forgotten costs a repeat, which the client knows
-by its id.
+- entries that were published before the client subscribed at the XPUB socket;
+- entries that the client had not acknowledged when their lease expired.
 
-Who may call: the loop.
+The reply to `data` is the acknowledgement. The reply `not_yet` means that the client has the
+message but has not processed it. Such a message is sent again later, each time after a longer
+wait. If the client is unreachable, the next try comes after a back-off that doubles each time.
+Meanwhile the broker's health names the client.
+
+An acknowledgement may arrive before its entry is leased, because XPUB does not wait for leases. It
+is remembered until then, up to a bound. If one is forgotten, the client gets the entry again and
+recognizes it by its id.
+
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -19,22 +24,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from quackmq.broker import Broker, Caller, Channel, LeasedEntry
 from quackmq.errors import BrokerClosing, NotFound, QuackError
 from quackmq.protocols.zmq import limits
-from quackmq.protocols.zmq.codec.proxy_language import Data, data_words, read_received
-from quackmq.protocols.zmq.proxy.callback_connection import Outgoing
+from quackmq.protocols.zmq.codec.proxy_language import Data, data_words, read_data_reply
+from quackmq.protocols.zmq.proxy.callback_connection import CallbackConnection
 
 log = logging.getLogger(__name__)
+
+#: Doublings of the back-off that are counted; the longest back-off is reached much earlier.
+_MOST_DOUBLINGS: Final = 32
 
 
 class Multicast(Protocol):
     """The XPUB socket."""
 
     def covers(self, client: str, topic: str, partition: int, offset: int) -> bool:
-        """Whether an entry was, or will be, sent to a client there."""
+        """Return whether the socket has sent an entry to a client, or will send it."""
 
 
 class Retransmission:
@@ -43,37 +51,42 @@ class Retransmission:
         broker: Broker,
         caller: Caller,
         topic: str,
-        outgoing: Outgoing,
+        connection: CallbackConnection,
         multicast: Multicast,
         lease_ms: int,
-        large: asyncio.Semaphore,
+        large_slots: asyncio.Semaphore,
         on_end: Callable[[Retransmission], None],
     ) -> None:
-        """`caller` is the client, by its name; `large` is held around what takes much memory."""
-        self.outgoing = outgoing
+        """Start sending. `caller` names the client. `large_slots` bounds the large messages that
+        are sent to all clients at a time.
+        """
         self.client = caller.client
         self.topic = topic
-        #: How many messages were sent to the client's address, and how many tries failed.
+        #: Messages that were sent to the client's address, and tries that failed.
         self.sent = 0
         self.failed = 0
+        self._connection = connection
         self._broker = broker
         self._caller = caller
         self._multicast = multicast
         self._lease_ms = lease_ms
-        self._large = large
+        self._large_slots = large_slots
         self._on_end = on_end
+        #: Set when the channel may have entries to send.
         self._changed = asyncio.Event()
+        #: Set when the client says `hello` again, which ends a back-off.
         self._reachable = asyncio.Event()
         self._channel: Channel | None = None
-        #: Acknowledged and not lent yet, in the order in which they came.
+        #: Partition and offset of acknowledged entries that are not leased yet, the oldest first.
         self._early: dict[tuple[int, int], None] = {}
+        #: Failed tries since the last successful one.
         self._failures = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def renew(self, outgoing: Outgoing) -> None:
-        """The client has introduced itself again."""
-        self.outgoing = outgoing
-        self._is_well()
+    def replace_connection(self, connection: CallbackConnection) -> None:
+        """Use the address with which the client has said `hello` again; end a back-off."""
+        self._connection = connection
+        self._clear_failures()
         self._reachable.set()
         self._changed.set()
 
@@ -82,20 +95,21 @@ class Retransmission:
         if channel is not None and (
             channel.ack(partition, offset) or channel.is_done(partition, offset)
         ):
-            self._look_whether_well(channel)
+            self._clear_failures_if_caught_up(channel)
             return
         self._early[partition, offset] = None
         if len(self._early) > limits.PROXY_EARLY:
             del self._early[next(iter(self._early))]
 
     def low_water_mark(self, partition: int) -> int:
+        """Return the offset before which all entries of a partition are acknowledged."""
         return 0 if self._channel is None else self._channel.low_water_mark(partition)
 
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    # --- how it is done -----------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
@@ -107,26 +121,28 @@ class Retransmission:
                 except NotFound:
                     if self._channel is None:
                         return
-                    # Gone, but there may be another in its place: the next turn tells.
-                    await self._leave()
+                    # The subscription was deleted. The next round finds out whether there is a new
+                    # one of the same name.
+                    await self._close_channel()
                 except QuackError as error:
                     await self._back_off(error)
                 except Exception:
                     log.exception("sending %s to %s failed", self.topic, self.client)
                     await asyncio.sleep(limits.PROXY_RETRY_MS / 1000)
         finally:
-            self._is_well()
-            await self._leave()
+            self._clear_failures()
+            await self._close_channel()
             self._on_end(self)
 
-    async def _leave(self) -> None:
+    async def _close_channel(self) -> None:
         channel, self._channel = self._channel, None
-        # An offset may mean another entry, of another topic of this name.
+        # In a new topic of the same name the offsets mean other entries.
         self._early.clear()
         if channel is not None:
             await channel.close()
 
     async def _follow(self) -> None:
+        """Open the channel if needed; lease and deliver its entries for ever."""
         if self._channel is None:
             self._channel = await self._broker.pushing.open(
                 self._caller, self.client, self.topic, self._changed.set
@@ -134,62 +150,71 @@ class Retransmission:
         channel = self._channel
         while True:
             self._changed.clear()
-            while taken := await channel.take(limits.PROXY_TAKEN):
-                await self._deliver(channel, taken)
-                await asyncio.sleep(0)  # others are to have their turn
-            self._look_whether_well(channel)
+            while entries := await channel.take(limits.PROXY_TAKEN):
+                await self._deliver(channel, entries)
+                await asyncio.sleep(0)  # let other tasks run
+            self._clear_failures_if_caught_up(channel)
             await self._changed.wait()
 
-    async def _deliver(self, channel: Channel, taken: list[LeasedEntry]) -> None:
-        """What is not otherwise on its way, in order; if one cannot be sent, the others wait."""
-        for index, delivery in enumerate(taken):
-            if self._is_acknowledged(channel, delivery) or self._is_on_its_way(delivery):
+    async def _deliver(self, channel: Channel, entries: list[LeasedEntry]) -> None:
+        """Send the entries that XPUB does not deliver, in order. If one cannot be sent, give back
+        all remaining entries and back off.
+        """
+        for index, entry in enumerate(entries):
+            if self._is_acknowledged(channel, entry) or self._is_sent_by_xpub(entry):
                 continue
             try:
-                is_received = await self._send(delivery)
+                is_processed = await self._send(entry)
             except QuackError as error:
-                for left in taken[index:]:
-                    if not self._is_on_its_way(left):
-                        channel.nack(left)
+                for remaining in entries[index:]:
+                    if not self._is_sent_by_xpub(remaining):
+                        channel.nack(remaining)
                 self._broker.pushing.unreached[self.client, self.topic] = str(error)
                 await self._back_off(error)
                 return
-            if is_received:
-                channel.ack(delivery.partition, delivery.offset)
-            elif not self._is_acknowledged(channel, delivery):
-                channel.nack(delivery, self._later_ms(delivery))
+            if is_processed:
+                channel.ack(entry.partition, entry.offset)
+            elif not self._is_acknowledged(channel, entry):
+                channel.nack(entry, self._retry_delay_ms(entry))
 
-    def _is_acknowledged(self, channel: Channel, delivery: LeasedEntry) -> bool:
-        place = (delivery.partition, delivery.offset)
-        if place not in self._early:
-            return channel.is_done(*place)
-        del self._early[place]
-        channel.ack(*place)
+    def _is_acknowledged(self, channel: Channel, entry: LeasedEntry) -> bool:
+        """Return whether an entry is acknowledged. Apply an early acknowledgement first."""
+        position = (entry.partition, entry.offset)
+        if position not in self._early:
+            return channel.is_done(*position)
+        del self._early[position]
+        channel.ack(*position)
         return True
 
-    def _is_on_its_way(self, delivery: LeasedEntry) -> bool:
-        return delivery.deliveries == 1 and self._multicast.covers(
-            self.client, self.topic, delivery.partition, delivery.offset
+    def _is_sent_by_xpub(self, entry: LeasedEntry) -> bool:
+        """Return whether the XPUB socket makes this delivery, which is the first of the entry."""
+        return entry.deliveries == 1 and self._multicast.covers(
+            self.client, self.topic, entry.partition, entry.offset
         )
 
-    async def _send(self, delivery: LeasedEntry) -> bool:
-        """Whether it is done with. Unreachable, or another error of the client's."""
-        content = delivery.record.value or b""
-        data = Data(self.client, self.topic, delivery.id, content)
+    async def _send(self, entry: LeasedEntry) -> bool:
+        """Send an entry; return whether the client has processed it. Raise Unreachable, or the
+        error that the client replies.
+        """
+        content = entry.record.value or b""
+        data = Data(self.client, self.topic, entry.id, content)
         if len(content) > limits.ZMQ_UNRESERVED_BYTES:
-            answer = await self.outgoing.ask_large(data_words(data), content, self._large)
+            reply = await self._connection.request_large(
+                data_words(data), content, self._large_slots
+            )
         else:
-            answer = await self.outgoing.ask(data_words(data), content)
-        is_received = read_received(data, answer)
+            reply = await self._connection.request(data_words(data), content)
+        is_processed = read_data_reply(data, reply)
         self.sent += 1
         if self._failures:
             log.info(
                 "%s is reached again, for %s; %d tries failed", self.client, self.topic, self.failed
             )
-            self._is_well()
-        return is_received
+            self._clear_failures()
+        return is_processed
 
     async def _back_off(self, error: QuackError) -> None:
+        """Wait after a failure, longer each time, or until the client says `hello` again."""
         self.failed += 1
         if not self._failures:
             log.warning(
@@ -199,7 +224,7 @@ class Retransmission:
                 error,
             )
         wait_ms = min(limits.PROXY_BACKOFF_MS * 2**self._failures, limits.PROXY_LONGEST_BACKOFF_MS)
-        self._failures = min(self._failures + 1, 32)
+        self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
         self._reachable.clear()
         try:
             async with asyncio.timeout(wait_ms / 1000):
@@ -207,17 +232,16 @@ class Retransmission:
         except TimeoutError:
             return
 
-    def _look_whether_well(self, channel: Channel) -> None:
-        """Who has got by other ways what could not be sent to it misses nothing."""
+    def _clear_failures_if_caught_up(self, channel: Channel) -> None:
+        """Clear the failures of a client that got all entries another way, for example by XPUB."""
         if self._failures and not channel.lag():
-            self._is_well()
+            self._clear_failures()
 
-    def _is_well(self) -> None:
-        """Reached again, without need of it, or gone."""
+    def _clear_failures(self) -> None:
+        """Stop reporting the client as unreachable; restart the back-off at its beginning."""
         self._failures = 0
         self._broker.pushing.unreached.pop((self.client, self.topic), None)
 
-    def _later_ms(self, delivery: LeasedEntry) -> int:
-        return min(
-            self._lease_ms << min(delivery.deliveries - 1, 16), limits.PROXY_LONGEST_BACKOFF_MS
-        )
+    def _retry_delay_ms(self, entry: LeasedEntry) -> int:
+        """Return how long to wait with the next delivery: twice as long after each one."""
+        return min(self._lease_ms << min(entry.deliveries - 1, 16), limits.PROXY_LONGEST_BACKOFF_MS)

@@ -1,15 +1,15 @@
-"""The XPUB socket: SUB sockets say what they want, and get it, at most once.
+"""The XPUB socket: it sends messages to the SUB sockets that subscribe to them, at most once.
 
-A subscription is a prefix of topics' names; the empty one is all of them, those to come included.
-What else can be subscribed to, `quackmq.protocols.zmq.codec.proxy_language` says. Messages are
-those that are published after the subscription has come.
+A subscription is a prefix of topic names. The empty prefix selects all topics, also those that are
+created later. `codec.proxy_language` describes two further kinds of subscription. A subscriber gets
+the messages that are published after its subscription has arrived.
 
-A subscriber that does not keep up gets a bounded number of bytes ahead of what it has taken; beyond
-that it misses messages, as it would at any PUB socket, and nobody else is held up by it. How many
-were dropped, the log says once in a while. Clients that have introduced themselves are sent what
-they missed (`clients`).
+A slow subscriber may have a bounded number of unsent bytes. Beyond it, the subscriber misses
+messages, as it would with any PUB socket; other subscribers are not delayed. The log reports the
+number of dropped messages at intervals. Clients that have said `hello` get missed messages another
+way (`retransmission`).
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from quackmq.model.topic import Topic
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
-from quackmq.protocols.zmq.codec.proxy_language import subscribing_client, topic_with_ids
+from quackmq.protocols.zmq.codec.proxy_language import (
+    parse_client_subscription,
+    parse_ids_subscription,
+)
 from quackmq.protocols.zmq.codec.pubsub import SubscriberDecoder
 from quackmq.protocols.zmq.connection import Peer
 from quackmq.protocols.zmq.proxy.xpub_feed import Feed
-from quackmq.protocols.zmq.server import Listener
+from quackmq.protocols.zmq.server import ZmtpServer
 from quackmq.serving.rate_limited_log import RateLimitedLog
 from quackmq.serving.server import Address
 
 log = logging.getLogger(__name__)
 
 
-class XpubServer(Listener):
+class XpubServer(ZmtpServer):
     name = "xpub"
 
     def __init__(
@@ -45,9 +48,10 @@ class XpubServer(Listener):
         self.dropped = RateLimitedLog(
             log, "%d messages dropped for slow subscribers, the last %s", time
         )
-        self._feeds: dict[str, Feed] = {}
-        self._clients: dict[str, Subscriber] = {}
-        self._parts = 0
+        self._feed_by_topic: dict[str, Feed] = {}
+        self._subscriber_by_client: dict[str, Subscriber] = {}
+        #: The number of partitions that all feeds follow.
+        self._partitions = 0
 
     def make_connection(self, channel: str = "") -> Subscriber:
         return Subscriber(self)
@@ -58,7 +62,7 @@ class XpubServer(Listener):
 
     async def close(self) -> None:
         self.broker.topic_watchers.discard(self._on_topic)
-        feeds, self._feeds = list(self._feeds.values()), {}
+        feeds, self._feed_by_topic = list(self._feed_by_topic.values()), {}
         for feed in feeds:
             feed.stop()
         for feed in feeds:
@@ -66,154 +70,173 @@ class XpubServer(Listener):
         await super().close()
 
     def following(self) -> dict[str, bool]:
-        """The topics that are read for somebody, and whether what is published from now on will be
-        sent: not before it is known where a topic ends."""
-        return {name: feed.has_begun for name, feed in self._feeds.items()}
+        """Return the followed topics, and for each whether its feed has begun. Messages that are
+        published after that will be sent.
+        """
+        return {name: feed.has_begun for name, feed in self._feed_by_topic.items()}
 
     def covers(self, client: str, topic: str, partition: int, offset: int) -> bool:
-        """Whether an entry was sent to a client that has subscribed with ids and said who it is,
-        or will be in its turn."""
-        subscriber = self._clients.get(client)
-        feed = self._feeds.get(topic)
+        """Return whether this socket has sent an entry to a client, or will send it.
+
+        That is so only for clients that subscribe with ids and have named themselves.
+        """
+        subscriber = self._subscriber_by_client.get(client)
+        feed = self._feed_by_topic.get(topic)
         if subscriber is None or feed is None:
             return False
         return feed.covers(subscriber, partition, offset)
 
-    # --- what subscribers call --------------------------------------------------------------
+    # --- called by subscribers --------------------------------------------------------------
 
-    def wants(self, subscriber: Subscriber, prefix: bytes) -> None:
-        """Every topic that begins so. ProtocolError where that is too much."""
+    def subscribe_prefix(self, subscriber: Subscriber, prefix: bytes) -> None:
+        """Send the messages of every topic whose name begins with `prefix`. Raise ProtocolError if
+        that exceeds the bound on followed partitions.
+        """
         for topic in list(self.broker.topics().values()):
             if topic.name.encode().startswith(prefix):
-                self._feed(topic, None).plain[subscriber] = None
+                self._ensure_feed(topic, None).plain[subscriber] = None
 
-    def wants_ids(self, subscriber: Subscriber, name: str) -> None:
-        """The topic need not be there yet."""
+    def subscribe_with_ids(self, subscriber: Subscriber, name: str) -> None:
+        """Send the messages of one topic with their ids. The topic may be created later."""
         topic = self.broker.topics().get(name)
         if topic is not None:
-            self._feed(topic, None).add_with_ids(subscriber)
+            self._ensure_feed(topic, None).add_with_ids(subscriber)
 
-    def is_client(self, subscriber: Subscriber, client: str) -> None:
-        # Who comes anew is known before TCP knows that the old connection is gone.
-        self._clients[client] = subscriber
+    def set_client(self, subscriber: Subscriber, client: str) -> None:
+        # A client may reconnect before TCP detects that its old connection is broken. So the new
+        # subscriber replaces the old one.
+        self._subscriber_by_client[client] = subscriber
 
-    def unsubscribed(self, subscriber: Subscriber) -> None:
-        """It wants less than before, or is gone."""
-        for feed in list(self._feeds.values()):
+    def remove_unsubscribed(self, subscriber: Subscriber) -> None:
+        """Remove a subscriber from the feeds that its subscriptions no longer select. Forget its
+        client if it has disconnected.
+        """
+        for feed in list(self._feed_by_topic.values()):
             if subscriber in feed.plain and not subscriber.matches(feed.topic.name):
                 del feed.plain[subscriber]
-            if subscriber in feed.with_ids and feed.topic.name not in subscriber.with_ids:
+            if subscriber in feed.with_ids and feed.topic.name not in subscriber.topics_with_ids:
                 del feed.with_ids[subscriber]
-            if not feed.is_wanted:
-                self._stop(feed)
+            if not feed.has_subscribers:
+                self._stop_feed(feed)
         client = subscriber.client
-        if client is not None and subscriber.is_gone and self._clients.get(client) is subscriber:
-            del self._clients[client]
+        if (
+            client is not None
+            and subscriber.is_disconnected
+            and self._subscriber_by_client.get(client) is subscriber
+        ):
+            del self._subscriber_by_client[client]
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
     def _on_topic(self, topic: Topic) -> None:
-        """A topic has come, or was altered."""
-        feed = self._feeds.get(topic.name)
+        """Follow a topic that was created or altered, if a subscription selects it."""
+        feed = self._feed_by_topic.get(topic.name)
         if feed is not None and feed.topic.id == topic.id:
-            self._parts += topic.partitions - feed.topic.partitions
-            feed.follow(topic)
+            self._partitions += topic.partitions - feed.topic.partitions
+            feed.follow_altered(topic)
             return
         if feed is not None:
-            self._stop(feed)
-        for peer in list(self.connections):
-            assert isinstance(peer, Subscriber), "it makes no others"
-            if peer.is_gone:
+            self._stop_feed(feed)
+        for subscriber in list(self.connections):
+            assert isinstance(subscriber, Subscriber), "make_connection makes no others"
+            if subscriber.is_disconnected:
                 continue
             try:
-                if peer.matches(topic.name):
-                    self._feed(topic, 0).plain[peer] = None
-                if topic.name in peer.with_ids:
-                    self._feed(topic, 0).add_with_ids(peer)
+                if subscriber.matches(topic.name):
+                    self._ensure_feed(topic, 0).plain[subscriber] = None
+                if topic.name in subscriber.topics_with_ids:
+                    self._ensure_feed(topic, 0).add_with_ids(subscriber)
             except ProtocolError as error:
-                peer.disconnect(str(error))
+                subscriber.disconnect(str(error))
 
-    def _feed(self, topic: Topic, start: int | None) -> Feed:
-        feed = self._feeds.get(topic.name)
+    def _ensure_feed(self, topic: Topic, start: int | None) -> Feed:
+        """Return the feed of a topic. A new feed starts at offset `start`, or at the topic's end.
+        Raise ProtocolError if too many partitions are followed.
+        """
+        feed = self._feed_by_topic.get(topic.name)
         if feed is None:
-            if self._parts + topic.partitions > limits.PROXY_FEEDS:
+            if self._partitions + topic.partitions > limits.PROXY_FEEDS:
                 raise ProtocolError(
                     f"more than {limits.PROXY_FEEDS} partitions are followed: subscribe to fewer"
                 )
-            self._parts += topic.partitions
-            feed = self._feeds[topic.name] = Feed(self.broker, topic, self._on_end)
+            self._partitions += topic.partitions
+            feed = self._feed_by_topic[topic.name] = Feed(self.broker, topic, self._on_feed_end)
             feed.begin(start)
         return feed
 
-    def _on_end(self, feed: Feed) -> None:
-        """Its topic is gone."""
-        if self._feeds.get(feed.topic.name) is feed:
-            self._stop(feed)
+    def _on_feed_end(self, feed: Feed) -> None:
+        """Remove a feed whose topic was deleted."""
+        if self._feed_by_topic.get(feed.topic.name) is feed:
+            self._stop_feed(feed)
 
-    def _stop(self, feed: Feed) -> None:
-        del self._feeds[feed.topic.name]
-        self._parts -= feed.topic.partitions
+    def _stop_feed(self, feed: Feed) -> None:
+        del self._feed_by_topic[feed.topic.name]
+        self._partitions -= feed.topic.partitions
         feed.stop()
 
 
 class Subscriber(Peer):
     may_be_slow = True
 
-    def __init__(self, door: XpubServer) -> None:
-        super().__init__(door, SubscriberDecoder())
-        self._xpub = door
-        #: As they came; and the topics whose messages it wants with their ids.
+    def __init__(self, server: XpubServer) -> None:
+        super().__init__(server, SubscriberDecoder())
+        self._xpub = server
+        #: All subscriptions, as received.
         self.subscriptions: set[bytes] = set()
-        self.with_ids: set[str] = set()
-        #: Who it says that it is.
+        #: The topics that it subscribes to with message ids.
+        self.topics_with_ids: set[str] = set()
+        #: The client's name, if the peer has sent it.
         self.client: str | None = None
-        self.is_gone = False
+        self.is_disconnected = False
 
     @property
     def unsent_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def matches(self, topic: str) -> bool:
+        """Return whether a subscription is a prefix of the topic's name."""
         name = topic.encode()
         return any(name.startswith(prefix) for prefix in self.subscriptions)
 
     def send(self, frames: bytes, messages: int) -> None:
-        """Messages, unless there are too many already that it has not taken."""
+        """Send encoded messages. Drop and count them if too many bytes are unsent."""
         transport = self._transport
         if transport is None or self._has_ended:
             return
         if self._slow_since is None:
             transport.write(frames)
             return
-        unsent = transport.get_write_buffer_size()
-        if unsent + len(frames) > limits.PROXY_UNSENT_BYTES or not self._budgets.sendable.is_set():
+        unsent_bytes = transport.get_write_buffer_size()
+        is_full = unsent_bytes + len(frames) > limits.PROXY_UNSENT_BYTES
+        if is_full or not self._budgets.sendable.is_set():
             self._xpub.dropped.add(f"for {self._caller.address}", messages)
             return
         transport.write(frames)
         self._note_unsent()
 
-    # --- what it is made of -----------------------------------------------------------------
+    # --- called by Peer ---------------------------------------------------------------------
 
-    def _introduction(self) -> bytes:
+    def _ready_command(self) -> bytes:
         return zmtp.ready("XPUB")
 
-    def _may_begin(self) -> bool:
+    def _may_accept_message(self) -> bool:
         return not self._draining
 
-    def _is_done(self) -> bool:
+    def _is_idle(self) -> bool:
         return True
 
-    def _on_gone(self) -> None:
-        self.is_gone = True
+    def _on_disconnected(self) -> None:
+        self.is_disconnected = True
         self.subscriptions.clear()
-        self.with_ids.clear()
-        self._xpub.unsubscribed(self)
+        self.topics_with_ids.clear()
+        self._xpub.remove_unsubscribed(self)
 
     def _on_message(self, event: zmtp.Event) -> None:
         if not isinstance(event, zmtp.Subscribe | zmtp.Cancel):
             return
         try:
-            client, topic = subscribing_client(event.prefix), topic_with_ids(event.prefix)
+            client = parse_client_subscription(event.prefix)
+            topic = parse_ids_subscription(event.prefix)
         except InvalidRequest as error:
             raise ProtocolError(str(error)) from None
         if isinstance(event, zmtp.Subscribe):
@@ -221,8 +244,8 @@ class Subscriber(Peer):
             return
         self.subscriptions.discard(event.prefix)
         if topic is not None:
-            self.with_ids.discard(topic)
-        self._xpub.unsubscribed(self)
+            self.topics_with_ids.discard(topic)
+        self._xpub.remove_unsubscribed(self)
 
     def _subscribe(self, prefix: bytes, client: str | None, topic: str | None) -> None:
         if len(self.subscriptions) >= limits.PROXY_SUBSCRIPTIONS:
@@ -232,9 +255,9 @@ class Subscriber(Peer):
         self.subscriptions.add(prefix)
         if client is not None:
             self.client = client
-            self._xpub.is_client(self, client)
+            self._xpub.set_client(self, client)
         elif topic is not None:
-            self.with_ids.add(topic)
-            self._xpub.wants_ids(self, topic)
+            self.topics_with_ids.add(topic)
+            self._xpub.subscribe_with_ids(self, topic)
         else:
-            self._xpub.wants(self, prefix)
+            self._xpub.subscribe_prefix(self, prefix)

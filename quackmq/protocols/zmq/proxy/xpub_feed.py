@@ -1,12 +1,12 @@
-"""What is sent to subscribers: every topic that somebody wants is read once, for all of them.
+"""Read each subscribed topic once, for all subscribers of the XPUB socket.
 
-A feed follows one topic from where it ends when the first subscriber comes; each of its partitions
-by itself, in the order of the log. What has come together is made into frames once, and each
-subscriber gets the very same bytes. It is there for as long as somebody wants the topic.
+A feed follows one topic from its end at the time of the first subscription. It reads each partition
+in the order of the log. New messages are encoded into frames once, and every subscriber gets the
+same bytes. A feed exists as long as its topic has a subscriber.
 
-Only what is committed is sent, whichever door it came through.
+A feed sends committed messages only, whichever protocol published them.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -21,53 +21,55 @@ from quackmq.broker import Broker, Caller, Message
 from quackmq.errors import BrokerClosing, NotFound, OffsetOutOfRange, QuackError
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.zmq import limits
-from quackmq.protocols.zmq.codec.proxy_language import with_ids
-from quackmq.protocols.zmq.codec.zmtp import MORE, head
+from quackmq.protocols.zmq.codec.proxy_language import ids_subscription
+from quackmq.protocols.zmq.codec.zmtp import MORE, frame_head
 
 log = logging.getLogger(__name__)
 
-#: As whom the proxy reads.
+#: The caller that the proxy names when it reads.
 _PROXY = Caller(client="proxy")
 
 
-class Audience(Protocol):
-    """Somebody to whom messages are sent."""
+class Receiver(Protocol):
+    """A subscriber of the feed."""
 
     def send(self, frames: bytes, messages: int) -> None:
-        """So many messages, or drop them if there is no room for them."""
+        """Send `messages` encoded messages, or drop them if the receiver has no room."""
 
 
 class Feed:
     def __init__(self, broker: Broker, topic: Topic, on_end: Callable[[Feed], None]) -> None:
         self.topic = topic
-        #: Who wants the messages as they are, and who with their ids; of the latter from which
-        #: offset on, by partition, where the partition was being read before they came.
-        self.plain: dict[Audience, None] = {}
-        self.with_ids: dict[Audience, dict[int, int]] = {}
+        #: Receivers that want topic and body.
+        self.plain: dict[Receiver, None] = {}
+        #: Receivers that also want message ids. For each: the offset from which it gets messages,
+        #: by partition. Partitions that were not yet being read when it subscribed are missing.
+        self.with_ids: dict[Receiver, dict[int, int]] = {}
         self._broker = broker
         self._on_end = on_end
-        self._parts: list[_Part] = []
+        self._readers: list[_PartitionReader] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._plain_head = head(MORE, len(topic.name)) + topic.name.encode()
-        first = with_ids(topic.name)
-        self._ids_head = head(MORE, len(first)) + first
+        self._plain_first_frame = frame_head(MORE, len(topic.name)) + topic.name.encode()
+        first_frame = ids_subscription(topic.name)
+        self._ids_first_frame = frame_head(MORE, len(first_frame)) + first_frame
 
     @property
-    def is_wanted(self) -> bool:
+    def has_subscribers(self) -> bool:
         return bool(self.plain or self.with_ids)
 
     @property
     def has_begun(self) -> bool:
-        return all(part.position is not None for part in self._parts)
+        """Whether the start offsets of all partitions are known."""
+        return all(reader.position is not None for reader in self._readers)
 
     def begin(self, start: int | None) -> None:
-        """Read from an offset on, or from where the topic ends."""
-        self._follow(start)
+        """Read from offset `start`, or from the topic's end if that is None."""
+        self._start_readers(start)
 
-    def follow(self, topic: Topic) -> None:
-        """It was altered: new partitions are read from their beginning."""
+    def follow_altered(self, topic: Topic) -> None:
+        """Use the altered topic; read new partitions from their beginning."""
         self.topic = topic
-        self._follow(0)
+        self._start_readers(0)
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -77,120 +79,136 @@ class Feed:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def add_with_ids(self, audience: Audience) -> None:
+    def add_with_ids(self, receiver: Receiver) -> None:
+        """Send the messages with ids to a receiver, from the present position on."""
         positions = {
-            part.partition: part.position for part in self._parts if part.position is not None
+            reader.partition: reader.position
+            for reader in self._readers
+            if reader.position is not None
         }
-        self.with_ids[audience] = positions
+        self.with_ids[receiver] = positions
 
-    def covers(self, audience: Audience, partition: int, offset: int) -> bool:
-        """Whether an entry was sent to somebody who wants ids, or will be in its turn."""
-        positions = self.with_ids.get(audience)
-        if positions is None or partition >= len(self._parts):
+    def covers(self, receiver: Receiver, partition: int, offset: int) -> bool:
+        """Return whether the feed has sent an entry with its id to a receiver, or will send it."""
+        positions = self.with_ids.get(receiver)
+        if positions is None or partition >= len(self._readers):
             return False
-        begin = positions.get(partition)
-        if begin is None:
-            begin = self._parts[partition].start
-        return begin is not None and offset >= begin
+        start = positions.get(partition)
+        if start is None:
+            start = self._readers[partition].start
+        return start is not None and offset >= start
 
-    # --- how it is read -----------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------
 
-    def _follow(self, start: int | None) -> None:
-        for partition in range(len(self._parts), self.topic.partitions):
-            part = _Part(partition, start)
-            self._parts.append(part)
-            task = asyncio.get_running_loop().create_task(self._run(part))
+    def _start_readers(self, start: int | None) -> None:
+        """Start a task for each partition that is not read yet."""
+        for partition in range(len(self._readers), self.topic.partitions):
+            reader = _PartitionReader(partition, start)
+            self._readers.append(reader)
+            task = asyncio.get_running_loop().create_task(self._run(reader))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, part: _Part) -> None:
+    async def _run(self, reader: _PartitionReader) -> None:
+        """Read a partition until the topic is deleted or the broker closes; retry after errors."""
         wait_ms = limits.PROXY_RETRY_MS
         while True:
-            position = part.position
+            position = reader.position
             try:
-                await self._find(part)
-                await self._read_on(part)
+                await self._find_position(reader)
+                await self._read(reader)
             except (BrokerClosing, NotFound):
-                break  # the topic, or the broker, is gone
+                break
             except OffsetOutOfRange:
-                # Trimmed before it was sent: who subscribes like this is served at most once.
-                part.is_behind = True
+                # Retention deleted messages before they were sent. Delivery is at most once, so
+                # the feed continues with the first message that still exists.
+                reader.is_trimmed = True
                 continue
             except QuackError as error:
                 log.warning("new messages of topic %s wait: %s", self.topic.name, error)
             except Exception:
                 log.exception("following topic %s failed; it is tried again", self.topic.name)
-            if part.position != position:  # it had gone on: this is another trouble
+            if reader.position != position:  # it made progress, so this is a new problem
                 wait_ms = limits.PROXY_RETRY_MS
             await asyncio.sleep(wait_ms / 1000)
             wait_ms = min(2 * wait_ms, limits.PROXY_LONGEST_BACKOFF_MS)
         self._on_end(self)
 
-    async def _find(self, part: _Part) -> None:
-        """Where to read on, if that is not known."""
-        if part.position is None or part.is_behind:
+    async def _find_position(self, reader: _PartitionReader) -> None:
+        """Find the offset to read next, if it is unknown or no longer exists."""
+        if reader.position is None or reader.is_trimmed:
             offsets = await self._broker.offsets(
-                _PROXY, PartitionKey(self.topic.id, part.partition)
+                _PROXY, PartitionKey(self.topic.id, reader.partition)
             )
-            if part.position is None:
-                part.position = part.start = offsets.stable
+            if reader.position is None:
+                reader.position = reader.start = offsets.stable
             else:
-                part.position = min(max(part.position, offsets.first), offsets.next)
-            part.is_behind = False
+                reader.position = min(max(reader.position, offsets.first), offsets.next)
+            reader.is_trimmed = False
 
-    async def _read_on(self, part: _Part) -> None:
-        assert part.position is not None, "it was found"
+    async def _read(self, reader: _PartitionReader) -> None:
+        """Read messages and send them, for ever."""
+        assert reader.position is not None, "the position was found before"
         while True:
             page = await self._broker.messages.read(
                 _PROXY,
                 self.topic.name,
-                part.partition,
-                part.position,
+                reader.partition,
+                reader.position,
                 max_records=limits.PROXY_PAGE_RECORDS,
                 max_bytes=limits.PROXY_PAGE_BYTES,
                 wait_ms=shared_limits.READ_WAIT_MS,
             )
-            # Another of this name must not be taken for it.
+            # Raise NotFound if the topic was deleted: the messages may be those of a new topic with
+            # the same name.
             self._broker.topic_by_id(self.topic.id)
             if page.messages:
                 self._send(page.messages)
-            part.position = page.next_offset
-            await asyncio.sleep(0)  # others are to have their turn
+            reader.position = page.next_offset
+            await asyncio.sleep(0)  # let other tasks run
 
     def _send(self, messages: Sequence[Message]) -> None:
         if self.plain:
-            self._send_to(self.plain, self._plain_frames(messages), len(messages))
+            self._send_to(self.plain, self._encode_plain(messages), len(messages))
         if self.with_ids:
-            self._send_to(self.with_ids, self._frames_with_ids(messages), len(messages))
+            self._send_to(self.with_ids, self._encode_with_ids(messages), len(messages))
 
-    def _send_to(self, audience: Iterable[Audience], frames: bytes, messages: int) -> None:
-        for each in list(audience):
-            each.send(frames, messages)
+    def _send_to(self, receivers: Iterable[Receiver], frames: bytes, messages: int) -> None:
+        for receiver in list(receivers):
+            receiver.send(frames, messages)
 
-    def _plain_frames(self, messages: Sequence[Message]) -> bytes:
+    def _encode_plain(self, messages: Sequence[Message]) -> bytes:
         pieces: list[bytes] = []
         for message in messages:
             body = message.record.value or b""
-            pieces += (self._plain_head, head(0, len(body)), body)
+            pieces += (self._plain_first_frame, frame_head(0, len(body)), body)
         return b"".join(pieces)
 
-    def _frames_with_ids(self, messages: Sequence[Message]) -> bytes:
+    def _encode_with_ids(self, messages: Sequence[Message]) -> bytes:
         pieces: list[bytes] = []
         for message in messages:
             body = message.record.value or b""
-            token = message.id.encode()
-            pieces += (self._ids_head, head(MORE, len(body)), body, head(0, len(token)), token)
+            message_id = message.id.encode()
+            pieces += (
+                self._ids_first_frame,
+                frame_head(MORE, len(body)),
+                body,
+                frame_head(0, len(message_id)),
+                message_id,
+            )
         return b"".join(pieces)
 
 
-class _Part:
-    """A partition: where it was begun with, and the next offset to be sent; None before either is
-    known. `is_behind` if that is there no more."""
+class _PartitionReader:
+    """The state of reading one partition."""
 
-    __slots__ = ("is_behind", "partition", "position", "start")
+    __slots__ = ("is_trimmed", "partition", "position", "start")
 
     def __init__(self, partition: int, start: int | None) -> None:
         self.partition = partition
+        #: The first offset that was read; None until it is known.
         self.start = start
+        #: The next offset to read; None until it is known.
         self.position = start
-        self.is_behind = False
+        #: Whether retention has deleted the record at `position`.
+        self.is_trimmed = False

@@ -1,15 +1,15 @@
-"""The XSUB socket: what PUB sockets send is published.
+"""The XSUB socket: publish the messages that PUB sockets send.
 
-A message is two frames, the topic's name and the body. It is published as by any door: the topic
-comes to life by its first message, its policy holds. There is no answer: a PUB socket has no ear
-for one (who wants to know publishes over the proxy's REP socket). What cannot be published is
-counted, and the log says why once in a while.
+A message has two frames, the topic's name and the body. It is published as with any other protocol:
+the first message creates the topic, and the topic's policy applies. There is no reply, because a
+PUB socket cannot receive one; a publisher that needs replies uses the proxy's REP socket. Messages
+that cannot be published are counted, and the log reports them at intervals.
 
-What comes while something is being published is gathered and published together, in the order in
-which it came. Beyond a number of messages, or bytes, nothing more is read from the peer: TCP and
-its own high-water mark hold it up. What was read is published also if the peer goes.
+Messages that arrive during a publish are collected and published together, in their order. Beyond a
+number of messages or bytes the server stops reading from the peer, so TCP and the peer's own
+high-water mark slow it down. Messages that were read are published even if the peer disconnects.
 
-Who may call: the loop.
+Call it only from the event loop.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from quackmq.errors import IllegalTopicName, QuackError, RecordTooLarge, TopicFu
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
-from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, subscription
+from quackmq.protocols.zmq.codec.pubsub import PublisherDecoder, encode_subscription
 from quackmq.protocols.zmq.connection import Peer, large_bytes
-from quackmq.protocols.zmq.server import Listener
+from quackmq.protocols.zmq.server import ZmtpServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.serving.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
 
-class XsubServer(Listener):
+class XsubServer(ZmtpServer):
     name = "xsub"
 
     def __init__(
@@ -50,44 +50,46 @@ class XsubServer(Listener):
         return Publisher(self)
 
     async def close(self) -> None:
-        """Let nobody in, publish what was read. What waits for room in a full topic is not waited
-        for beyond a time: the broker, when it closes, refuses it."""
+        """Stop accepting peers, and publish the messages that were read. Messages that wait for
+        room in a full topic beyond the drain deadline are refused when the broker closes.
+        """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + limits.ZMQ_DRAIN_MS / 1000
+        deadline = loop.time() + limits.ZMQ_DRAIN_MS / 1000
         await super().close()
         if self._publishing:
-            await asyncio.wait(self._publishing, timeout=max(0.0, end_s - loop.time()))
+            await asyncio.wait(self._publishing, timeout=max(0.0, deadline - loop.time()))
 
     def start_publishing(self, publisher: Publisher) -> None:
-        task = asyncio.get_running_loop().create_task(publisher.publish())
+        task = asyncio.get_running_loop().create_task(publisher.publish_pending())
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
 
 class Publisher(Peer):
-    events_at_once = limits.PROXY_PUBLISHER_MESSAGES
+    events_per_turn = limits.PROXY_PUBLISHER_MESSAGES
 
-    def __init__(self, door: XsubServer) -> None:
-        super().__init__(door, PublisherDecoder())
-        self._xsub = door
+    def __init__(self, server: XsubServer) -> None:
+        super().__init__(server, PublisherDecoder())
+        self._xsub = server
+        #: Topics and bodies that the next publish will contain.
         self._pending: list[tuple[bytes, bytes]] = []
-        #: How many messages are pending or being published, and their bytes.
+        #: Messages that are pending or being published, and the bytes of their bodies.
         self.unpublished = 0
-        self._bytes = 0
+        self._unpublished_bytes = 0
         self._is_publishing = False
 
-    # --- what it is made of -----------------------------------------------------------------
+    # --- called by Peer ---------------------------------------------------------------------
 
-    def _introduction(self) -> bytes:
-        # Everything: what is wanted by whom is for the broker to know.
-        return zmtp.ready("XSUB") + subscription(b"", self._decoder.minor)
+    def _ready_command(self) -> bytes:
+        # Subscribe to all messages: the broker decides who gets them.
+        return zmtp.ready("XSUB") + encode_subscription(b"", self._decoder.minor)
 
-    def _may_begin(self) -> bool:
+    def _may_accept_message(self) -> bool:
         return (
             self.unpublished < limits.PROXY_PUBLISHER_MESSAGES
-            and self._bytes < limits.PROXY_PUBLISHER_BYTES
+            and self._unpublished_bytes < limits.PROXY_PUBLISHER_BYTES
             and not self._draining
-            and (not self.unpublished or self._door.has_room())
+            and (not self.unpublished or self._server.has_room())
         )
 
     def _on_message(self, event: zmtp.Event) -> None:
@@ -101,35 +103,37 @@ class Publisher(Peer):
             return
         topic, body = event.frames
         self.unpublished += 1
-        self._bytes += len(body)
-        self._door.begun(large_bytes(len(body)))
+        self._unpublished_bytes += len(body)
+        self._server.begin_request(large_bytes(len(body)))
         self._release_reserved()
         self._pending.append((topic, body))
         if not self._is_publishing:
             self._is_publishing = True
             self._xsub.start_publishing(self)
 
-    def _is_done(self) -> bool:
+    def _is_idle(self) -> bool:
         return not self.unpublished
 
     # --- publishing -------------------------------------------------------------------------
 
-    async def publish(self) -> None:
-        """Until nothing is left."""
+    async def publish_pending(self) -> None:
+        """Publish pending messages until there are none."""
         try:
             while self._pending:
-                taken, self._pending = self._pending, []
-                by_topic: dict[bytes, list[bytes]] = {}
-                for topic, body in taken:
-                    by_topic.setdefault(topic, []).append(body)
-                if len(by_topic) == 1:
-                    await self._publish_to(*next(iter(by_topic.items())))
+                messages, self._pending = self._pending, []
+                bodies_by_topic: dict[bytes, list[bytes]] = {}
+                for topic, body in messages:
+                    bodies_by_topic.setdefault(topic, []).append(body)
+                if len(bodies_by_topic) == 1:
+                    await self._publish_to(*next(iter(bodies_by_topic.items())))
                 else:
-                    await asyncio.gather(*(self._publish_to(*each) for each in by_topic.items()))
-                for _, body in taken:
+                    await asyncio.gather(
+                        *(self._publish_to(*item) for item in bodies_by_topic.items())
+                    )
+                for _, body in messages:
                     self.unpublished -= 1
-                    self._bytes -= len(body)
-                    self._door.done(large_bytes(len(body)))
+                    self._unpublished_bytes -= len(body)
+                    self._server.end_request(large_bytes(len(body)))
                 self.pump()
         finally:
             self._is_publishing = False
@@ -141,10 +145,13 @@ class Publisher(Peer):
         except UnicodeDecodeError:
             self._refuse(IllegalTopicName(f"{topic!r} is no topic's name"), len(bodies))
             return
-        for part in _parts(bodies):
-            await self._put(name, part)
+        for batch in _split_into_batches(bodies):
+            await self._put(name, batch)
 
     async def _put(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Publish messages as one batch. If the batch is too large for the topic, publish each
+        message by itself.
+        """
         records = [Record(0, NO_TIMESTAMP, None, body) for body in bodies]
         try:
             await self._broker.messages.put(self._caller, topic, records)
@@ -152,7 +159,7 @@ class Publisher(Peer):
             if len(bodies) == 1:
                 self._refuse(error)
                 return
-            # Together they are too much; as many as fit are wanted, and nothing was taken.
+            # The broker stores all or nothing, so no message of the batch was published.
             for body in bodies:
                 await self._put(topic, (body,))
         except QuackError as error:
@@ -161,18 +168,19 @@ class Publisher(Peer):
             log.exception("publishing to %s failed", topic)
 
     def _refuse(self, error: QuackError, count: int = 1) -> None:
+        """Count messages that are not published, and log the error at intervals."""
         self._release_reserved()
         self._xsub.refused.add(f"{error} ({self._caller.address})", count)
 
 
-def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
-    """As many at once as one batch takes well."""
-    part: list[bytes] = []
-    size = 0
+def _split_into_batches(bodies: list[bytes]) -> Iterator[list[bytes]]:
+    """Yield the bodies in lists that each fit into one batch."""
+    batch: list[bytes] = []
+    size_bytes = 0
     for body in bodies:
-        if part and size + len(body) > shared_limits.ENCODED_BATCH_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(body)
-        size += len(body)
-    yield part
+        if batch and size_bytes + len(body) > shared_limits.ENCODED_BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(body)
+        size_bytes += len(body)
+    yield batch
