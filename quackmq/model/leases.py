@@ -172,6 +172,12 @@ class Leases:
         """Count the offsets in [first, end) that are not done: fresh or outstanding."""
         return self._fresh_ranges.count(first_offset, end_offset) + len(self._lease_by_offset)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether no entry above the low-water mark is done."""
+        low, frontier = self.low_water_mark, self.frontier
+        return self.count_unfinished(low, frontier) == frontier - low
+
     def is_done(self, offset: int) -> bool:
         return offset not in self._lease_by_offset and not self._fresh_ranges.contains(offset)
 

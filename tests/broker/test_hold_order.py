@@ -14,6 +14,7 @@ from quackmq.broker import Broker, Commit, GroupSettings, MemberRef
 from quackmq.broker.retention.hold_order import HoldOrder
 from quackmq.broker.retention.holds import Holds
 from quackmq.errors import QuackError
+from quackmq.model.leases import Leases
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import Offset
 from quackmq.model.topic import Cursor, PartitionKey
@@ -73,10 +74,11 @@ def check(broker: Broker) -> None:
         every = [*cursors.values(), *marks.values()]
         assert holds.lowest_hold(key) == min(every, default=None)
         offsets = range(8)
-        acknowledged = [holds.unacknowledged(key, each) for each in offsets]
+        pushed = [each.partition_progress[partition].leases for each in of_topic]
+        unacknowledged = [sum(not each.is_done(offset) for each in pushed) for offset in offsets]
         assert holds.consumers_left(key, offsets) == [
             sum(cursor <= each for cursor in cursors.values()) + others
-            for each, others in zip(offsets, acknowledged, strict=True)
+            for each, others in zip(offsets, unacknowledged, strict=True)
         ]
         for offset in offsets:
             named = {who for each in (cursors, marks) for who in each if each[who] < offset}
@@ -132,8 +134,11 @@ async def change(broker: Broker, by: random.Random) -> None:
         else:
             peer = Peer()
             await peer.open(broker, held.name)
-            peer.ack((await peer.take())[:2])
-            await broker.pushing.flush()
+            taken = await peer.take()
+            peer.ack(by.sample(taken, min(2, len(taken))))
+            check(broker)
+            if by.random() < 0.5:
+                await broker.pushing.flush()
             await peer.channel.close()
     elif what == 10:
         partitions = min(broker.topic(TOPIC).partitions + 1, 2 * PARTITIONS)
@@ -189,3 +194,41 @@ async def test_asking_again_does_not_walk_over_all_subscriptions(
         assert isinstance(broker._holds, Holds)
         assert broker._holds.lowest_hold(PartitionKey(broker.topic(TOPIC).id, 0)) == 0
         assert walks == []
+
+
+@pytest.mark.asyncio
+async def test_only_push_subscriptions_that_acknowledged_out_of_order_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others count by their low-water marks, though all of them are behind."""
+    async with open_broker() as broker:
+        policy = Policy(keep_until_consumed=True)
+        await broker.create_topic(CALLER, TOPIC, policy=policy)
+        names = [f"pushed-{number}" for number in range(20)]
+        for name in names:
+            await broker.pushing.subscribe(CALLER, name, TOPIC, PATIENT, "beginning")
+        for value in (b"a", b"b", b"c"):
+            await publish(broker, value)
+        key = PartitionKey(broker.topic(TOPIC).id, 0)
+        assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [20, 20, 20]
+        peers = [Peer(), Peer()]
+        for name, peer in zip(names, peers, strict=False):
+            await peer.open(broker, name)
+        in_order, out_of_order = [await peer.take() for peer in peers]
+        peers[0].ack(in_order[:1])
+        peers[1].ack(out_of_order[1:2])
+        assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [19, 19, 20]
+        await broker.pushing.flush()
+        assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [19, 19, 20]
+        asked: list[int] = []
+        is_done = Leases.is_done
+
+        def note(leases: Leases, offset: int) -> bool:
+            asked.append(offset)
+            return is_done(leases, offset)
+
+        monkeypatch.setattr(Leases, "is_done", note)
+        assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [19, 19, 20]
+        assert asked == [0, 1, 2], "only the one that acknowledged the second entry first"
+        for peer in peers:
+            await peer.channel.close()

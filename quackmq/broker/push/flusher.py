@@ -28,13 +28,19 @@ class ProgressFlusher:
     """Collects changed progress and writes it at intervals."""
 
     def __init__(
-        self, topics: Topics, receipts: Receipts, on_written: Callable[[PartitionProgress], None]
+        self,
+        topics: Topics,
+        receipts: Receipts,
+        on_changed: Callable[[PartitionProgress], None],
+        on_written: Callable[[PartitionProgress], None],
     ) -> None:
-        """`on_written` is called with each progress whose durable low-water mark has moved."""
+        """`on_changed` is called with each progress that becomes dirty, `on_written` with each one
+        whose durable low-water mark has moved."""
         #: Serialises writes, and other operations that must not run during a write.
         self.write_lock = asyncio.Lock()
         self._topics = topics
         self._receipts = receipts
+        self._on_changed = on_changed
         self._on_written = on_written
         self._dirty: dict[PartitionProgress, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -46,8 +52,7 @@ class ProgressFlusher:
 
     def add(self, progress: PartitionProgress) -> None:
         """Write the progress of a partition with the next flush."""
-        progress.is_dirty = True
-        self._dirty[progress] = None
+        self._set_dirty(progress)
         self._schedule()
 
     async def flush(self) -> None:
@@ -76,6 +81,11 @@ class ProgressFlusher:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _set_dirty(self, progress: PartitionProgress) -> None:
+        progress.is_dirty = True
+        self._dirty[progress] = None
+        self._on_changed(progress)
+
     def _schedule(self) -> None:
         if self._timer is None and self._task is None and self._dirty:
             loop = asyncio.get_running_loop()
@@ -98,8 +108,7 @@ class ProgressFlusher:
                 await self._topics.retry_on_topic_deletion(partial(self._write_some, progresses))
         except BaseException:
             for progress in progresses:
-                progress.is_dirty = True
-                self._dirty[progress] = None
+                self._set_dirty(progress)
             raise
 
     async def _write_some(self, progresses: list[PartitionProgress]) -> None:

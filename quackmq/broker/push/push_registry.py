@@ -85,7 +85,9 @@ class PushRegistry:
         self._by_topic, self._by_name = self._registry.by_topic, self._registry.by_name
         self._holds = holds
         self._retention = retention
-        self._flusher = ProgressFlusher(topics, receipts, self._on_progress_written)
+        self._flusher = ProgressFlusher(
+            topics, receipts, self._on_progress_changed, self._on_progress_written
+        )
 
     async def load(self) -> None:
         """Load subscriptions and their progress. Remove leftovers of deleted topics and of ended
@@ -315,6 +317,9 @@ class PushRegistry:
     async def flush(self) -> None:
         """Make all changes so far durable. Raise the errors of the store."""
         await self._flusher.flush()
+
+    def _on_progress_changed(self, progress: PartitionProgress) -> None:
+        self._holds.push_changed(progress.key, progress.subscription.name)
 
     def _on_progress_written(self, progress: PartitionProgress) -> None:
         if progress.subscription.end_error is None:

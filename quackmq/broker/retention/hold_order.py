@@ -34,6 +34,11 @@ class HoldOrder:
     def names_before(self, offset: int) -> list[str]:
         return [name for _, name in self._order[: self.before(offset)]]
 
+    def is_before(self, name: str, offset: int) -> bool:
+        """Return whether a name has an offset before `offset`."""
+        known = self._offsets.get(name)
+        return known is not None and known < offset
+
     def put(self, name: str, offset: int | None) -> None:
         """Move a name to another offset; remove it if `offset` is None."""
         known = self._offsets.get(name)

@@ -7,7 +7,8 @@ that it has acknowledged count as consumed at once.
 
 The cursors of a partition are kept sorted once somebody has asked for them, so that later questions
 do not walk over all subscriptions. Whoever changes a subscription, a cursor or a group's setting
-reports the change here.
+reports the change here. Only push subscriptions with acknowledged entries above their durable
+low-water marks are looked at one by one.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -18,6 +19,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
+from quackmq.broker.push.push_subscription import PartitionProgress
 from quackmq.broker.retention.facts import Holders
 from quackmq.broker.retention.hold_order import HoldOrder
 from quackmq.broker.subscriptions.cursors import Cursors
@@ -38,6 +40,9 @@ class Holds:
         self._orders: dict[uuid.UUID, dict[int, HoldOrder]] = {}
         #: Durable low-water marks of push subscriptions, as far as asked for.
         self._push_orders: dict[PartitionKey, HoldOrder] = {}
+        #: For each of these orders, the push subscriptions that may have acknowledged entries above
+        #: their durable low-water marks.
+        self._uneven: dict[PartitionKey, set[str]] = {}
         cursors.on_change = self._cursor_changed
 
     # --- questions --------------------------------------------------------------------------
@@ -81,11 +86,15 @@ class Holds:
 
     def unacknowledged(self, key: PartitionKey, offset: int) -> int:
         """Return how many push subscriptions have not acknowledged an entry."""
-        subscriptions = self._push.of_topic(key.topic_id)
-        return sum(
-            not each.partition_progress[key.partition].leases.is_done(offset)
-            for each in subscriptions
-        )
+        order = self._push_order(key)
+        count = order.before(offset + 1)
+        for name in tuple(self._uneven.get(key, ())):
+            subscription = self._push.find(key.topic_id, name)
+            if subscription is None or _is_even(subscription.partition_progress[key.partition]):
+                self._uneven[key].discard(name)
+            elif order.is_before(name, offset + 1):
+                count -= subscription.partition_progress[key.partition].leases.is_done(offset)
+        return count
 
     def is_holding_group(self, name: str) -> bool:
         return name in self._groups
@@ -122,8 +131,16 @@ class Holds:
         order = self._push_orders.get(key)
         if order is not None:
             order.put(name, durable)
+            if durable is None:
+                self._uneven[key].discard(name)
             if not order:
-                del self._push_orders[key]
+                del self._push_orders[key], self._uneven[key]
+
+    def push_changed(self, key: PartitionKey, name: str) -> None:
+        """Follow acknowledgements of a push subscription that are not durable yet."""
+        uneven = self._uneven.get(key)
+        if uneven is not None:
+            uneven.add(name)
 
     def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic."""
@@ -144,12 +161,14 @@ class Holds:
             return _NO_HOLDS
         order = self._push_orders.get(key)
         if order is None:
-            subscriptions = self._push.of_topic(key.topic_id)
-            marks = {
-                each.name: each.partition_progress[key.partition].durable_mark
-                for each in subscriptions
+            progress_by_name = {
+                each.name: each.partition_progress[key.partition]
+                for each in self._push.of_topic(key.topic_id)
             }
+            marks = {name: each.durable_mark for name, each in progress_by_name.items()}
             order = self._push_orders[key] = HoldOrder(marks)
+            uneven = (name for name, each in progress_by_name.items() if not _is_even(each))
+            self._uneven[key] = set(uneven)
         return order
 
     def _cursor_changed(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
@@ -169,3 +188,11 @@ class Holds:
         if subscription is None and name not in self._groups:
             return None
         return cursor.offset
+
+
+def _is_even(progress: PartitionProgress) -> bool:
+    """Return whether an entry is done if and only if it is before the durable low-water mark, and
+    the next change will be reported."""
+    leases = progress.leases
+    is_same = progress.durable_mark == leases.low_water_mark
+    return is_same and not progress.is_dirty and leases.is_even
