@@ -44,6 +44,7 @@ from quackmq.errors import (
     UnknownProducerId,
     UnknownSubscription,
 )
+from quackmq.model.stored_json import decode_stored_object
 from quackmq.model.topic import StatePut, Topic
 from quackmq.stores.contract import Store
 
@@ -292,13 +293,8 @@ def _encode_counters(counters: _Counters) -> bytes:
 
 
 def _decode_counters(value: bytes | None) -> _Counters:
+    """Decode the value of `_encode_counters`; zero if nothing is stored. Raise DamagedStore for any
+    other value."""
     if value is None:
         return _Counters()
-    try:
-        fields = json.loads(value)
-    except ValueError:
-        fields = None
-    match fields:
-        case {"producers": int(producers), "consumers": int(consumers)}:
-            return _Counters(producers, consumers)
-    raise DamagedStore(f"cannot decode a registration in the store: {value[:100]!r}")
+    return decode_stored_object(value, _Counters, "the number of registrations")

@@ -20,8 +20,9 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.settings import Caller
-from quackmq.clock import Clock, ClockStatus, Gap, KeptTime
-from quackmq.errors import DamagedStore, StorageError
+from quackmq.clock import Clock, ClockStatus, KeptTime
+from quackmq.errors import StorageError
+from quackmq.model.stored_json import decode_stored_object
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -160,26 +161,4 @@ def _encode(saved: KeptTime) -> bytes:
 
 def _decode(value: bytes) -> KeptTime:
     """Decode the value of `_encode`. Raise DamagedStore for any other value."""
-    try:
-        fields = json.loads(value)
-    except ValueError as error:
-        raise DamagedStore(f"the time in the store is not JSON: {error}") from None
-    match fields:
-        case {
-            "time_ms": int(time_ms),
-            "boot": str(boot),
-            "elapsed_ms": int(elapsed_ms),
-            "accepted_ms": int(accepted_ms),
-            "paused_since_ms": int() | None as paused_since_ms,
-            "gaps": list(gaps),
-        } if all(map(_is_gap, gaps)):
-            found = tuple(Gap(*gap) for gap in gaps)
-            return KeptTime(time_ms, boot, elapsed_ms, accepted_ms, paused_since_ms, found)
-    raise DamagedStore(f"cannot decode the time in the store: {str(fields)[:200]}")
-
-
-def _is_gap(value: object) -> bool:
-    match value:
-        case [int(), int(), int()]:
-            return True
-    return False
+    return decode_stored_object(value, KeptTime, "the time")

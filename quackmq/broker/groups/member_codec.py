@@ -9,13 +9,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from quackmq.errors import DamagedStore
 from quackmq.groups import GroupState, StoredMember, StoredMembership
+from quackmq.model.stored_json import decode_stored, decode_stored_object
 
 #: Size of a member's field names, numbers and punctuation.
 _FIELD_BYTES: Final = 256
@@ -47,56 +49,32 @@ def encode_members(stored: StoredMembership) -> dict[str, object]:
     return {**stored._asdict(), "members": members}
 
 
-def decode_members(fields: object, static_members: Mapping[str, str]) -> StoredMembership | None:
-    """Decode the value of `encode_members`; return None for None. Raise DamagedStore for any other
+class _MembershipFields(msgspec.Struct):
+    state: GroupState
+    protocol: str
+    leader: str
+    members: list[msgspec.Raw]
+
+
+def decode_members(
+    value: bytes | msgspec.Raw, static_members: Mapping[str, str]
+) -> StoredMembership | None:
+    """Decode the JSON of `encode_members`; return None for null. Raise DamagedStore for any other
     value, and if the members contradict each other or the static members."""
-    if fields is None:
+    if bytes(value) == b"null":
         return None
-    match fields:
-        case {
-            "state": str(state),
-            "protocol": str(protocol),
-            "leader": str(leader),
-            "members": list(members),
-        } if state in _STATES:
-            stored = StoredMembership(
-                GroupState(state), protocol, leader, tuple(_decode_member(each) for each in members)
-            )
-            if _is_consistent(stored, static_members):
-                return stored
-    raise DamagedStore(f"the members of a group in the store make no sense: {str(fields)[:200]}")
-
-
-def _decode_member(fields: object) -> StoredMember:
-    match fields:
-        case {
-            "member_id": str(member_id),
-            "instance_id": str() | None as instance_id,
-            "client_id": str(client_id),
-            "client_host": str(client_host),
-            "session_timeout_ms": int(session_timeout_ms),
-            "rebalance_timeout_ms": int(rebalance_timeout_ms),
-            "protocols": list(protocols),
-            "assignment": str(assignment),
-        }:
-            return StoredMember(
-                member_id,
-                instance_id,
-                client_id,
-                client_host,
-                session_timeout_ms,
-                rebalance_timeout_ms,
-                tuple(_decode_protocol(each) for each in protocols),
-                _decode(assignment),
-            )
-    raise DamagedStore(f"cannot decode a member of a group in the store: {str(fields)[:200]}")
-
-
-def _decode_protocol(fields: object) -> tuple[str, bytes]:
-    match fields:
-        case [str(name), str(metadata)]:
-            return name, _decode(metadata)
-    raise DamagedStore(f"cannot decode a protocol of a group in the store: {str(fields)[:200]}")
+    fields = decode_stored(value, _MembershipFields, "the members of a group")
+    # msgspec decodes bytes from base64.
+    members = tuple(
+        decode_stored_object(member, StoredMember, "a member of a group")
+        for member in fields.members
+    )
+    stored = StoredMembership(fields.state, fields.protocol, fields.leader, members)
+    if stored.state not in _STATES or not _is_consistent(stored, static_members):
+        raise DamagedStore(
+            f"the members of a group in the store contradict each other: {str(stored)[:200]}"
+        )
+    return stored
 
 
 def _is_consistent(stored: StoredMembership, static_members: Mapping[str, str]) -> bool:
@@ -140,10 +118,3 @@ def _encoded_bytes(value: bytes) -> int:
 
 def _encode(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
-
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise DamagedStore(f"a member of a group in the store is not base64: {error}") from None

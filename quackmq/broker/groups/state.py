@@ -19,11 +19,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.member_codec import decode_members, encode_members
-from quackmq.errors import DamagedStore, InvalidSetting
+from quackmq.errors import InvalidSetting
 from quackmq.groups import GroupKind, StoredMembership, Timing
+from quackmq.model.stored_json import decode_stored, decode_stored_object
 
 #: Prefix of the state keys of groups.
 STATE_PREFIX: Final = "group/"
@@ -94,34 +97,27 @@ def encode_group(stored: StoredGroup) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
+class _GroupFields(msgspec.Struct):
+    kind: GroupKind
+    generation: int
+    protocol_type: str
+    static_members: dict[str, str]
+    member_ids: tuple[str, ...]
+    settings: msgspec.Raw
+    empty_since_ms: int | None
+    members: msgspec.Raw = msgspec.Raw(b"null")
+
+
 def decode_group(value: bytes) -> StoredGroup:
     """Decode the value of `encode_group`. Raise DamagedStore for any other value."""
-    try:
-        fields = json.loads(value)
-    except ValueError as error:
-        raise DamagedStore(f"a group in the store is not JSON: {error}") from None
-    match fields:
-        case {
-            "kind": GroupKind.CLASSIC | GroupKind.CONSUMER as kind,
-            "generation": int(generation),
-            "protocol_type": str(protocol_type),
-            "static_members": dict(static_members),
-            "member_ids": list(member_ids),
-            "settings": {
-                "holds_retention": bool(holds_retention),
-                "session_timeout_ms": int(session_timeout_ms),
-                "heartbeat_interval_ms": int(heartbeat_interval_ms),
-            },
-            "empty_since_ms": int() | None as empty_since_ms,
-        } if all(isinstance(each, str) for each in (*static_members.values(), *member_ids)):
-            return StoredGroup(
-                GroupKind(kind),
-                generation,
-                protocol_type,
-                static_members,
-                tuple(member_ids),
-                GroupSettings(holds_retention, session_timeout_ms, heartbeat_interval_ms),
-                empty_since_ms,
-                decode_members(fields.get("members"), static_members),
-            )
-    raise DamagedStore(f"cannot decode a group in the store: {str(fields)[:200]}")
+    fields = decode_stored(value, _GroupFields, "a group")
+    return StoredGroup(
+        fields.kind,
+        fields.generation,
+        fields.protocol_type,
+        fields.static_members,
+        fields.member_ids,
+        decode_stored_object(fields.settings, GroupSettings, "the settings of a group"),
+        fields.empty_since_ms,
+        decode_members(fields.members, fields.static_members),
+    )

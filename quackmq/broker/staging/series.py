@@ -21,7 +21,8 @@ import json
 from typing import Final, NamedTuple
 
 from quackmq.broker import limits
-from quackmq.errors import DamagedStore, LimitReached, StageCommitted, TurnOutdated
+from quackmq.errors import LimitReached, StageCommitted, TurnOutdated
+from quackmq.model.stored_json import decode_stored_object
 from quackmq.model.topic import StatePut
 from quackmq.stores.contract import Store
 
@@ -127,22 +128,6 @@ def _encode(turn: CommittedTurn) -> bytes:
 
 
 def _decode(value: bytes) -> CommittedTurn:
-    """Decode the value of `_encode`. Raise DamagedStore for any other value."""
-    try:
-        fields = json.loads(value)
-    except ValueError as error:
-        raise DamagedStore(f"a series of stages in the store is not JSON: {error}") from None
-    match fields:
-        case {
-            "number": int(number),
-            "contents": str(contents),
-            "records": int(records),
-            "committed_ms": int(committed_ms),
-        }:
-            return CommittedTurn(number, contents, records, committed_ms, _topics(fields))
-    raise DamagedStore(f"cannot decode a series of stages in the store: {str(fields)[:200]}")
-
-
-def _topics(fields: dict[str, object]) -> tuple[str, ...] | None:
-    names = fields.get("topics")
-    return tuple(map(str, names)) if isinstance(names, list) else None
+    """Decode the value of `_encode`. Raise DamagedStore for any other value. Older versions did not
+    store the topics."""
+    return decode_stored_object(value, CommittedTurn, "a series of stages", optional=("topics",))

@@ -15,7 +15,8 @@ from uuid import UUID
 from quackmq import limits
 from quackmq.broker.staging.series import Turn
 from quackmq.broker.staging.stage_log import Header, extend_digest
-from quackmq.errors import DamagedStore, LimitReached, StageConflict
+from quackmq.errors import LimitReached, StageConflict
+from quackmq.model.stored_json import decode_stored_object
 from quackmq.model.topic import PartitionKey
 
 #: Prefix of the state keys of committed stages.
@@ -207,15 +208,5 @@ def encode_committed(committed: CommittedStage) -> bytes:
 
 def decode_committed(value: bytes) -> CommittedStage:
     """Decode the value of `encode_committed`. Raise DamagedStore for any other value."""
-    try:
-        fields = json.loads(value)
-    except ValueError as error:
-        raise DamagedStore(f"a committed stage in the store is not JSON: {error}") from None
-    match fields:
-        case {
-            "contents": str(contents),
-            "records": int(records),
-            "committed_ms": int(committed_ms),
-        }:
-            return CommittedStage(contents, records, committed_ms)
-    raise DamagedStore(f"cannot decode a committed stage in the store: {str(fields)[:200]}")
+    # `repeated` belongs to one response and is not stored.
+    return decode_stored_object(value, CommittedStage, "a committed stage", optional=("repeated",))

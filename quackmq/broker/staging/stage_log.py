@@ -22,11 +22,13 @@ import uuid
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from quackmq.broker.staging.series import Turn
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import DamagedStore
+from quackmq.model.stored_json import decode_stored
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import (
@@ -119,19 +121,27 @@ def encode_header(header: Header, now_ms: int) -> Batch:
     return Batch.peek(codec.encode([Record(0, now_ms, None, value)]))
 
 
+class _HeaderFields(msgspec.Struct):
+    key: str
+    part: str
+    number: int
+    #: Topic id, partition, records, size and checksum of each batch.
+    batches: list[tuple[uuid.UUID, int, int, int, int]]
+    turn: Turn | None = None
+
+
 def decode_header(batch: Batch) -> Header:
     """Decode the value of `encode_header`. Raise DamagedStore for any other value."""
     try:
         (record,) = codec.decode(batch)
-        fields = json.loads(record.value or b"")
-        entries = tuple(
-            BatchSummary(PartitionKey(uuid.UUID(hex=topic_id), partition), records, size, crc)
-            for topic_id, partition, records, size, crc in fields["batches"]
-        )
-        turn = Turn(*fields["turn"]) if "turn" in fields else None
-        return Header(fields["key"], fields["part"], fields["number"], entries, turn)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedStore(f"cannot decode a stage in the store: {error}") from error
+    except ValueError as error:
+        raise DamagedStore(f"the header of a stage must be one record: {error}") from error
+    fields = decode_stored(record.value or b"", _HeaderFields, "the header of a stage")
+    entries = tuple(
+        BatchSummary(PartitionKey(topic_id, partition), records, size, crc)
+        for topic_id, partition, records, size, crc in fields.batches
+    )
+    return Header(fields.key, fields.part, fields.number, entries, fields.turn)
 
 
 def extend_digest(previous: str, entries: Sequence[BatchSummary]) -> str:

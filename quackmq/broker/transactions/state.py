@@ -17,9 +17,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from quackmq.errors import DamagedStore
+from quackmq.model.stored_json import decode_stored, decode_stored_object
 from quackmq.model.topic import NO_LEADER_EPOCH, PartitionKey
 from quackmq.model.transactional_id import TransactionalIdState, TransactionState
 
@@ -65,26 +66,10 @@ def encode_id_state(id_state: TransactionalIdState) -> bytes:
 
 def decode_id_state(value: bytes) -> TransactionalIdState:
     """Decode the value of `encode_id_state`. Raise DamagedStore for any other value."""
-    match _from_json(value):
-        case {
-            "producer_id": int(producer_id),
-            "epoch": int(epoch),
-            "state": "Empty" | "CompleteCommit" | "CompleteAbort" as state,
-            "timeout_ms": int(timeout_ms),
-            "updated_ms": int(updated_ms),
-            "previous_producer_id": int(previous_producer_id),
-            "previous_epoch": int(previous_epoch),
-        }:
-            return TransactionalIdState(
-                producer_id,
-                epoch,
-                TransactionState(state),
-                timeout_ms,
-                updated_ms,
-                previous_producer_id,
-                previous_epoch,
-            )
-    raise DamagedStore(f"cannot decode a transactional id in the store: {value[:200]!r}")
+    id_state = decode_stored_object(value, TransactionalIdState, "a transactional id")
+    if id_state.state is TransactionState.ONGOING:
+        raise DamagedStore("a transactional id in the store has the state of an open transaction")
+    return id_state
 
 
 def encode_offsets(offsets: Mapping[PartitionKey, PendingOffset]) -> bytes:
@@ -96,30 +81,11 @@ def encode_offsets(offsets: Mapping[PartitionKey, PendingOffset]) -> bytes:
 
 def decode_offsets(value: bytes) -> dict[PartitionKey, PendingOffset]:
     """Decode the value of `encode_offsets`. Raise DamagedStore for any other value."""
-    by_topic = _from_json(value)
-    try:
-        return {
-            PartitionKey(uuid.UUID(topic_id), int(partition)): _pending_offset(*pending)
-            for topic_id, of_topic in by_topic.items()
-            for partition, pending in of_topic.items()
-        }
-    except (AttributeError, TypeError, ValueError):
-        raise DamagedStore(
-            f"offsets of a transaction in the store make no sense: {value[:200]!r}"
-        ) from None
-
-
-def _pending_offset(
-    offset: object, metadata: object, leader_epoch: object = NO_LEADER_EPOCH
-) -> PendingOffset:
-    match offset, metadata, leader_epoch:
-        case int(), str(), int():
-            return PendingOffset(offset, metadata, leader_epoch)
-    raise TypeError("a pending offset is a number, a text and a leader epoch")
-
-
-def _from_json(value: bytes) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise DamagedStore(f"a transaction in the store is not JSON: {error}") from None
+    by_topic = decode_stored(
+        value, dict[uuid.UUID, dict[int, PendingOffset]], "the offsets of a transaction"
+    )
+    return {
+        PartitionKey(topic_id, partition): pending
+        for topic_id, pending_by_partition in by_topic.items()
+        for partition, pending in pending_by_partition.items()
+    }
