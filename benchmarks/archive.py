@@ -36,7 +36,7 @@ from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.tiered_store import TieredStore
-from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
+from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
 from quackmq.clock import Clock
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
@@ -384,7 +384,7 @@ def wait_for_archive(directory: Path, topics: Sequence[str]) -> None:
     waiting = set(topics)
     while waiting:
         time.sleep(0.2)
-        with Archived(directory) as archived:
+        with ArchiveDirectory(directory) as archived:
             waiting -= {
                 topic for topic in waiting if archived.manifest(ArchivedPartition(topic, 0))
             }

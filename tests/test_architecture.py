@@ -19,7 +19,7 @@ from pathlib import Path
 
 import quackmq
 from quackmq import errors
-from quackmq.cli.limits_command import reasons
+from quackmq.cli.limits_command import parse_reasons
 from tests.kit.source import (
     cycles,
     drawn_errors,
@@ -449,7 +449,7 @@ def test_every_limit_has_a_reason_and_stands_in_one_module() -> None:
     found = [
         (name, reason)
         for path in LIMITS
-        for name, reason in reasons(path.read_text())
+        for name, reason in parse_reasons(path.read_text())
         if name not in UNITS
     ]
     assert [name for name, reason in found if not reason] == []
@@ -467,7 +467,7 @@ def test_every_limit_is_used_and_shared_ones_by_several_packages() -> None:
             for name in limit_uses(node, inside_limits):
                 users.setdefault(name, set()).add(package_of_limits(path))
     for path in LIMITS:
-        for name, _ in reasons(path.read_text()):
+        for name, _ in parse_reasons(path.read_text()):
             assert users.get(name), f"{path}: {name} is not used"
             if path == ROOT / "quackmq" / "limits.py" and users[name] != {"quackmq"}:
                 assert len(users[name]) > 1, f"{name} belongs to {users[name]}"

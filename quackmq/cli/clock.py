@@ -20,7 +20,7 @@ DEFAULT_HTTP: Final = "127.0.0.1:8002"
 
 _DAY_S: Final = 24 * 3600
 _LATEST_MS: Final = 250_000_000_000_000
-_MEANING: Final = {
+_ADVICE: Final = {
     "steady": "The two agree.",
     "adjusting": "The broker's clock approaches the wall clock by a tenth of the time that passes.",
     "jumped": "The wall clock jumped. Correct it, or confirm that it is right: "
@@ -63,16 +63,16 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         if args.passed is not None:
             raise InvalidRequest("--passed needs the action confirm")
-        print(_text(_ask(address.host, address.port, "GET", "/v1/clock")))
+        print(_describe(_request(address.host, address.port, "GET", "/v1/clock")))
         return 0
     body = {} if args.passed is None else {"passed": args.passed == "yes"}
-    answer = _ask(address.host, address.port, "POST", "/v1/clock/confirm", body)
-    print("Confirmed." if answer["confirmed"] else "There is nothing to confirm.")
-    print(_text(answer["clock"]))
-    return 0 if answer["confirmed"] else 1
+    response = _request(address.host, address.port, "POST", "/v1/clock/confirm", body)
+    print("Confirmed." if response["confirmed"] else "There is nothing to confirm.")
+    print(_describe(response["clock"]))
+    return 0 if response["confirmed"] else 1
 
 
-def _ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
+def _request(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
     """Send a request to the broker and return its answer. Raises OSError if the broker cannot be
     reached or refuses the request."""
     connection = http.client.HTTPConnection(host, port, timeout=limits.CLIENT_TIMEOUT_MS / 1000)
@@ -93,21 +93,23 @@ def _ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
     return answer
 
 
-def _text(clock: dict[str, Any]) -> str:
+def _describe(clock: dict[str, Any]) -> str:
     ahead_s = clock["ahead_ms"] / 1000
-    by = f"{abs(ahead_s):.3f} s" if abs(ahead_s) < _DAY_S else f"{abs(ahead_s) / _DAY_S:.1f} days"
-    which = "ahead" if ahead_s >= 0 else "behind"
+    difference = (
+        f"{abs(ahead_s):.3f} s" if abs(ahead_s) < _DAY_S else f"{abs(ahead_s) / _DAY_S:.1f} days"
+    )
+    direction = "ahead" if ahead_s >= 0 else "behind"
     return "\n".join(
         (
-            f"broker's clock  {_shown(clock['time_ms'])}",
-            f"wall clock      {_shown(clock['wall_ms'])}, {by} {which}",
+            f"broker's clock  {_format_time(clock['time_ms'])}",
+            f"wall clock      {_format_time(clock['wall_ms'])}, {difference} {direction}",
             f"status          {clock['status']}",
-            _MEANING.get(clock["status"], ""),
+            _ADVICE.get(clock["status"], ""),
         )
     )
 
 
-def _shown(time_ms: int) -> str:
+def _format_time(time_ms: int) -> str:
     if not 0 <= time_ms < _LATEST_MS:
         return f"{time_ms} ms"
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

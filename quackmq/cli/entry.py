@@ -20,7 +20,7 @@ from contextlib import contextmanager
 def main() -> int:
     """Run the command of this process and return its exit code."""
     open_standard_files()
-    with ended_by_interrupts():
+    with default_interrupts():
         from quackmq.cli.main import INTERRUPTED
         from quackmq.cli.main import main as run
 
@@ -47,7 +47,7 @@ def open_standard_files() -> None:
 
 
 @contextmanager
-def ended_by_interrupts() -> Iterator[None]:
+def default_interrupts() -> Iterator[None]:
     """Let SIGINT end the process immediately within this context, unless the parent process
     ignores SIGINT."""
     before = signal.getsignal(signal.SIGINT)

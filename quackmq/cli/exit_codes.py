@@ -20,10 +20,10 @@ SOUND: Final = 0
 DAMAGED: Final = 1
 UNREADABLE: Final = 2
 #: The exit code of a process that SIGPIPE has ended.
-ENOUGH: Final = 141
+PIPE_CLOSED: Final = 141
 
 
-def outcome(directory: Path, inspect: Callable[[], bool]) -> int:
+def inspect_directory(directory: Path, inspect: Callable[[], bool]) -> int:
     """Run `inspect`, which returns whether it found damage, and return the exit code.
     InvalidRequest is passed on."""
     try:
@@ -33,43 +33,43 @@ def outcome(directory: Path, inspect: Callable[[], bool]) -> int:
         sys.stdout.flush()
         return DAMAGED if damaged else SOUND
     except BrokenPipeError:
-        return had_enough()
+        return end_after_closed_pipe()
     except (NewerFormat, NotFound, StoreLocked, UnusableDirectory) as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except OSError as error:
         if error.errno == errno.ENOSPC:  # only writing the output can cause it
-            forget_unwritten()
-            return _complain(f"cannot write the output: {error.strerror}")
+            flush_or_discard_output()
+            return _print_error(f"cannot write the output: {error.strerror}")
         where = error.filename or directory
-        return _complain(f"cannot read {where}: {error.strerror or error}")
+        return _print_error(f"cannot read {where}: {error.strerror or error}")
 
 
-def nobody_reads() -> bool:
+def is_stdout_closed() -> bool:
     """Return whether stdout is a pipe or a socket whose reader has closed it."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
-def had_enough() -> int:
+def end_after_closed_pipe() -> int:
     """Discard the buffered output and return the exit code for a closed output."""
-    _forget()
-    return ENOUGH
+    _discard_output()
+    return PIPE_CLOSED
 
 
-def forget_unwritten() -> None:
+def flush_or_discard_output() -> None:
     """Flush stdout; discard the buffered output if that fails."""
     try:
         sys.stdout.flush()
     except OSError:
-        _forget()
+        _discard_output()
 
 
-def _forget() -> None:
+def _discard_output() -> None:
     """Redirect stdout to /dev/null, so that Python does not try to flush it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(sentence: str) -> int:
+def _print_error(sentence: str) -> int:
     print(f"quackmq: {sentence}", file=sys.stderr)
     return UNREADABLE

@@ -23,9 +23,9 @@ import orjson
 
 from quackmq import limits
 from quackmq.cli.broker.settings import suggest
-from quackmq.cli.exit_codes import had_enough
-from quackmq.cli.put import add_connection
-from quackmq.cli.text import counted, moment, shown
+from quackmq.cli.exit_codes import end_after_closed_pipe
+from quackmq.cli.put import add_connection_options
+from quackmq.cli.text import format_bytes, format_time, pluralize
 from quackmq.errors import QuackTimeout, UnknownTopic
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quackmq.client.kafka.types import Message
 
 #: Without --count, the command ends when no message has arrived for this time.
-_QUIET_S: Final = 1.0
+_IDLE_S: Final = 1.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     how_many = parser.add_mutually_exclusive_group()
     how_many.add_argument(
-        "--count", metavar="N", type=_count, help="print N messages; wait for them"
+        "--count", metavar="N", type=_parse_count, help="print N messages; wait for them"
     )
     how_many.add_argument(
         "--follow", action="store_true", help="wait for new messages until stopped"
@@ -69,33 +69,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="print each message as a JSON object: id, key, headers, value …",
     )
-    add_connection(parser)
+    add_connection_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from quackmq.client.kafka.client import Client
 
     with (
-        _ended_in_good_order() as ending,
+        _signals_as_interrupt() as stop_signal,
         Client(args.broker, args.name, timeout=args.timeout) as client,
     ):
-        printing = _Printing(args)
+        printer = _MessagePrinter(args)
         try:
             if args.name is None:
-                _browse(client, args, printing)
+                _browse(client, args, printer)
             else:
                 _subscribe(client, args)
-                printing.run(lambda timeout: client.get(args.topic, timeout))
+                printer.run(lambda timeout: client.get(args.topic, timeout))
         except KeyboardInterrupt:
             if args.count is not None:
-                return 128 + ending.number
+                return 128 + stop_signal.number
             # Without --count, stopping the command is the normal end.
         except BrokenPipeError:
-            return had_enough()
+            return end_after_closed_pipe()
         finally:
             # A message that was not printed is delivered again.
-            client.close(done=printing.has_printed)
-    return printing.exit_code()
+            client.close(done=printer.has_printed)
+    return printer.exit_code()
 
 
 def _subscribe(client: Client, args: argparse.Namespace) -> None:
@@ -104,13 +104,13 @@ def _subscribe(client: Client, args: argparse.Namespace) -> None:
     topics = client.topics()
     if not client.subscribe(args.topic, args.start or "end"):
         return
-    said = f"{args.name} is subscribed to {args.topic}, starting at its {args.start or 'end'}"
+    notice = f"{args.name} is subscribed to {args.topic}, starting at its {args.start or 'end'}"
     if args.topic not in topics:
-        said = f"topic {args.topic} was created, and {args.name} is subscribed to it"
-    print(f"quackmq: {said}", file=sys.stderr)
+        notice = f"topic {args.topic} was created, and {args.name} is subscribed to it"
+    print(f"quackmq: {notice}", file=sys.stderr)
 
 
-def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> None:
+def _browse(client: Client, args: argparse.Namespace, printer: _MessagePrinter) -> None:
     """Print messages without subscribing, so that nothing is left in the broker."""
     from quackmq.client.consuming.browse import Browser
 
@@ -119,7 +119,7 @@ def _browse(client: Client, args: argparse.Namespace, printing: _Printing) -> No
     else:
         client.session.cluster.ensure_topic(args.topic, client.session.begin(None))
     with Browser(client, args.topic, args.start or "beginning") as browser:
-        printing.run(browser.get)
+        printer.run(browser.get)
 
 
 def _check_topic_exists(client: Client, topic: str) -> None:
@@ -130,69 +130,71 @@ def _check_topic_exists(client: Client, topic: str) -> None:
         raise UnknownTopic(f"there is no topic {topic}{suggest(topic, topics)}")
 
 
-class _Printing:
+class _MessagePrinter:
     """Print messages until there are enough or no more arrive."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._patience_s = limits.CLIENT_TIMEOUT_MS / 1000 if args.timeout is None else args.timeout
-        self._got = 0
+        self._timeout_s = limits.CLIENT_TIMEOUT_MS / 1000 if args.timeout is None else args.timeout
+        self._printed = 0
         #: Whether the message requested last has been printed.
         self.has_printed = False
 
     def run(self, get: Callable[[float], Message]) -> None:
         args = self._args
         is_terminal = sys.stdout.isatty()
-        while args.count is None or self._got < args.count:
+        while args.count is None or self._printed < args.count:
             self.has_printed = False
             try:
-                message = get(self._wait_s())
+                message = get(self._next_timeout_s())
             except QuackTimeout:
                 if args.follow:
                     raise  # `get` waits forever here, so another request has timed out
                 break
-            sys.stdout.buffer.write(_line(message, as_json=args.json, is_terminal=is_terminal))
+            sys.stdout.buffer.write(
+                _format_line(message, as_json=args.json, is_terminal=is_terminal)
+            )
             sys.stdout.buffer.flush()
             self.has_printed = True
-            self._got += 1
+            self._printed += 1
 
     def exit_code(self) -> int:
-        wanted = self._args.count
-        if wanted is None or self._got >= wanted:
+        requested = self._args.count
+        if requested is None or self._printed >= requested:
             return 0
         print(
-            f"quackmq: only {self._got} of {counted(wanted, 'message')} arrived: no more within "
-            f"{self._patience_s:g} s",
+            f"quackmq: only {self._printed} of {pluralize(requested, 'message')} arrived: "
+            f"no more within {self._timeout_s:g} s",
             file=sys.stderr,
         )
         return 1
 
-    def _wait_s(self) -> float:
+    def _next_timeout_s(self) -> float:
         if self._args.follow:
             return math.inf
         if self._args.count is not None:
-            return self._patience_s
+            return self._timeout_s
         # The first message may take longer, because the client has to join a group.
-        return _QUIET_S if self._got else max(_QUIET_S, self._patience_s)
+        return _IDLE_S if self._printed else max(_IDLE_S, self._timeout_s)
 
 
-def _line(message: Message, *, as_json: bool, is_terminal: bool) -> bytes:
+def _format_line(message: Message, *, as_json: bool, is_terminal: bool) -> bytes:
     if as_json:
-        return orjson.dumps(_object(message)) + b"\n"
+        return orjson.dumps(_to_json_object(message)) + b"\n"
     data = message.data or b""
     if is_terminal:
         text = data.decode(errors="replace")
-        return (text if text.isprintable() else shown(data)).encode() + b"\n"
+        return (text if text.isprintable() else format_bytes(data)).encode() + b"\n"
     return data + b"\n"
 
 
-def _object(message: Message) -> dict[str, object]:
+def _to_json_object(message: Message) -> dict[str, object]:
     return {
         "id": message.id,
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
-        "timestamp": moment(message.timestamp_ms),
+        "timestamp": format_time(message.timestamp_ms),
         "key": _text(message.key),
         "headers": {name: _text(value) for name, value in message.headers.items()},
         "value": _text(message.data),
@@ -209,13 +211,13 @@ def _text(data: bytes | None) -> object:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
     return int(text)
 
 
-class _Ending:
+class _StopSignal:
     """The signal that ended the command, if one did."""
 
     def __init__(self) -> None:
@@ -223,26 +225,26 @@ class _Ending:
 
 
 @contextmanager
-def _ended_in_good_order() -> Iterator[_Ending]:
+def _signals_as_interrupt() -> Iterator[_StopSignal]:
     """Treat SIGTERM and the closing of the terminal as an interrupt, so that the position of a
     named subscription is committed. A signal that was ignored from the start stays ignored."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    old_handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
 
-    ending = _Ending()
+    stop_signal = _StopSignal()
 
     def interrupt(number: int, _: object) -> None:
-        ending.number = number
+        stop_signal.number = number
         # Ignore further signals: closing a terminal sends SIGHUP twice, from the kernel and from
         # the shell.
-        for each in before:
+        for each in old_handlers:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for each, handler in before.items():
+    for each, handler in old_handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(each, interrupt)
     try:
-        yield ending
+        yield stop_signal
     finally:
-        for each, handler in before.items():
+        for each, handler in old_handlers.items():
             signal.signal(each, handler)

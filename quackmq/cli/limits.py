@@ -20,15 +20,15 @@ LONGEST_SYNC_INTERVAL_MS: Final = 60_000
 #: A stopping broker that has made no progress for this time exits without closing. Service managers
 #: kill after 10 s or later, and recovery at the next start loses nothing.
 DRAIN_MS: Final = 9_000
-#: Values that make the garbage collector look at them, and such looks (more than this number) that
-#: make it look at what they left once more: at most 8,000 values, 2 to 4 ms of the event loop.
+#: The garbage collector scans new objects when there are this many, and scans the survivors of more
+#: than this many scans once more: at most 8,000 objects, 2 to 4 ms of the event loop.
 YOUNG_VALUES: Final = 2_000
 YOUNG_LOOKS: Final = 2
-#: Everything is looked at so often at the most, in a quiet moment, and so often if there is none:
-#: a look at 50,000 topics takes 0.2 s, and an hour leaves some megabytes of dead circles.
+#: The shortest time between two full collections if the loop is idle, and the longest if it never
+#: is. Scanning 50,000 topics takes 0.2 s, and an hour leaves some megabytes of dead cycles.
 FULL_COLLECTION_MS: Final = 3_600_000
 LATEST_FULL_COLLECTION_MS: Final = 24 * FULL_COLLECTION_MS
-#: A moment is quiet if the loop used less than this share of so long.
+#: The loop is idle if it used less than this share of the CPU during this time.
 QUIET_MS: Final = 10_000
 QUIET_PERCENT: Final = 5
 

@@ -46,15 +46,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [each for each in all_limits() if args.package in (None, each.package)]
-    if not found:
+    selected = [each for each in all_limits() if args.package in (None, each.package)]
+    if not selected:
         packages = ", ".join(sorted({each.package for each in all_limits()}))
         raise InvalidRequest(f"unknown package {args.package}: use one of {packages}")
     if args.json:
-        print(json.dumps([each._asdict() for each in found], indent=2))
+        print(json.dumps([each._asdict() for each in selected], indent=2))
         return 0
     package = None
-    for each in found:
+    for each in selected:
         if each.package != package:
             package = each.package
             print(f"\n{package}\n")
@@ -67,7 +67,7 @@ def all_limits() -> Iterator[Limit]:
     """Return every bound, package by package, in the order of its source."""
     for module in limits_modules():
         package = module.__name__.removeprefix("quackmq").removesuffix("limits").strip(".")
-        for name, reason in reasons(inspect.getsource(module)):
+        for name, reason in parse_reasons(inspect.getsource(module)):
             if name not in _UNITS:
                 yield Limit(package or "shared", name, getattr(module, name), reason)
 
@@ -81,7 +81,7 @@ def limits_modules() -> tuple[ModuleType, ...]:
     return tuple(import_module(".".join(parts)) for parts in names)
 
 
-def reasons(source: str) -> Iterator[tuple[str, str]]:
+def parse_reasons(source: str) -> Iterator[tuple[str, str]]:
     """Return the constants of a source with their reasons: the `#:` comment above a constant, or
     above the constants right before it."""
     lines = source.splitlines()

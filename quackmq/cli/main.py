@@ -18,7 +18,7 @@ from quackmq.cli import clock, get, limits_command, pipeline, put, serve
 from quackmq.cli import logs as logformat
 from quackmq.cli.broker.settings import suggest
 from quackmq.cli.chaos import command as chaos
-from quackmq.cli.exit_codes import forget_unwritten, had_enough, nobody_reads
+from quackmq.cli.exit_codes import end_after_closed_pipe, flush_or_discard_output, is_stdout_closed
 from quackmq.cli.experiment import command as experiment
 from quackmq.cli.inspect import archive_command as archive
 from quackmq.cli.inspect import log_command as log
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a failure to write is reported below
         return exit_code
     except InvalidRequest as error:
-        return _complain(error, MISUSED)
+        return _print_error(error, MISUSED)
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and nobody_reads():
-            return had_enough()
-        forget_unwritten()
-        return _complain(_sentence(error), FAILED)
+        if isinstance(error, BrokenPipeError) and is_stdout_closed():
+            return end_after_closed_pipe()
+        flush_or_discard_output()
+        return _print_error(_describe_os_error(error), FAILED)
     except QuackError as error:
-        return _complain(error, FAILED)
+        return _print_error(error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = Parser(
         prog="quackmq",
-        formatter_class=_Help,
+        formatter_class=_HelpFormatter,
         description="A publish/subscribe broker that acknowledges only what is on disk.",
         allow_abbrev=False,
     )
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        message = self._misspelt() or message
+        message = self._find_misspelt_option() or message
         self.exit(MISUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -124,16 +124,16 @@ class Parser(argparse.ArgumentParser):
         file.write(message)
         file.flush()
 
-    def _misspelt(self) -> str | None:
+    def _find_misspelt_option(self) -> str | None:
         """Return an error about the first misspelt option, or None. Checked first, because
         argparse would only report a required option as missing."""
-        known = [name for name in self._option_string_actions if name.startswith("--")]
+        options = [name for name in self._option_string_actions if name.startswith("--")]
         for word in self._words:
             is_command = self._subparsers is not None and not word.startswith("-")
             if is_command or word == _NO_MORE_OPTIONS:
                 return None  # the remaining words belong to a subcommand, or are positional
             name = word.partition("=")[0]
-            if _is_option(word) and name not in known and (near := suggest(name, known)):
+            if _is_option(word) and name not in options and (near := suggest(name, options)):
                 return f"there is no option {name!r}{near}"
         return None
 
@@ -153,7 +153,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("--") and " " not in word
 
 
-class _Help(argparse.HelpFormatter):
+class _HelpFormatter(argparse.HelpFormatter):
     """A help formatter that includes the indent when it computes the width of the column of
     command names."""
 
@@ -164,13 +164,13 @@ class _Help(argparse.HelpFormatter):
             self._action_max_length = max(self._action_max_length, length)
 
 
-def _sentence(error: OSError) -> object:
+def _describe_os_error(error: OSError) -> object:
     """Return the operating system's error text with the file name and without the error number."""
     if error.strerror is None:
         return error
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-def _complain(error: object, exit_code: int) -> int:
+def _print_error(error: object, exit_code: int) -> int:
     print(f"quackmq: {error}", file=sys.stderr)
     return exit_code

@@ -21,7 +21,7 @@ import orjson
 
 from quackmq.cli import limits
 from quackmq.cli.broker.settings import suggest
-from quackmq.cli.text import shown, table
+from quackmq.cli.text import format_bytes, table
 from quackmq.errors import InvalidRequest, QuackError
 from quackmq.spark.pipelines import Pipeline, pipeline, summaries
 from quackmq.spark.pipelines.errors import Stopped, in_short
@@ -59,48 +59,48 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "ls":
-        return _list()
+        return _print_pipelines()
     try:
-        chosen = pipeline(args.name)
+        module = pipeline(args.name)
     except KeyError:
         raise InvalidRequest(
             f"there is no pipeline {args.name!r}{suggest(args.name, summaries())}"
         ) from None
-    typed = _parsed(args.name, chosen, args.arguments)
-    if typed.plot is not None:
+    parsed = _parse_options(args.name, module, args.arguments)
+    if parsed.plot is not None:
         drawing()  # fail now rather than after the run if it is not installed
-    return _run(args.name, chosen, typed)
+    return _run(args.name, module, parsed)
 
 
-def _list() -> int:
+def _print_pipelines() -> int:
     for line in table([[name, summary] for name, summary in summaries().items()], ()):
         print(line)
     return GOOD
 
 
-def _run(name: str, chosen: Pipeline, typed: argparse.Namespace) -> int:
-    options = options_of(typed, chosen.Options)
+def _run(name: str, module: Pipeline, parsed: argparse.Namespace) -> int:
+    options = options_of(parsed, module.Options)
     job = Job(
-        typed.broker,
-        master=typed.master,
-        configs=dict(typed.conf or ()),
-        log_level=typed.spark_log.upper(),
-        once=typed.once,
-        checkpoint=typed.checkpoint,
+        parsed.broker,
+        master=parsed.master,
+        configs=dict(parsed.conf or ()),
+        log_level=parsed.spark_log.upper(),
+        once=parsed.once,
+        checkpoint=parsed.checkpoint,
     )
     with job:
         try:
-            report = chosen.run(job, options)
+            report = module.run(job, options)
         except Exception as error:
             if job.signal is not None:
-                _complain(name, Stopped("stopped before it was finished"))
+                _print_error(name, Stopped("stopped before it was finished"))
                 return SIGNALLED + job.signal
             if isinstance(error, QuackError | OSError) or not _is_spark_error(error):
                 raise
             raise in_short(error) from error
-    if typed.plot is not None:
-        _draw(report, name, typed.plot)
-    _print_json(report) if typed.json else _print(report)
+    if parsed.plot is not None:
+        _draw(report, name, parsed.plot)
+    _print_json(report) if parsed.json else _print_report(report)
     return GOOD if report.is_good else BAD
 
 
@@ -112,11 +112,11 @@ def _is_spark_error(error: Exception) -> bool:
 # --- options -------------------------------------------------------------------------------------
 
 
-def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.Namespace:
+def _parse_options(name: str, module: Pipeline, arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
-        prog=f"quackmq pipeline run {name}", description=chosen.SUMMARY, allow_abbrev=False
+        prog=f"quackmq pipeline run {name}", description=module.SUMMARY, allow_abbrev=False
     )
-    add_options(parser, chosen.Options)
+    add_options(parser, module.Options)
     common = parser.add_argument_group("options of every pipeline")
     common.add_argument(
         "--broker",
@@ -135,7 +135,7 @@ def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.N
         "--conf",
         metavar="NAME=VALUE",
         action="append",
-        type=_setting,
+        type=_parse_spark_setting,
         help="a Spark setting; may be repeated",
     )
     common.add_argument(
@@ -148,7 +148,9 @@ def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.N
         help="where Spark stores the progress; a later run with it continues",
     )
     common.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    common.add_argument("--plot", metavar="FILE.png", type=_picture, help="also draw the report")
+    common.add_argument(
+        "--plot", metavar="FILE.png", type=_parse_picture, help="also draw the report"
+    )
     common.add_argument(
         "--spark-log",
         metavar="LEVEL",
@@ -156,37 +158,41 @@ def _parsed(name: str, chosen: Pipeline, arguments: Sequence[str]) -> argparse.N
         default="off",
         help="Spark's log level on stderr: off, error, warn or info (default off)",
     )
-    return parser.parsed(arguments)
+    return parser.parse_checked(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
     """An argparse parser that suggests a correction for a misspelt option and reports an error
     as one sentence."""
 
-    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse_checked(self, arguments: Sequence[str]) -> argparse.Namespace:
         # Check the spelling first, because argparse would only report a required option as missing.
-        known = [name for name in self._option_string_actions if name.startswith("--")]
+        known_options = [name for name in self._option_string_actions if name.startswith("--")]
         for word in (each.partition("=")[0] for each in arguments):
-            if word.startswith("--") and word not in known and (near := suggest(word, known)):
+            if (
+                word.startswith("--")
+                and word not in known_options
+                and (near := suggest(word, known_options))
+            ):
                 self.error(f"there is no option {word!r}{near}")
-        typed, unknown = self.parse_known_args(arguments)
+        parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             kind = "option" if unknown[0].startswith("-") else "argument"
             self.error(f"there is no {kind} {unknown[0]!r}")
-        return typed
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(f"{message} (see {self.prog} --help)")
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _parse_spark_setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
         raise argparse.ArgumentTypeError(f"{text!r} is not spark.NAME=VALUE")
     return name, value
 
 
-def _picture(text: str) -> Path:
+def _parse_picture(text: str) -> Path:
     file = Path(text)
     if file.suffix not in _PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PICTURES)}")
@@ -202,9 +208,11 @@ def _print_json(report: Report) -> None:
     sys.stdout.write(orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
-def _print(report: Report) -> None:
+def _print_report(report: Report) -> None:
     print(report.title)
-    rows = [[_cell(value) for value in row] for row in report.rows[: limits.PIPELINE_SHOWN_ROWS]]
+    rows = [
+        [_format_cell(value) for value in row] for row in report.rows[: limits.PIPELINE_SHOWN_ROWS]
+    ]
     numbers = {
         index
         for index in range(len(report.columns))
@@ -214,15 +222,17 @@ def _print(report: Report) -> None:
         print()
         for line in table([list(report.columns), *rows], numbers):
             print(line)
-    if left := len(report.rows) - len(rows):
-        print(f"… and {left} more rows: --json prints all")
+    if hidden_rows := len(report.rows) - len(rows):
+        print(f"… and {hidden_rows} more rows: --json prints all")
     if report.facts:
         print()
-        for line in table([[name, _cell(value)] for name, value in report.facts.items()], ()):
+        for line in table(
+            [[name, _format_cell(value)] for name, value in report.facts.items()], ()
+        ):
             print(line)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     match value:
         case None:
             return "-"
@@ -235,12 +245,12 @@ def _cell(value: Any) -> str:
         case datetime():
             return moment(value)
         case bytes():
-            return shown(value)
+            return format_bytes(value)
         case str():
             # Values from a topic may contain control characters.
             return value if value.isprintable() else repr(value)
         case list() | tuple():
-            return ", ".join(map(_cell, value)) or "-"
+            return ", ".join(map(_format_cell, value)) or "-"
     return str(value)
 
 
@@ -251,5 +261,5 @@ def _draw(report: Report, name: str, file: Path) -> None:
     report.save_plot(file)
 
 
-def _complain(name: str, error: QuackError) -> None:
+def _print_error(name: str, error: QuackError) -> None:
     print(f"quackmq: {name}: {error}", file=sys.stderr)

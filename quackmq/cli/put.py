@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from quackmq import limits
-from quackmq.cli.text import counted
+from quackmq.cli.text import pluralize
 from quackmq.errors import InvalidRequest, RecordTooLarge
 
 DEFAULT_BROKER: Final = "127.0.0.1:9092"
@@ -52,11 +52,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a header of each message; may be repeated",
     )
     parser.add_argument("--ids", action="store_true", help="print the id of each message")
-    add_connection(parser)
+    add_connection_options(parser)
     _allow_options_between_arguments(parser)
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="HOST:PORT",
@@ -66,7 +66,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="S",
-        type=_seconds,
+        type=_parse_seconds,
         help="timeout in seconds for an answer and for a broker that is starting; default: "
         f"{limits.CLIENT_TIMEOUT_MS // 1000} for an answer, 0 for a starting broker",
     )
@@ -75,40 +75,40 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quackmq.client.kafka.client import Client
 
-    headers = [_header(text) for text in args.headers]
-    put = 0
+    headers = [_parse_header(text) for text in args.headers]
+    message_count = 0
     with Client(args.broker, timeout=args.timeout) as client:
-        for messages in _messages(args.messages):
+        for messages in _message_batches(args.messages):
             ids = client.put_many(args.topic, messages, key=args.key, headers=headers)
-            put += len(ids)
+            message_count += len(ids)
             if args.ids:
                 print("\n".join(map(str, ids)), flush=True)
     if not args.ids:
-        print(f"{counted(put, 'message')} put into {args.topic}")
+        print(f"{pluralize(message_count, 'message')} put into {args.topic}")
     return 0
 
 
 def _allow_options_between_arguments(parser: argparse.ArgumentParser) -> None:
     """Accept options between the topic and the messages, too. By default, argparse would find no
     messages after such an option."""
-    plain = parser.parse_known_args
+    parse_without_options = parser.parse_known_args
 
     def parse(args: Any = None, namespace: Any = None) -> Any:
-        parser.parse_known_args = plain  # type: ignore[method-assign]  # called by the next line
+        parser.parse_known_args = parse_without_options  # type: ignore[method-assign]  # called by the next line
         return parser.parse_known_intermixed_args(args, namespace)
 
     parser.parse_known_args = parse  # type: ignore[method-assign]
 
 
-def _messages(words: list[str]) -> Iterator[list[bytes]]:
+def _message_batches(words: list[str]) -> Iterator[list[bytes]]:
     """Yield lists of messages; each list is put with one call."""
     if words and words != [_STDIN]:
         yield [os.fsencode(word) for word in words]
         return
-    yield from lines(sys.stdin.fileno())
+    yield from read_lines(sys.stdin.fileno())
 
 
-def lines(fd: int) -> Iterator[list[bytes]]:
+def read_lines(fd: int) -> Iterator[list[bytes]]:
     """Yield lists of complete lines as they arrive. Raises RecordTooLarge for a line that
     exceeds the largest batch."""
     rest = b""
@@ -122,14 +122,14 @@ def lines(fd: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _header(text: str) -> tuple[str, str]:
+def _parse_header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise InvalidRequest(f"--header: {text!r} is not NAME=VALUE")
     return name, value
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

@@ -20,21 +20,21 @@ from quackmq.cli.broker.address import LAST_PORT, Address, UnixPath
 from quackmq.cli.broker.settings import (
     CONFIG_VARIABLE,
     MEMORY_STORE,
-    Loaded,
+    LoadedSettings,
     load,
     option_name,
     setting_fields,
     variable_name,
 )
-from quackmq.cli.entry import ended_by_interrupts
-from quackmq.cli.text import listed
+from quackmq.cli.entry import default_interrupts
+from quackmq.cli.text import join_words
 from quackmq.errors import InvalidSetting
 from quackmq.no_pandas import without_pandas
 
 log = logging.getLogger(__name__)
 
 #: Every listener, in the order in which they are opened, with its default address.
-DOORS: Final[dict[str, Address]] = {
+LISTENERS: Final[dict[str, Address]] = {
     "kafka": Address("127.0.0.1", 9092),
     "http": Address("127.0.0.1", 8002),
     "zmq": Address("127.0.0.1", 5555),
@@ -42,7 +42,7 @@ DOORS: Final[dict[str, Address]] = {
 }
 #: The other ZeroMQ listeners, opened together with `zmq`. By default each uses the port after the
 #: previous one.
-BEHIND_ZMQ: Final = ("xsub", "xpub", "proxy")
+OTHER_ZMQ_LISTENERS: Final = ("xsub", "xpub", "proxy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,8 +61,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for schema in setting_fields():
         has_default = schema.default not in (None, ())
         default = f"; default {str(schema.default).lower()}" if has_default else ""
-        if schema.name in DOORS:
-            default = f"; {DOORS[schema.name]} if no listener is named"
+        if schema.name in LISTENERS:
+            default = f"; {LISTENERS[schema.name]} if no listener is named"
         parser.add_argument(
             option_name(schema.name),
             dest=schema.name,
@@ -75,63 +75,67 @@ def run(args: argparse.Namespace) -> int:
     options = {schema.name: getattr(args, schema.name) for schema in setting_fields()}
     loaded = load(options, os.environ, args.config)
     settings = loaded.settings
-    doors = plan_doors(loaded)
+    addresses = plan_listeners(loaded)
     if settings.store != MEMORY_STORE and settings.data is None:
         raise InvalidSetting(
             "serve needs a data directory: give --data DIR, QUACKMQ_DATA or data in the settings "
             "file; or give --store memory: to keep the data in memory only"
         )
     logformat.configure(settings.log_level, settings.log_format)
-    for doubt in loaded.doubts:
+    for doubt in loaded.warnings:
         log.warning("%s", doubt)
-    if closed := closed_doors(loaded, doors):
-        log.info("%s", closed)
+    if notice := describe_closed_listeners(loaded, addresses):
+        log.info("%s", notice)
 
     without_pandas()
-    with ended_by_interrupts():
+    with default_interrupts():
         from quackmq.cli.broker import runner as server
 
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
-        return runner.run(server.serve(settings, doors))
+        return runner.run(server.serve(settings, addresses))
 
 
-def plan_doors(loaded: Loaded) -> dict[str, Address | UnixPath]:
+def plan_listeners(loaded: LoadedSettings) -> dict[str, Address | UnixPath]:
     """Return the address of each listener to open: the ones that were named, or all if none was."""
     settings = loaded.settings
-    named = {name: value for name in DOORS if (value := getattr(settings, name)) is not None}
-    if any(getattr(settings, name) is not None for name in BEHIND_ZMQ):
-        named.setdefault("zmq", DOORS["zmq"])
+    named = {name: value for name in LISTENERS if (value := getattr(settings, name)) is not None}
+    if any(getattr(settings, name) is not None for name in OTHER_ZMQ_LISTENERS):
+        named.setdefault("zmq", LISTENERS["zmq"])
     planned: dict[str, Address | UnixPath] = {}
-    for name in DOORS:
+    for name in LISTENERS:
         if named and name not in named:
             continue
-        planned[name] = named.get(name, DOORS[name])
+        planned[name] = named.get(name, LISTENERS[name])
         if name == "zmq":
-            planned |= _behind_zmq(loaded, named.get(name, DOORS[name]))
+            planned |= _plan_other_zmq_listeners(loaded, named.get(name, LISTENERS[name]))
     return planned
 
 
-def closed_doors(loaded: Loaded, planned: Collection[str]) -> str:
+def describe_closed_listeners(loaded: LoadedSettings, planned: Collection[str]) -> str:
     """Return a sentence about the listeners that stay closed because others were named, or "" if
     all open."""
-    closed = [name for name in DOORS if name not in planned]
+    closed = [name for name in LISTENERS if name not in planned]
     if not closed:
         return ""
-    opened = [name for name in DOORS if name in planned]
-    named = [origin for name, origin in loaded.origins.items() if name in (*DOORS, *BEHIND_ZMQ)]
-    options = [f"{option_name(name)} {DOORS[name]}" for name in closed]
+    opened = [name for name in LISTENERS if name in planned]
+    named = [
+        origin
+        for name, origin in loaded.origins.items()
+        if name in (*LISTENERS, *OTHER_ZMQ_LISTENERS)
+    ]
+    options = [f"{option_name(name)} {LISTENERS[name]}" for name in closed]
     verb = "opens" if len(opened) == 1 else "open"
     return (
-        f"only {listed(opened)} {verb}, because of {listed(named)}; "
-        f"closed: {listed(closed)}. To open these too, add {' '.join(options)}"
+        f"only {join_words(opened)} {verb}, because of {join_words(named)}; "
+        f"closed: {join_words(closed)}. To open these too, add {' '.join(options)}"
     )
 
 
-def _behind_zmq(loaded: Loaded, zmq: Address) -> dict[str, Address]:
+def _plan_other_zmq_listeners(loaded: LoadedSettings, zmq: Address) -> dict[str, Address]:
     """Return the addresses of the other ZeroMQ listeners. If `zmq` has port 0, each gets a free
     port."""
-    found = {}
-    for distance, name in enumerate(BEHIND_ZMQ, start=1):
+    addresses = {}
+    for distance, name in enumerate(OTHER_ZMQ_LISTENERS, start=1):
         port = zmq.port + distance if zmq.port else 0
         configured: Address | None = getattr(loaded.settings, name)
         if configured is None and port > LAST_PORT:
@@ -139,5 +143,5 @@ def _behind_zmq(loaded: Loaded, zmq: Address) -> dict[str, Address]:
                 f"{loaded.origins['zmq']}: the default port {port} of {name} does not exist: give "
                 f"{option_name(name)}, or a lower port"
             )
-        found[name] = configured or Address(zmq.host, port)
-    return found
+        addresses[name] = configured or Address(zmq.host, port)
+    return addresses

@@ -32,11 +32,11 @@ def table(rows: list[Sequence[str]], numbers: Collection[int]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def counted(number: int, thing: str, plural: str = "s") -> str:
+def pluralize(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{'' if number == 1 else plural}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as in a sentence: "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
@@ -56,7 +56,7 @@ def progress_on_stderr(unit: str = "bytes") -> Callable[[int, int], None]:
     return print_progress
 
 
-def shown(data: bytes | None) -> str:
+def format_bytes(data: bytes | None) -> str:
     """Return UTF-8 text in quotes and other data in hexadecimal; long data is cut off."""
     if data is None:
         return "null"
@@ -70,7 +70,7 @@ def shown(data: bytes | None) -> str:
     return f"0x{part.hex()}{rest}"
 
 
-def moment(timestamp_ms: int) -> str:
+def format_time(timestamp_ms: int) -> str:
     if timestamp_ms == NO_TIMESTAMP:
         return "no time"
     try:

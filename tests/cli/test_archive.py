@@ -16,7 +16,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.parquet.from_batches import Committed
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.cli import text
-from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
+from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
 from quackmq.cli.main import main
 from quackmq.model.topic import PartitionKey
 from tests.archive.support import NOON_MS
@@ -66,7 +66,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def manifest_of(directory: Path, partition: int = 0) -> manifests.Manifest:
-    with Archived(directory) as archived:
+    with ArchiveDirectory(directory) as archived:
         found = archived.manifest(ArchivedPartition("ducks", partition))
         assert found is not None
         return found

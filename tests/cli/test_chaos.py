@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from quackmq import Client
-from quackmq.cli.chaos.command import _address
+from quackmq.cli.chaos.command import _check_address
 from quackmq.cli.chaos.plan import FAULTS, PUTS, TAKES, Act, plan
-from quackmq.cli.chaos.runner import _stopping
+from quackmq.cli.chaos.runner import _stop_on_signals
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from tests.kit.server import DEADLINE_S, Server
@@ -226,7 +226,7 @@ def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> Non
     ],
 )
 def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None:
-    assert _address(door, address) == address
+    assert _check_address(door, address) == address
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_slip_is_answered_in_one_sentence(
 
 def test_a_signal_that_comes_within_a_wait_for_it_does_not_wait_for_itself() -> None:
     """Who waits for an event holds its lock for a moment, and a handler runs in the same thread."""
-    with _stopping() as stopping:
+    with _stop_on_signals() as stopping:
         with cast(Any, stopping)._cond:
             signal.raise_signal(signal.SIGTERM)
         assert stopping.wait(DEADLINE_S)

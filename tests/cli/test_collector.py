@@ -111,11 +111,11 @@ async def test_a_busy_loop_is_spared_until_it_is_very_late(
     full.start()
     held = [Circle() for _ in range(limits.YOUNG_VALUES if not percent else 1)]
     gc.collect(1)
-    full._look()
+    full._collect_if_idle()
     await let_others_run()
     assert not full_looks
     monkeypatch.setattr(limits, "LATEST_FULL_COLLECTION_MS", 0)
-    full._look()
+    full._collect_if_idle()
     assert bool(full_looks) == (not percent)
     full.stop()
     held.clear()

@@ -16,8 +16,14 @@ import pytest
 from quackmq.cli.experiment import plan as experiment_plan
 from quackmq.cli.experiment import plot as experiment_plot
 from quackmq.cli.experiment import runner as experiment_run
-from quackmq.cli.experiment.latency import Latencies, added_up, bucket_of, percentile_ms
-from quackmq.cli.experiment.peer import Behaviour, Report, Seen, Turns, content
+from quackmq.cli.experiment.latency import Latencies, add_up, bucket_for, percentile_ms
+from quackmq.cli.experiment.peer import (
+    Behaviour,
+    PublishSchedule,
+    ReceivedEntries,
+    Report,
+    make_content,
+)
 from quackmq.cli.experiment.plan import Experiment, suite
 from quackmq.cli.experiment.progress import Watcher
 from quackmq.cli.experiment.report import (
@@ -188,9 +194,9 @@ def test_q6_room_is_made_by_age_or_by_what_everybody_has() -> None:
 
 
 def test_a_subscriber_knows_an_entry_again() -> None:
-    seen = Seen(start_ns=0, slice_ms=100)
+    seen = ReceivedEntries(start_ns=0, slice_ms=100)
     for publisher_id, number in [("p1", 0), ("p1", 7), ("p2", 0), ("p1", 7), ("p1", 3)]:
-        entry = Entry("1", content(publisher_id, number, 1_000, 64))
+        entry = Entry("1", make_content(publisher_id, number, 1_000, 64))
         assert len(entry.content) == 64
         seen.note(entry, arrived_ns=5_000_000)
     report = seen.report(terminated=True)
@@ -200,7 +206,7 @@ def test_a_subscriber_knows_an_entry_again() -> None:
 
 def test_q6_a_topic_without_room_rests_while_the_others_go_on() -> None:
     (part,) = Experiment(topics=3, rate=None).publishers()
-    turns = Turns(part)
+    turns = PublishSchedule(part)
     tried = []
     for _ in range(7):
         tried.append(turns.topic)
@@ -213,13 +219,13 @@ def test_percentiles_are_within_a_bucket_of_the_true_ones() -> None:
     latencies = Latencies()
     for milliseconds in range(1, 1001):
         latencies.add(when=milliseconds, latency_ns=milliseconds * 1_000_000)
-    counts = added_up(latencies.slices.values())
+    counts = add_up(latencies.slices.values())
     assert sum(counts.values()) == 1000
     for share, true_ms in ((0.5, 500), (0.99, 990), (1.0, 1000), (0.001, 1)):
         found = percentile_ms(counts, share)
         assert found is not None and math.isclose(found, true_ms, rel_tol=0.05)
     assert percentile_ms({}, 0.5) is None
-    assert bucket_of(-5) == bucket_of(0) == 0
+    assert bucket_for(-5) == bucket_for(0) == 0
 
 
 # --- the bar ---------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_a_topic_that_a_subscription_creates_is_told_as_new(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(getting._Printing, "run", lambda *_: None)
+    monkeypatch.setattr(getting._MessagePrinter, "run", lambda *_: None)
     get = ["get", topic, "--broker", address, "--timeout", str(DEADLINE_S), "--name"]
     assert main([*get, f"ann-{topic}"]) == 0
     assert capsys.readouterr().err == (
@@ -265,7 +265,7 @@ def test_a_terminal_that_is_closed_ends_it_once_and_what_is_left_is_done_in_peac
     heard: list[int] = []
     before = {each: signal.signal(each, lambda each, _: heard.append(each)) for each in numbers}
     try:
-        with pytest.raises(KeyboardInterrupt), getting._ended_in_good_order():
+        with pytest.raises(KeyboardInterrupt), getting._signals_as_interrupt():
             try:
                 signal.raise_signal(signal.SIGHUP)
             finally:
@@ -355,7 +355,7 @@ def test_a_topic_that_is_not_there_is_not_made_by_looking_at_it(
 def test_lines_come_as_they_are_there() -> None:
     read_fd, write_fd = os.pipe()
     try:
-        found = putting.lines(read_fd)
+        found = putting.read_lines(read_fd)
         os.write(write_fd, b"one\ntwo\nthr")
         assert next(found) == [b"one", b"two"]
         os.write(write_fd, b"ee\n")
@@ -375,7 +375,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "endless"
     file.write_bytes(b"." * 100)
     with file.open("rb") as stream, pytest.raises(RecordTooLarge, match="more than 10 bytes"):
-        list(putting.lines(stream.fileno()))
+        list(putting.read_lines(stream.fileno()))
 
 
 @pytest.mark.parametrize(

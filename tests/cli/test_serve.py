@@ -232,7 +232,7 @@ class StuckDoor:
         await asyncio.Event().wait()
 
 cli_limits.DRAIN_MS = int(sys.argv[1])
-runner.DOOR_MAKERS = {"kafka": lambda *_: StuckDoor()}
+runner.LISTENER_MAKERS = {"kafka": lambda *_: StuckDoor()}
 sys.exit(main.main(["serve", "--store", "memory:", "--kafka", "127.0.0.1:1"]))
 """
 

@@ -8,9 +8,9 @@ import pytest
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli.broker.address import Address
-from quackmq.cli.broker.runner import DOOR_MAKERS, make_door
+from quackmq.cli.broker.runner import LISTENER_MAKERS, make_listener
 from quackmq.cli.broker.settings import load
-from quackmq.cli.serve import closed_doors, plan_doors
+from quackmq.cli.serve import describe_closed_listeners, plan_listeners
 from quackmq.errors import InvalidSetting
 from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.zmq.budgets import Budgets
@@ -19,7 +19,7 @@ from tests.kit.server import Server
 
 
 def planned(**options: str) -> dict[str, str]:
-    return {name: str(address) for name, address in plan_doors(load(options, {})).items()}
+    return {name: str(address) for name, address in plan_listeners(load(options, {})).items()}
 
 
 def test_without_any_door_named_all_open_the_proxys_behind_zmq() -> None:
@@ -57,7 +57,7 @@ def test_each_may_be_told_another_place_and_port_0_asks_for_a_free_one() -> None
 def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_open_them() -> None:
     def said(environment: dict[str, str] | None = None, **options: str) -> str:
         loaded = load(options, environment or {})
-        return closed_doors(loaded, plan_doors(loaded))
+        return describe_closed_listeners(loaded, plan_listeners(loaded))
 
     assert said() == ""
     every = dict.fromkeys(("kafka", "http", "zmq", "line"), "127.0.0.1:0")
@@ -86,7 +86,7 @@ async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
     options = {"http_names": "queue.example", "advertise": "adv.example:9092"}
     store = MemoryStore()
     broker = Broker(store, BrokerSettings())
-    door = DOOR_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
+    door = LISTENER_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
     assert isinstance(door, HttpServer)
     for name in (b"queue.example", b"adv.example", b"door.example:8002"):
         assert door.names.allows_host(name, is_loopback=True), name
@@ -102,7 +102,7 @@ async def test_the_zmq_sockets_of_a_broker_share_the_memory_for_their_peers() ->
     budgets = Budgets()
     made: dict[str, Any] = {}
     for name in ("zmq", "xsub", "xpub", "proxy"):
-        made[name] = make_door(
+        made[name] = make_listener(
             name, broker, Address("127.0.0.1", 0), load({}, {}).settings, budgets, made
         )
     assert all(door.budgets is budgets for door in made.values())

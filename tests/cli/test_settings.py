@@ -9,7 +9,7 @@ import pytest
 
 from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.settings import Settings, load, option_name, setting_fields, variable_name
-from quackmq.cli.serve import DOORS
+from quackmq.cli.serve import LISTENERS
 from quackmq.errors import InvalidSetting
 from tests.kit.tables import each
 
@@ -55,7 +55,7 @@ def test_without_any_source_all_is_default() -> None:
     loaded = load({}, {})
     assert loaded.settings == Settings()
     assert loaded.origins == {}
-    assert loaded.doubts == ()
+    assert loaded.warnings == ()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -184,7 +184,7 @@ def test_a_misspelt_variable_is_doubted_and_a_foreign_one_left_alone() -> None:
     environment = {"QUACKMQ_SYNK": "os", "QUACKMQ_PORT_9092_TCP_ADDR": "10.0.0.1", "SYNC": "os"}
     loaded = load({}, environment)
     assert loaded.settings == Settings()
-    assert loaded.doubts == (
+    assert loaded.warnings == (
         "the environment variable QUACKMQ_SYNK is not a setting: did you mean 'QUACKMQ_SYNC'?",
     )
 
@@ -197,11 +197,11 @@ def test_the_readmes_file_works_as_it_stands_and_names_what_is_no_default(tmp_pa
     file.write_text(sample)
     settings = load({}, {}, file).settings
     assert settings.advertise is None and settings.http_names == ()
-    assert {name: getattr(settings, name) for name in DOORS} == DOORS
+    assert {name: getattr(settings, name) for name in LISTENERS} == LISTENERS
     for schema in setting_fields():
         is_said = re.search(rf"^{schema.name} = .*# the default is ", sample, re.MULTILINE)
         is_other = getattr(settings, schema.name) != schema.default
-        assert (is_said is not None) == (is_other and schema.name not in {*DOORS, "data"})
+        assert (is_said is not None) == (is_other and schema.name not in {*LISTENERS, "data"})
     file.write_text(
         sample.replace("# advertise", "advertise").replace("# http_names", "http_names")
     )

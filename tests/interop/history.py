@@ -24,7 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 import quackmq
 from quackmq.archive.manifest import Manifest
-from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
+from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
 from quackmq.client.zmq import ZmqClient
 
 DEADLINE_S: Final = 60
@@ -124,7 +124,7 @@ def wait_for_archive(directory: Path, topic: str, next_offset: int) -> Manifest:
     """Until so much of partition 0 is in the archive, as its manifest on disk says."""
     deadline = time.monotonic() + ARCHIVED_S
     while True:
-        with Archived(directory) as archived:
+        with ArchiveDirectory(directory) as archived:
             manifest = archived.manifest(ArchivedPartition(topic, 0))
         if manifest is not None and manifest.next_offset >= next_offset:
             return manifest

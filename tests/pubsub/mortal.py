@@ -194,13 +194,13 @@ def consume_cli(task: Task) -> Iterator[str]:
         client.subscribe(task.topic)
     yield READY
     os.dup2(os.open(task.log, os.O_WRONLY | os.O_APPEND), 1)
-    line = getting._line
+    line = getting._format_line
 
     def slowly(*arguments: Any, **options: Any) -> bytes:
         time.sleep(random.uniform(0, WORK_S))
         return line(*arguments, **options)
 
-    getting._line = slowly
+    getting._format_line = slowly
     command_line(["get", task.topic, *name, *broker, "--follow"])
 
 

@@ -1,21 +1,21 @@
-"""Python's garbage collector, which must never stop the event loop for long.
+"""Configure Python's garbage collector so that it never stops the event loop for long.
 
-The broker keeps very many small values (topics, producers, the tail, cursors), makes new ones all
-the time, and hardly any of them refer to each other in circles. CPython's collector stops the
-process while it looks at a generation, 0.13 to 0.5 µs for each value, and its oldest generation has
-no bound: with 100,000 producers one look takes 60 ms. So values are looked at twice, in portions:
+The broker has very many small objects (topics, producers, the tail, cursors), creates new ones all
+the time, and hardly any of them form reference cycles. CPython's collector stops the process while
+it scans a generation: 0.13 to 0.5 µs for each object. Its oldest generation is unbounded; with
+100,000 producers one scan takes 60 ms. So each object is scanned at most twice, in small portions:
 
-    young values    -- limits.YOUNG_VALUES new ones: a look at them -->      the middle generation
-    middle ones     -- limits.YOUNG_LOOKS such looks: a look at them -->     frozen
+    young objects   -- limits.YOUNG_VALUES new objects: scan them -->      the middle generation
+    middle objects  -- limits.YOUNG_LOOKS such scans: scan them -->        frozen
 
-Frozen values are not looked at any more; those that nobody refers to are freed as ever. What is
-left are circles that were frozen and died then, such as connections that were open for long: some
-kilobytes each. They go when everything is looked at once, in a quiet moment and at most every
-`limits.FULL_COLLECTION_MS`.
+The collector does not scan frozen objects. Reference counting still frees them. What it cannot free
+are reference cycles that became garbage after they were frozen, for example connections that were
+open for a long time: some kilobytes each. A full collection frees them. It runs while the loop is
+idle, and at most every `limits.FULL_COLLECTION_MS`.
 
-docs/decisions/garbage-collector.md says what else was tried.
+docs/decisions/garbage-collector.md lists the rejected alternatives.
 
-Who may call: the event loop.
+Call everything here from the event loop.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any, Final
 
 from quackmq.cli import limits
 
-#: More looks than there will ever be: the oldest generation is never looked at by itself.
+#: A threshold that is never reached, so that the collector never scans the oldest generation.
 _NEVER: Final = 1_000_000_000
 _MIDDLE: Final = 1
 
 
 def set_up() -> None:
-    """What is there now, mostly code, stays."""
+    """Freeze all present objects, which are mostly code, and set the thresholds."""
     gc.freeze()
     gc.set_threshold(limits.YOUNG_VALUES, limits.YOUNG_LOOKS, _NEVER)
     if _freeze_survivors not in gc.callbacks:
@@ -46,19 +46,19 @@ def _freeze_survivors(phase: str, info: dict[str, Any]) -> None:
 
 
 class FullCollection:
-    """Looks at everything once in a while, when the loop has nothing to do."""
+    """Run a full collection from time to time while the loop is idle."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._last_s = self._loop.time()
         self._cpu_s = 0.0
-        self._frozen = 0
+        self._frozen_count = 0
 
     def start(self) -> None:
-        """What is there now was loaded for good."""
+        """Freeze all present objects, which were loaded for good, and wait for an idle loop."""
         gc.freeze()
-        self._frozen = gc.get_freeze_count()
+        self._frozen_count = gc.get_freeze_count()
         self._wait()
 
     def stop(self) -> None:
@@ -67,24 +67,24 @@ class FullCollection:
 
     def _wait(self) -> None:
         self._cpu_s = time.thread_time()
-        self._timer = self._loop.call_later(limits.QUIET_MS / 1000, self._look)
+        self._timer = self._loop.call_later(limits.QUIET_MS / 1000, self._collect_if_idle)
 
-    def _look(self) -> None:
-        since_s = self._loop.time() - self._last_s
+    def _collect_if_idle(self) -> None:
+        elapsed_s = self._loop.time() - self._last_s
         share = (time.thread_time() - self._cpu_s) * 1000 / limits.QUIET_MS
         is_quiet = share * 100 < limits.QUIET_PERCENT
-        if since_s * 1000 >= limits.LATEST_FULL_COLLECTION_MS or (
-            is_quiet and since_s * 1000 >= limits.FULL_COLLECTION_MS
+        if elapsed_s * 1000 >= limits.LATEST_FULL_COLLECTION_MS or (
+            is_quiet and elapsed_s * 1000 >= limits.FULL_COLLECTION_MS
         ):
             self._collect()
         self._wait()
 
     def _collect(self) -> None:
         self._last_s = self._loop.time()
-        # If there are hardly more values than then, no circles have piled up.
-        if gc.get_freeze_count() - self._frozen < limits.YOUNG_VALUES:
+        # If hardly any objects were added since the last collection, no cycles have piled up.
+        if gc.get_freeze_count() - self._frozen_count < limits.YOUNG_VALUES:
             return
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        self._frozen = gc.get_freeze_count()
+        self._frozen_count = gc.get_freeze_count()

@@ -31,13 +31,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _allow_open_files() -> None:
     """Raise the limit of open files to the highest value that this user may set. Each connection
     and each open segment needs one."""
-    present, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    present, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     failure: Exception | None = None
     # macOS reports no limit but grants less than infinity.
-    for wanted in (most, limits.OPEN_FILES):
-        if most == resource.RLIM_INFINITY or wanted <= most:
+    for limit in (highest, limits.OPEN_FILES):
+        if highest == resource.RLIM_INFINITY or limit <= highest:
             try:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, highest))
                 return
             except (OSError, ValueError) as error:
                 failure = error

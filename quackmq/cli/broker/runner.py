@@ -28,7 +28,7 @@ from quackmq.cli.broker import closing, process
 from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.collector import FullCollection
 from quackmq.cli.broker.settings import MEMORY_STORE, Settings
-from quackmq.cli.text import counted
+from quackmq.cli.text import pluralize
 from quackmq.clock import Clock
 from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.kafka.server import KafkaServer
@@ -51,7 +51,7 @@ GAVE_UP: Final = 1
 INTERRUPTED: Final = 130
 
 
-class Door(Protocol):
+class Listener(Protocol):
     """The interface of a listener. `start` returns the address it is bound to: host and port, or
     the path of a Unix socket."""
 
@@ -60,11 +60,11 @@ class Door(Protocol):
     async def close(self) -> None: ...
 
 
-def _kafka_door(broker: Broker, address: Address, settings: Settings) -> Door:
+def _make_kafka_listener(broker: Broker, address: Address, settings: Settings) -> Listener:
     return KafkaServer(broker, address.host, address.port, advertise=settings.advertise)
 
 
-def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
+def _make_http_listener(broker: Broker, address: Address, settings: Settings) -> Listener:
     return HttpServer(
         broker,
         address.host,
@@ -74,7 +74,9 @@ def _http_door(broker: Broker, address: Address, settings: Settings) -> Door:
     )
 
 
-def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) -> Door:
+def _make_line_listener(
+    broker: Broker, address: Address | UnixPath, settings: Settings
+) -> Listener:
     where = address.path if isinstance(address, UnixPath) else address
     return LineServer(
         broker,
@@ -87,11 +89,11 @@ def _line_door(broker: Broker, address: Address | UnixPath, settings: Settings) 
     )
 
 
-#: Functions that construct each listener for an address; `serve.DOORS` has the default addresses.
-DOOR_MAKERS: Final[Mapping[str, Callable[[Broker, Any, Settings], Door]]] = {
-    "kafka": _kafka_door,
-    "http": _http_door,
-    "line": _line_door,
+#: Functions that construct each listener. `serve.LISTENERS` has the default addresses.
+LISTENER_MAKERS: Final[Mapping[str, Callable[[Broker, Any, Settings], Listener]]] = {
+    "kafka": _make_kafka_listener,
+    "http": _make_http_listener,
+    "line": _make_line_listener,
 }
 #: The servers of ZeroMQ sockets share their budgets.
 ZMQ_SERVERS: Final[Mapping[str, type[ZmqServer | XsubServer | XpubServer]]] = {
@@ -101,27 +103,27 @@ ZMQ_SERVERS: Final[Mapping[str, type[ZmqServer | XsubServer | XpubServer]]] = {
 }
 
 
-def make_door(
+def make_listener(
     name: str,
     broker: Broker,
     address: Any,
     settings: Settings,
     zmq_budgets: ZmqBudgets,
-    made: Mapping[str, Door],
-) -> Door:
+    opened: Mapping[str, Listener],
+) -> Listener:
     """Construct a listener. `made` are the listeners opened before it; the proxy needs the XPUB
     listener."""
     if name in ZMQ_SERVERS:
         return ZMQ_SERVERS[name](broker, address.host, address.port, zmq_budgets)
     if name != "proxy":
-        return DOOR_MAKERS[name](broker, address, settings)
-    xpub = made["xpub"]
+        return LISTENER_MAKERS[name](broker, address, settings)
+    xpub = opened["xpub"]
     assert isinstance(xpub, XpubServer), "XPUB is opened before the proxy"
     proxy = ProxySettings(lease_ms=settings.proxy_lease_ms, any_address=settings.proxy_any_address)
     return ProxyServer(broker, address.host, address.port, xpub, proxy, zmq_budgets)
 
 
-async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> int:
+async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath]) -> int:
     """Open everything, print the addresses, wait for a signal, then close everything in reverse
     order."""
     process.prepare()
@@ -149,17 +151,17 @@ async def serve(settings: Settings, doors: Mapping[str, Address | UnixPath]) -> 
         watchdog = LoopWatchdog()
         watchdog.start()
         opened.callback(watchdog.stop)
-        log.info("quackmq %s with %s", __version__, counted(len(broker.topics()), "topic"))
-        started: dict[str, Door] = {}
+        log.info("quackmq %s with %s", __version__, pluralize(len(broker.topics()), "topic"))
+        started: dict[str, Listener] = {}
         zmq_budgets = ZmqBudgets()
-        opened.push_async_callback(_close_together, started)
-        for name, address in doors.items():
-            door = make_door(name, broker, address, settings, zmq_budgets, started)
-            started[name] = door
-            listening = await _start(name, door, address)
-            if isinstance(listening, Address):
-                broker.doors[name] = (listening.host, listening.port)
-            print(f"{name} listening on {listening}", flush=True)
+        opened.push_async_callback(_close_listeners, started)
+        for name, address in addresses.items():
+            listener = make_listener(name, broker, address, settings, zmq_budgets, started)
+            started[name] = listener
+            bound_address = await _start_listener(name, listener, address)
+            if isinstance(bound_address, Address):
+                broker.doors[name] = (bound_address.host, bound_address.port)
+            print(f"{name} listening on {bound_address}", flush=True)
         collection = FullCollection()
         collection.start()
         opened.callback(collection.stop)
@@ -194,16 +196,18 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
     return archive, archive
 
 
-async def _start(name: str, door: Door, address: Address | UnixPath) -> Address | UnixPath:
+async def _start_listener(
+    name: str, listener: Listener, address: Address | UnixPath
+) -> Address | UnixPath:
     try:
-        where = await door.start()
+        where = await listener.start()
         assert where is not None, "a listener with an address is bound"
         return UnixPath(where) if isinstance(where, str) else Address(*where)
     except OSError as error:
         # The event loop's message repeats the address. A failed name look-up has no system error
         # number.
-        known = error.errno is not None and error.errno > 0
-        reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        has_errno = error.errno is not None and error.errno > 0
+        reason = os.strerror(error.errno or 0) if has_errno else error.strerror or str(error)
         hint = ""
         if error.errno == errno.EADDRINUSE:
             hint = ". Is another broker running?"
@@ -213,13 +217,15 @@ async def _start(name: str, door: Door, address: Address | UnixPath) -> Address 
         raise OSError(complaint) from error
 
 
-async def _close_together(doors: Mapping[str, Door]) -> None:
+async def _close_listeners(listeners: Mapping[str, Listener]) -> None:
     """Close all listeners concurrently, because each may wait for peers that do not read their
     answers. An error in one does not keep the others from closing."""
-    ends = await asyncio.gather(*(door.close() for door in doors.values()), return_exceptions=True)
-    for end in ends:
-        if end is not None:
-            raise end
+    results = await asyncio.gather(
+        *(listener.close() for listener in listeners.values()), return_exceptions=True
+    )
+    for error in results:
+        if error is not None:
+            raise error
 
 
 def _catch_signals() -> asyncio.Event:
@@ -230,7 +236,7 @@ def _catch_signals() -> asyncio.Event:
 
     def interrupt() -> None:
         if stopping.is_set():
-            _leave(INTERRUPTED)
+            _exit_now(INTERRUPTED)
         stopping.set()
 
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -251,9 +257,9 @@ def _give_up() -> None:
         "giving up closing after %d s without progress; the next start will recover",
         limits.DRAIN_MS // 1000,
     )
-    _leave(GAVE_UP)
+    _exit_now(GAVE_UP)
 
 
-def _leave(exit_code: int) -> NoReturn:
+def _exit_now(exit_code: int) -> NoReturn:
     logging.shutdown()
     os._exit(exit_code)

@@ -7,7 +7,7 @@ QUACKMQ_SYNC_INTERVAL_MS and a top-level key of the file.
 An invalid value raises InvalidSetting with a sentence that says where the value came from. An
 unknown key of the file is an error. An unknown environment variable is ignored, because others also
 set variables with our prefix (orchestrators do, for each service). If it looks misspelt,
-`Loaded.doubts` names it.
+`LoadedSettings.warnings` names it.
 """
 
 from __future__ import annotations
@@ -201,12 +201,12 @@ class Settings:
     log_format: str = setting("text", choice("text", "json"), "text for people, json for programs")
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     settings: Settings
     #: The source of each setting that is not a default, for messages: "the option --http".
     origins: Mapping[str, str]
     #: Warnings about ignored environment variables that look misspelt.
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def option_name(name: str) -> str:
@@ -225,7 +225,7 @@ def load(
     options: Mapping[str, str | None],
     environment: Mapping[str, str],
     file: Path | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """Combine the sources into settings. `options` are the texts as typed; None means not given."""
     if file is None and environment.get(CONFIG_VARIABLE):
         file = Path(environment[CONFIG_VARIABLE])
@@ -247,7 +247,7 @@ def load(
             continue
         values[name] = _parse(text, kind, origin)
         origins[name] = origin
-    return Loaded(Settings(**values), origins, tuple(_misspelt_variables(environment)))
+    return LoadedSettings(Settings(**values), origins, tuple(_misspelt_variables(environment)))
 
 
 def _parse(text: str, kind: Kind, origin: str) -> object:
@@ -266,32 +266,34 @@ def _read_file(file: Path) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"{file} is not TOML: {error}") from None
 
-    known = [schema.name for schema in setting_fields()]
+    setting_names = [schema.name for schema in setting_fields()]
     for key, value in content.items():
-        if key in known:
+        if key in setting_names:
             continue
-        hint = suggest(_setting_like(key, known), known)
+        hint = suggest(_most_similar_setting(key, setting_names), setting_names)
         if not hint and isinstance(value, dict):
             hint = ": settings are top-level keys, not in tables"
         raise InvalidSetting(f"{key!r} in {file} is not a setting{hint or _LIST_OF_SETTINGS}")
     return content
 
 
-def _setting_like(key: str, known: Iterable[str]) -> str:
+def _most_similar_setting(key: str, setting_names: Iterable[str]) -> str:
     """Return the setting that a key resembles most, or the key if there is none. A setting
     resembles the key if it is spelt nearly the same, like `http-name` and http_names, or if one
     contains all words of the other, like `partitions` and default_partitions, or `kafka-port`
     and kafka."""
     key = key.lower().replace("-", "_")
     words = {*key.split("_")}
-    known = list(known)
-    alike = [name for name in known if words <= {*name.split("_")} or words >= {*name.split("_")}]
-    if near := nearest(key, known):
+    setting_names = list(setting_names)
+    alike = [
+        name for name in setting_names if words <= {*name.split("_")} or words >= {*name.split("_")}
+    ]
+    if near := nearest(key, setting_names):
         alike.append(near)
-    return max(alike, key=lambda name: _likeness(key, name), default=key)
+    return max(alike, key=lambda name: _similarity(key, name), default=key)
 
 
-def _likeness(word: str, other: str) -> float:
+def _similarity(word: str, other: str) -> float:
     return difflib.SequenceMatcher(None, word, other).ratio()
 
 
@@ -309,12 +311,12 @@ def _toml_text(value: object, kind: Kind, origin: str) -> str:
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
-    known = [schema.name.upper() for schema in setting_fields()]
+    setting_names = [schema.name.upper() for schema in setting_fields()]
     for variable in sorted(environment):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
-        if name not in known and (near := nearest(name, known)):
+        if name not in setting_names and (near := nearest(name, setting_names)):
             meant = ENVIRONMENT_PREFIX + near
             yield f"the environment variable {variable} is not a setting: did you mean {meant!r}?"
 

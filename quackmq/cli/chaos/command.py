@@ -75,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--seconds",
         metavar="S",
-        type=_seconds,
+        type=_parse_seconds,
         default=10.0,
         help="duration in seconds; default 10",
     )
@@ -92,7 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--settle",
         metavar="S",
-        type=_seconds,
+        type=_parse_seconds,
         help="then behave well, and receive until no message has arrived for S seconds",
     )
     parser.add_argument(
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
     options = chaos_run.ChaosOptions(
         door=args.door,
-        address=_address(args.door, _address_option(args)),
+        address=_check_address(args.door, _address_option(args)),
         name=args.name,
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
         seed=seed,
@@ -145,8 +145,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _address_option(args: argparse.Namespace) -> str | None:
     if args.broker is None:
-        given: str | None = args.address
-        return given
+        address_text: str | None = args.address
+        return address_text
     if args.door != "kafka":
         raise InvalidRequest(
             f"--broker is the address of the kafka listener: use --address for the "
@@ -158,22 +158,22 @@ def _address_option(args: argparse.Namespace) -> str | None:
     return broker
 
 
-def _address(door: str, given: str | None) -> str:
+def _check_address(door: str, address_text: str | None) -> str:
     """Return the address after checking it, or the default. A Kafka address may be a list, and a
     ZeroMQ address may start with tcp://."""
-    if given is None:
+    if address_text is None:
         return ADDRESSES[door]
     parse = parse_address_or_path if door == "line" else parse_advertised_address
-    plain = given.removeprefix(_TCP) if door in ("zmq", "xpub") else given
+    plain = address_text.removeprefix(_TCP) if door in ("zmq", "xpub") else address_text
     try:
         for one in plain.split(",") if door == "kafka" else [plain]:
             parse(one)
     except ValueError as error:
-        raise InvalidRequest(f"--address: {given!r} {error}") from None
-    return given
+        raise InvalidRequest(f"--address: {address_text!r} {error}") from None
+    return address_text
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

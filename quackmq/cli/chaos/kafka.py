@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from quackmq.cli.chaos.runner import Taken
+from quackmq.cli.chaos.runner import ReceivedMessage
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.errors import translated, translating
 from quackmq.errors import QuackError, QuackTimeout
@@ -43,7 +43,7 @@ class BadKafkaClient:
         problems: list[KafkaError] = []
         with translating("the broker to take a message"):
             for _ in range(times):
-                self._producer.produce(topic, content, on_delivery=_noting(problems))
+                self._producer.produce(topic, content, on_delivery=_collect_errors(problems))
             if not waits:
                 self._producer.poll(0)
                 self._drop_producer()
@@ -53,10 +53,10 @@ class BadKafkaClient:
             raise translated(problems[0], "the broker to take a message")
         return times
 
-    def take(self, topic: str, wait_s: float) -> Taken | None:
+    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
         if not self._topics:
             return None
-        message = self._reader().poll(wait_s)
+        message = self._connect_consumer().poll(wait_s)
         if message is None:
             return None
         error = message.error()
@@ -66,37 +66,37 @@ class BadKafkaClient:
             raise translated(error, "a message")
         found, partition, offset = message.topic(), message.partition(), message.offset()
         assert found is not None, "a message has a topic"
-        return Taken(found, f"{found}/{partition}/{offset}", message.value() or b"")
+        return ReceivedMessage(found, f"{found}/{partition}/{offset}", message.value() or b"")
 
-    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
         if self._consumer is None:
             return None
-        _, partition, offset = taken.id.rsplit("/", 2)
-        place = TopicPartition(taken.topic, int(partition), int(offset))
+        _, partition, offset = message.id.rsplit("/", 2)
+        position = TopicPartition(message.topic, int(partition), int(offset))
         if times == 0:
             # An uncommitted message is delivered again only if no later one is committed, so seek
             # back to it.
             try:
                 with translating("to go back"):
-                    self._consumer.seek(place)
+                    self._consumer.seek(position)
             except QuackError:
                 self.die()  # a new consumer starts at the last commit, which is before this message
                 raise
             return None
-        place.offset += 1
+        position.offset += 1
         for _ in range(times):
             with translating("the broker to commit"):
-                self._consumer.commit(offsets=[place], asynchronous=False)
+                self._consumer.commit(offsets=[position], asynchronous=False)
         return None
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
-        self._reader().subscribe(list(self._topics))
+        self._connect_consumer().subscribe(list(self._topics))
 
     def unsubscribe(self, topic: str) -> None:
         self._topics.pop(topic, None)
         if self._topics:
-            self._reader().subscribe(list(self._topics))
+            self._connect_consumer().subscribe(list(self._topics))
         elif self._consumer is not None:
             self._consumer.unsubscribe()
 
@@ -113,7 +113,7 @@ class BadKafkaClient:
         if not keeps:
             self._delete_group()
 
-    def _reader(self) -> Consumer:
+    def _connect_consumer(self) -> Consumer:
         if self._consumer is None:
             self._consumer = Consumer(
                 self._settings()
@@ -157,7 +157,7 @@ class BadKafkaClient:
         return {"bootstrap.servers": self._address, "client.id": self._name, "log_level": 0}
 
 
-def _noting(problems: list[KafkaError]) -> Callable[[KafkaError | None, Any], None]:
+def _collect_errors(problems: list[KafkaError]) -> Callable[[KafkaError | None, Any], None]:
     def note(error: KafkaError | None, message: object) -> None:
         if error is not None:
             problems.append(error)

@@ -14,7 +14,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.cli.broker.address import UnixPath, parse_address_or_path
-from quackmq.cli.chaos.runner import Taken
+from quackmq.cli.chaos.runner import ReceivedMessage
 from quackmq.errors import InvalidRequest, QuackTimeout, Refused
 from quackmq.protocols.line.codec import (
     Choose,
@@ -51,24 +51,24 @@ class BadLineClient:
         self._subscriber: _Connection | None = None
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
-        connection = self._publishing(topic)
+        connection = self._connect_publisher(topic)
         connection.send(encode(Entry(topic, content)) * times)
         if not waits:
             self._publisher = None
             connection.reset()
             return 0
-        taken = sum(connection.word() is Word.SUCCESSFUL for _ in range(times))
-        if not taken:
+        accepted = sum(connection.receive_word() is Word.SUCCESSFUL for _ in range(times))
+        if not accepted:
             raise Refused("the entry was not accepted")
-        return taken
+        return accepted
 
-    def take(self, topic: str, wait_s: float) -> Taken | None:
+    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
         if not self._topics:
             return None
-        entry = self._subscribing().entry(wait_s)
-        return None if entry is None else _taken(entry)
+        entry = self._connect_subscriber().receive_entry(wait_s)
+        return None if entry is None else _to_received_message(entry)
 
-    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
         connection = self._subscriber
         if connection is None:
             return None
@@ -79,17 +79,17 @@ class BadLineClient:
         connection.send(encode(Word.SUCCESSFUL) * times)
         # The surplus acknowledgement is refused, unless the next entry was already sent: then it
         # acknowledges that one.
-        another = None if times == 1 else connection.entry_or_refusal()
-        return None if another is None else _taken(another)
+        another = None if times == 1 else connection.receive_entry_or_refusal()
+        return None if another is None else _to_received_message(another)
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
-        self._leave_subscriber()
-        self._subscribing()
+        self._close_subscriber()
+        self._connect_subscriber()
 
     def unsubscribe(self, topic: str) -> None:
         self._topics.pop(topic, None)
-        self._leave_subscriber()
+        self._close_subscriber()
 
     def die(self) -> None:
         for connection in (self._publisher, self._subscriber):
@@ -98,37 +98,37 @@ class BadLineClient:
         self._publisher = self._subscriber = None
 
     def close(self, *, keeps: bool) -> None:
-        self._leave_subscriber()
+        self._close_subscriber()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.terminate()
 
     # --- connections ---
 
-    def _publishing(self, topic: str) -> _Connection:
+    def _connect_publisher(self, topic: str) -> _Connection:
         if self._publisher is None or topic not in self._published:
             publisher, self._publisher = self._publisher, None
             if publisher is not None:
                 publisher.terminate()
             self._published[topic] = None
             self._publisher = _Connection(
-                self._address_of_socket(), Role.PUB, f"{self._name}-pub", list(self._published)
+                self._socket_address(), Role.PUB, f"{self._name}-pub", list(self._published)
             )
         return self._publisher
 
-    def _subscribing(self) -> _Connection:
+    def _connect_subscriber(self) -> _Connection:
         if self._subscriber is None:
             self._subscriber = _Connection(
-                self._address_of_socket(), Role.SUB, self._name, list(self._topics)
+                self._socket_address(), Role.SUB, self._name, list(self._topics)
             )
         return self._subscriber
 
-    def _leave_subscriber(self) -> None:
+    def _close_subscriber(self) -> None:
         connection, self._subscriber = self._subscriber, None
         if connection is not None:
             connection.terminate()
 
-    def _address_of_socket(self) -> str | tuple[str, int]:
+    def _socket_address(self) -> str | tuple[str, int]:
         address = self._address
         return address.path if isinstance(address, UnixPath) else (address.host, address.port)
 
@@ -155,7 +155,7 @@ class _Connection:
             messages += [Choose(role, name, topic) for topic in topics]
             for message in [*messages, Word.END]:
                 self.send(encode(message))
-                if self.word() is not Word.ACCEPT:
+                if self.receive_word() is not Word.ACCEPT:
                     raise Refused(f"{message} was refused")
         except BaseException:
             self._socket.close()
@@ -165,8 +165,8 @@ class _Connection:
         self._socket.settimeout(_ANSWER_S)
         self._socket.sendall(data)
 
-    def word(self) -> Word:
-        message = self._message(time.monotonic() + _ANSWER_S)
+    def receive_word(self) -> Word:
+        message = self._receive_message(time.monotonic() + _ANSWER_S)
         if message is None:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if message is Word.TERMINATE:
@@ -174,17 +174,17 @@ class _Connection:
         assert isinstance(message, Word), "a publisher receives only words"
         return message
 
-    def entry(self, wait_s: float) -> Entry | None:
+    def receive_entry(self, wait_s: float) -> Entry | None:
         """Return the next entry, or None after `wait_s`."""
-        message = self._message(time.monotonic() + wait_s)
+        message = self._receive_message(time.monotonic() + wait_s)
         if message is Word.TERMINATE:
             raise ConnectionResetError("the broker sent terminate")
         assert message is None or isinstance(message, Entry), "a subscriber receives only entries"
         return message
 
-    def entry_or_refusal(self) -> Entry | None:
+    def receive_entry_or_refusal(self) -> Entry | None:
         """Return the next entry, or None if the broker refuses the acknowledgement."""
-        message = self._message(time.monotonic() + _ANSWER_S)
+        message = self._receive_message(time.monotonic() + _ANSWER_S)
         if message is None:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if message is Word.TERMINATE:
@@ -197,7 +197,7 @@ class _Connection:
         try:
             self.send(encode(Word.TERMINATE))
             until_s = time.monotonic() + _ANSWER_S
-            while self._message(until_s) not in (Word.TERMINATE, None):
+            while self._receive_message(until_s) not in (Word.TERMINATE, None):
                 pass
         except OSError:
             pass
@@ -216,13 +216,13 @@ class _Connection:
         finally:
             self._socket.close()
 
-    def _message(self, until_s: float) -> Message | None:
+    def _receive_message(self, until_s: float) -> Message | None:
         """Return the next message, or None at the deadline."""
         while (line := self._lines.next_line()) is None:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
+            remaining_s = until_s - time.monotonic()
+            if remaining_s <= 0:
                 return None
-            self._socket.settimeout(left_s)
+            self._socket.settimeout(remaining_s)
             try:
                 data = self._socket.recv(_READ_BYTES)
             except TimeoutError:
@@ -235,6 +235,6 @@ class _Connection:
         return parse(line)
 
 
-def _taken(entry: Entry) -> Taken:
-    said = entry.content.decode(errors="backslashreplace")
-    return Taken(entry.topic, f"{entry.topic}/{said}", entry.content)
+def _to_received_message(entry: Entry) -> ReceivedMessage:
+    text = entry.content.decode(errors="backslashreplace")
+    return ReceivedMessage(entry.topic, f"{entry.topic}/{text}", entry.content)

@@ -41,7 +41,7 @@ FAULTS: Final[dict[str, dict[Act, int]]] = {
     "die": {Act.DIE: 3},
     "subscribe": {Act.SUBSCRIBE: 4, Act.UNSUBSCRIBE: 2},
 }
-_GOOD: Final = {Act.PUT: 24, Act.TAKE: 30}
+_NORMAL: Final = {Act.PUT: 24, Act.TAKE: 30}
 #: Acts that put a message, and acts that receive one.
 PUTS: Final = frozenset({Act.PUT, Act.DOUBLE_PUT, Act.CUT_PUT})
 TAKES: Final = frozenset({Act.TAKE, Act.DROP, Act.DELAY, Act.DOUBLE})
@@ -74,7 +74,7 @@ def plan(
     """Yield steps endlessly, first one SUBSCRIBE for each topic. Without `puts`, no message is
     put."""
     draw = random.Random(seed)
-    weights = dict(_GOOD)
+    weights = dict(_NORMAL)
     for name in check_faults(faults):
         weights |= FAULTS[name]
     if not puts:

@@ -30,11 +30,11 @@ from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
 
 #: How long to wait for a message.
-TAKE_S: Final = 0.2
+RECEIVE_S: Final = 0.2
 #: Pause before the next attempt while the broker cannot be reached.
-_AWAY_S: Final = 0.1
+_UNREACHABLE_PAUSE_S: Final = 0.1
 #: Pause before the next attempt to receive, after one without a message.
-_AGAIN_S: Final = 0.01
+_EMPTY_PAUSE_S: Final = 0.01
 UNREACHABLE: Final = "unreachable"
 _KAFKA: Final = "kafka"
 
@@ -58,7 +58,7 @@ class ChaosOptions:
     keeps: bool
 
 
-class Taken(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A received message that is not acknowledged yet. The id is the protocol's, or made from
     the content."""
 
@@ -75,10 +75,10 @@ class FaultyClient(Protocol):
         """Put the message `times` times at once and return how many messages that makes. Without
         `waits`, disconnect before the answer; the outcome is unknown."""
 
-    def take(self, topic: str, wait_s: float) -> Taken | None:
+    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
         """Return a message of this topic (or of another, where the broker chooses), or None."""
 
-    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
         """Acknowledge the last message `times` times, possibly 0. Return another message if a
         surplus acknowledgement has acknowledged one that was not taken."""
 
@@ -143,11 +143,11 @@ def run(options: ChaosOptions) -> Summary:
     check_name(options.name)
     for topic in options.topics:
         check_topic_name(topic)
-    with _stopping() as stopping:
-        return _Run(options, _make_client(options), stopping).run()
+    with _stop_on_signals() as stopping:
+        return _ChaosRun(options, _make_client(options), stopping).run()
 
 
-class _Run:
+class _ChaosRun:
     def __init__(
         self, options: ChaosOptions, client: FaultyClient, stopping: threading.Event
     ) -> None:
@@ -155,10 +155,10 @@ class _Run:
         self._client = client
         self._stopping = stopping
         self._summary = Summary(options)
-        self._seen = _Seen(options.seen)
+        self._seen = _SeenMessages(options.seen)
         self._numbers: Counter[str] = Counter()
         #: The first failure to reach the broker.
-        self._failure: OSError | QuackTimeout | None = None
+        self._first_failure: OSError | QuackTimeout | None = None
         self._has_answered = False
 
     def run(self) -> Summary:
@@ -173,7 +173,7 @@ class _Run:
                     break
                 self._attempt(partial(self._perform, step))
                 self._summary.acts[step.act] += 1
-            self._settle()
+            self._receive_until_quiet()
             self._attempt(partial(self._client.close, keeps=options.keeps))
         if not self._has_answered:
             self._check_reachable()
@@ -192,33 +192,33 @@ class _Run:
                 reach(address, Deadline(shared_limits.CLIENT_CONNECT_MS / 1000, is_given=False))
             except NoBroker:
                 raise OSError(f"nothing listens at {address}") from None
-        if self._failure is not None:
-            reason = getattr(self._failure, "strerror", None) or self._failure
+        if self._first_failure is not None:
+            reason = getattr(self._first_failure, "strerror", None) or self._first_failure
             raise OSError(f"no answer from {address}: {reason}")
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
         except QuackTimeout as error:
-            self._note(error.code, error)
+            self._count_failure(error.code, error)
         except QuackError as error:
             self._has_answered = True
             self._summary.refused[error.code] += 1
         except OSError as error:
-            self._note(UNREACHABLE, error)
+            self._count_failure(UNREACHABLE, error)
 
-    def _note(self, code: str, error: OSError | QuackTimeout) -> None:
+    def _count_failure(self, code: str, error: OSError | QuackTimeout) -> None:
         self._summary.refused[code] += 1
-        self._failure = self._failure or error
+        self._first_failure = self._first_failure or error
         self._client.die()
-        self._stopping.wait(_AWAY_S)
+        self._stopping.wait(_UNREACHABLE_PAUSE_S)
 
     def _perform(self, step: Step) -> None:
         client, topic = self._client, step.topic
         if step.act in PUTS:
             self._put(step.act, topic)
         elif step.act in TAKES:
-            self._take(step)
+            self._receive_faulty(step)
         elif step.act is Act.SUBSCRIBE:
             client.subscribe(topic)
             # A Kafka client subscribes without contacting the broker.
@@ -240,57 +240,57 @@ class _Run:
             self._summary.put += put
             self._has_answered = True
 
-    def _take(self, step: Step) -> None:
-        taken = self._client.take(step.topic, TAKE_S)
-        if taken is None:
+    def _receive_faulty(self, step: Step) -> None:
+        message = self._client.receive(step.topic, RECEIVE_S)
+        if message is None:
             return
         if step.act is Act.DROP:
-            self._client.acknowledge(taken, 0)
+            self._client.acknowledge(message, 0)
             return
         if step.act is Act.DELAY:
             self._stopping.wait(step.delay_ms / 1000)
-        self._acknowledge(taken, 2 if step.act is Act.DOUBLE else 1)
+        self._acknowledge(message, 2 if step.act is Act.DOUBLE else 1)
 
-    def _acknowledge(self, taken: Taken, times: int) -> None:
+    def _acknowledge(self, message: ReceivedMessage, times: int) -> None:
         """Record the message, then acknowledge it. In this order, a message is recognised when
         it comes again because its acknowledgement was lost."""
-        self._note_taken(taken)
-        another = self._client.acknowledge(taken, times)
+        self._count_received(message)
+        another = self._client.acknowledge(message, times)
         if another is not None:
-            self._note_taken(another)
+            self._count_received(another)
 
-    def _note_taken(self, taken: Taken) -> None:
+    def _count_received(self, message: ReceivedMessage) -> None:
         self._has_answered = True
-        if self._seen.note(taken):
+        if self._seen.note(message):
             self._summary.taken += 1
         else:
             self._summary.again += 1
 
-    def _settle(self) -> None:
+    def _receive_until_quiet(self) -> None:
         if self._options.settle_seconds is None:
             return
-        last_s = time.monotonic()
+        last_message_s = time.monotonic()
         expected = math.inf if self._options.expected is None else self._options.expected
-        while time.monotonic() - last_s < self._options.settle_seconds:
+        while time.monotonic() - last_message_s < self._options.settle_seconds:
             if self._seen.count >= expected:
                 return
-            before = self._summary.taken + self._summary.again
+            received_before = self._summary.taken + self._summary.again
             for topic in self._options.topics:
                 if self._stopping.is_set():
                     return
-                self._attempt(partial(self._take_without_fault, topic))
-            if self._summary.taken + self._summary.again > before:
-                last_s = time.monotonic()
+                self._attempt(partial(self._receive_well, topic))
+            if self._summary.taken + self._summary.again > received_before:
+                last_message_s = time.monotonic()
             else:
-                self._stopping.wait(_AGAIN_S)  # a refusal arrives immediately
+                self._stopping.wait(_EMPTY_PAUSE_S)  # a refusal arrives immediately
 
-    def _take_without_fault(self, topic: str) -> None:
-        taken = self._client.take(topic, TAKE_S)
-        if taken is not None:
-            self._acknowledge(taken, 1)
+    def _receive_well(self, topic: str) -> None:
+        message = self._client.receive(topic, RECEIVE_S)
+        if message is not None:
+            self._acknowledge(message, 1)
 
 
-class _Seen:
+class _SeenMessages:
     """The acknowledged messages, including those of earlier runs that are in the file."""
 
     def __init__(self, path: Path | None) -> None:
@@ -319,18 +319,18 @@ class _Seen:
     def count(self) -> int:
         return len(self._ids)
 
-    def note(self, taken: Taken) -> bool:
+    def note(self, message: ReceivedMessage) -> bool:
         """Record a message; return whether it is new."""
-        if taken.id in self._ids:
+        if message.id in self._ids:
             return False
-        self._ids[taken.id] = None
+        self._ids[message.id] = None
         if len(self._ids) > limits.CHAOS_REMEMBERED:
             del self._ids[next(iter(self._ids))]
         if self._file is not None:
             values = {
-                "topic": taken.topic,
-                "id": taken.id,
-                "content": taken.content.decode(errors="backslashreplace"),
+                "topic": message.topic,
+                "id": message.id,
+                "content": message.content.decode(errors="backslashreplace"),
             }
             self._file.write(orjson.dumps(values) + b"\n")
             self._file.flush()
@@ -357,7 +357,7 @@ def _make_client(options: ChaosOptions) -> FaultyClient:
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stop_on_signals() -> Iterator[threading.Event]:
     """Provide an event that SIGTERM and SIGINT set, so that the run ends cleanly."""
     event = threading.Event()
 

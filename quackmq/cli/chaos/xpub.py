@@ -15,8 +15,8 @@ import time
 import zmq
 
 from quackmq.cli.broker.address import Address, parse_address
-from quackmq.cli.chaos.runner import Taken
-from quackmq.cli.chaos.zmq import ANSWER_S, Asking
+from quackmq.cli.chaos.runner import ReceivedMessage
+from quackmq.cli.chaos.zmq import ANSWER_S, RequestSocket
 from quackmq.errors import InvalidRequest, ProtocolError
 from quackmq.protocols.zmq.codec.proxy_language import (
     Data,
@@ -46,61 +46,61 @@ class BadProxyClient:
             raise InvalidRequest(f"{address!r} {error}") from None
         self._name = name
         self._context = zmq.Context()
-        self._proxy = Asking(self._context, f"tcp://{self._address}")
+        self._proxy = RequestSocket(self._context, f"tcp://{self._address}")
         self._topics: dict[str, None] = {}
         #: The next message number by topic; a missing one is requested from the proxy.
         self._numbers: dict[str, int] = {}
-        self._life: _Life | None = None
+        self._sockets: _Sockets | None = None
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
         if topic not in self._numbers:
-            last = self._ask(LastPublished(self._name, topic))
+            last = self._request(LastPublished(self._name, topic))
             self._numbers[topic] = 0 if last is None else int(str(last)) + 1
         publish = Publish(self._name, topic, self._numbers[topic], content)
         self._numbers[topic] += 1
         for _ in range(times):
             self._proxy.send(encode_request(publish))
         if not waits:
-            self._proxy.hang_up(flushes=True)
+            self._proxy.disconnect(flushes=True)
             return 0
         for _ in range(times):
-            self._answer(publish)
+            self._receive_reply(publish)
         return 1
 
-    def take(self, topic: str, wait_s: float) -> Taken | None:
+    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
         if not self._topics:
             return None
-        return self._alive().take(wait_s)
+        return self._open_sockets().receive(wait_s)
 
-    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
-        if self._life is None or times == 0:
+    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+        if self._sockets is None or times == 0:
             return None
-        if self._life.answer(
-            taken.id
+        if self._sockets.send_reply(
+            message.id
         ):  # the message came to the callback address: this is the first acknowledgement
             times -= 1
         for _ in range(times):
-            self._ask(Received(self._name, taken.topic, (taken.id,)))
+            self._request(Received(self._name, message.topic, (message.id,)))
         return None
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
-        if self._life is not None:
-            self._introduce(self._life, topic)
+        if self._sockets is not None:
+            self._introduce(self._sockets, topic)
         else:
-            self._alive()
+            self._open_sockets()
 
     def unsubscribe(self, topic: str) -> None:
         self._topics.pop(topic, None)
-        if self._life is not None:
-            self._life.forget(topic)
-        self._ask(Goodbye(self._name, topic))
+        if self._sockets is not None:
+            self._sockets.unsubscribe(topic)
+        self._request(Goodbye(self._name, topic))
 
     def die(self) -> None:
-        self._proxy.hang_up()
-        life, self._life = self._life, None
-        if life is not None:
-            life.end()
+        self._proxy.disconnect()
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.close()
 
     def close(self, *, keeps: bool) -> None:
         try:
@@ -110,51 +110,51 @@ class BadProxyClient:
             self.die()
             self._context.term()
 
-    def _alive(self) -> _Life:
-        if self._life is None:
-            life = _Life(self._context, self._name, _own_host(self._address))
+    def _open_sockets(self) -> _Sockets:
+        if self._sockets is None:
+            sockets = _Sockets(self._context, self._name, _find_own_host(self._address))
             try:
                 for topic in self._topics:
-                    self._introduce(life, topic)
+                    self._introduce(sockets, topic)
             except BaseException:
-                life.end()
+                sockets.close()
                 raise
-            self._life = life
-        return self._life
+            self._sockets = sockets
+        return self._sockets
 
-    def _introduce(self, life: _Life, topic: str) -> None:
-        welcome = self._ask(Hello(self._name, topic, life.address))
+    def _introduce(self, sockets: _Sockets, topic: str) -> None:
+        welcome = self._request(Hello(self._name, topic, sockets.address))
         assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
-        life.want(topic, Address(self._address.host, welcome.xpub_port))
+        sockets.subscribe(topic, Address(self._address.host, welcome.xpub_port))
 
-    def _ask(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
+    def _request(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
         self._proxy.send(encode_request(request))
-        return self._answer(request)
+        return self._receive_reply(request)
 
-    def _answer(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
+    def _receive_reply(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
         until_s = time.monotonic() + ANSWER_S
         while True:
-            frame = self._proxy.answer(until_s)
+            frame = self._proxy.receive_reply(until_s)
             try:
                 return read_reply(request, frame)
             except ProtocolError:
                 continue  # an answer to an earlier request
 
 
-class _Life:
+class _Sockets:
     """The sockets from one connect to the next disconnect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, host: str) -> None:
         self._sub = context.socket(zmq.SUB)
         self._sub.subscribe(client_subscription(name))
         self._xpub: Address | None = None
-        self._own = context.socket(zmq.ROUTER)
-        self._own.bind(f"tcp://{Address(host, 0)}")
-        self.address = self._own.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._callback = context.socket(zmq.ROUTER)
+        self._callback.bind(f"tcp://{Address(host, 0)}")
+        self.address = self._callback.getsockopt_string(zmq.LAST_ENDPOINT)
         #: Unanswered `data` requests by message id, each with its envelope.
-        self._asked: dict[str, tuple[list[bytes], Data]] = {}
+        self._unanswered: dict[str, tuple[list[bytes], Data]] = {}
 
-    def want(self, topic: str, xpub: Address) -> None:
+    def subscribe(self, topic: str, xpub: Address) -> None:
         """Subscribe to a topic at the XPUB socket. If the proxy has none (port 0), all messages
         come to the callback address."""
         self._sub.subscribe(ids_subscription(topic))
@@ -162,41 +162,41 @@ class _Life:
             self._xpub = xpub
             self._sub.connect(f"tcp://{xpub}")
 
-    def forget(self, topic: str) -> None:
+    def unsubscribe(self, topic: str) -> None:
         self._sub.unsubscribe(ids_subscription(topic))
 
-    def take(self, wait_s: float) -> Taken | None:
+    def receive(self, wait_s: float) -> ReceivedMessage | None:
         poller = zmq.Poller()
-        poller.register(self._own, zmq.POLLIN)
+        poller.register(self._callback, zmq.POLLIN)
         poller.register(self._sub, zmq.POLLIN)
         ready = dict(poller.poll(round(wait_s * 1000)))
-        if self._own in ready:
-            *envelope, frame = self._own.recv_multipart()
+        if self._callback in ready:
+            *envelope, frame = self._callback.recv_multipart()
             data = parse_data(frame)
             # A repeated request means that the earlier one was not answered: keep only the last.
-            self._asked[data.id] = envelope, data
-            return Taken(data.topic, data.id, data.content)
+            self._unanswered[data.id] = envelope, data
+            return ReceivedMessage(data.topic, data.id, data.content)
         if self._sub in ready:
             first, body, message_id = self._sub.recv_multipart()
-            return Taken(first.decode().partition(" ")[2], message_id.decode(), body)
+            return ReceivedMessage(first.decode().partition(" ")[2], message_id.decode(), body)
         return None
 
-    def answer(self, message_id: str) -> bool:
+    def send_reply(self, message_id: str) -> bool:
         """Acknowledge a message that came to the callback address; return False if it did not
         come there."""
-        asked = self._asked.pop(message_id, None)
-        if asked is None:
+        request = self._unanswered.pop(message_id, None)
+        if request is None:
             return False
-        envelope, data = asked
-        self._own.send_multipart([*envelope, encode_data_received(data)])
+        envelope, data = request
+        self._callback.send_multipart([*envelope, received(data)])
         return True
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._sub.close(0)
-        self._own.close(0)
+        self._callback.close(0)
 
 
-def _own_host(proxy: Address) -> str:
+def _find_own_host(proxy: Address) -> str:
     """Return this machine's address on the route to the proxy. Connecting a UDP socket sends
     nothing."""
     family, kind, protocol, _, where = socket.getaddrinfo(*proxy, type=socket.SOCK_DGRAM)[0]

@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from quackmq.cli.chaos.runner import Taken
+from quackmq.cli.chaos.runner import ReceivedMessage
 from quackmq.errors import ProtocolError, QuackTimeout
 from quackmq.protocols.zmq.codec.queue_language import (
     Get,
@@ -29,7 +29,7 @@ ANSWER_S: Final = 6.0
 _LAST_WORDS_MS: Final = 100
 
 
-class Asking:
+class RequestSocket:
     """Send requests to a REP socket. Uses a DEALER socket, because a REQ socket cannot send
     twice in a row."""
 
@@ -44,16 +44,16 @@ class Asking:
             self._socket.connect(self._address)
         self._socket.send_multipart([b"", frame])
 
-    def answer(self, until_s: float) -> bytes:
+    def receive_reply(self, until_s: float) -> bytes:
         """Return the next answer. After a timeout, disconnect, which discards later answers, and
         raise QuackTimeout."""
         assert self._socket is not None, "a request was sent"
         if not self._socket.poll(max(0, round((until_s - time.monotonic()) * 1000))):
-            self.hang_up()
+            self.disconnect()
             raise QuackTimeout("no answer in time")
         return self._socket.recv_multipart()[-1]
 
-    def hang_up(self, *, flushes: bool = False) -> None:
+    def disconnect(self, *, flushes: bool = False) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(_LAST_WORDS_MS if flushes else 0)
@@ -65,7 +65,7 @@ class BadZmqClient:
     def __init__(self, address: str, name: str) -> None:
         self._name = name
         self._context = zmq.Context()
-        self._door = Asking(self._context, tcp(address))
+        self._requests = RequestSocket(self._context, tcp_url(address))
         self._topics: dict[str, None] = {}
         #: The id to acknowledge with the next GET, by topic.
         self._last_ids: dict[str, str] = {}
@@ -73,67 +73,67 @@ class BadZmqClient:
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
         put = Put(self._name, topic, content)
         for _ in range(times):
-            self._door.send(encode_request(put))
+            self._requests.send(encode_request(put))
         if not waits:
-            self._door.hang_up(flushes=True)
+            self._requests.disconnect(flushes=True)
             return 0
         for _ in range(times):
-            self._answer(put, ANSWER_S)
+            self._receive_reply(put, ANSWER_S)
         return times
 
-    def take(self, topic: str, wait_s: float) -> Taken | None:
+    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
         get = Get(self._name, topic, self._last_ids.get(topic))
-        self._door.send(encode_request(get))
+        self._requests.send(encode_request(get))
         try:
-            got = self._answer(get, wait_s)
+            got = self._receive_reply(get, wait_s)
         except QuackTimeout:
             return None
-        return Taken(topic, got.id, got.content) if isinstance(got, ReceivedMessage) else None
+        return ReceivedMessage(topic, got.id, got.content) if isinstance(got, Got) else None
 
-    def acknowledge(self, taken: Taken, times: int) -> Taken | None:
+    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
         if times == 0:
             return None
-        self._last_ids[taken.topic] = taken.id
+        self._last_ids[message.topic] = message.id
         if times > 1:  # acknowledged by several requests; their answers are discarded
             for _ in range(times):
-                self._door.send(encode_request(Get(self._name, taken.topic, taken.id)))
-            self._door.hang_up(flushes=True)
+                self._requests.send(encode_request(Get(self._name, message.topic, message.id)))
+            self._requests.disconnect(flushes=True)
         return None
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
-        if self._ask(Subscribe(self._name, topic)):
+        if self._request(Subscribe(self._name, topic)):
             self._last_ids.pop(topic, None)
 
     def unsubscribe(self, topic: str) -> None:
         self._topics.pop(topic, None)
         self._last_ids.pop(topic, None)
-        self._ask(Unsubscribe(self._name, topic))
+        self._request(Unsubscribe(self._name, topic))
 
     def die(self) -> None:
-        self._door.hang_up()
+        self._requests.disconnect()
 
     def close(self, *, keeps: bool) -> None:
         try:
             for topic in [] if keeps else list(self._topics):
                 self.unsubscribe(topic)
         finally:
-            self._door.hang_up()
+            self._requests.disconnect()
             self._context.term()
 
-    def _ask(self, request: Request) -> ReceivedMessage | bool | int | None:
-        self._door.send(encode_request(request))
-        return self._answer(request, ANSWER_S)
+    def _request(self, request: Request) -> Got | bool | int | None:
+        self._requests.send(encode_request(request))
+        return self._receive_reply(request, ANSWER_S)
 
-    def _answer(self, request: Request, wait_s: float) -> ReceivedMessage | bool | int | None:
+    def _receive_reply(self, request: Request, wait_s: float) -> Got | bool | int | None:
         until_s = time.monotonic() + wait_s
         while True:
-            frame = self._door.answer(until_s)
+            frame = self._requests.receive_reply(until_s)
             try:
                 return read_reply(request, frame)
             except ProtocolError:
                 continue  # an answer to an earlier request
 
 
-def tcp(address: str) -> str:
+def tcp_url(address: str) -> str:
     return address if "://" in address else f"tcp://{address}"

@@ -43,19 +43,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     peers = parser.add_argument_group("participants")
-    _whole(peers, "--pubs", None, "publishers; default 1")
-    _whole(peers, "--subs", None, "subscribers; default 1")
-    _whole(peers, "--topics", None, "topics; every peer uses all of them; default 1")
-    _whole(peers, "--slow-pubs", 0, "number of publishers that publish at a tenth of the rate")
-    _whole(peers, "--slow-subs", 0, "number of subscribers that take --slow-ms for each answer")
-    _whole(
+    _add_number_option(peers, "--pubs", None, "publishers; default 1")
+    _add_number_option(peers, "--subs", None, "subscribers; default 1")
+    _add_number_option(peers, "--topics", None, "topics; every peer uses all of them; default 1")
+    _add_number_option(
+        peers, "--slow-pubs", 0, "number of publishers that publish at a tenth of the rate"
+    )
+    _add_number_option(
+        peers, "--slow-subs", 0, "number of subscribers that take --slow-ms for each answer"
+    )
+    _add_number_option(
         peers,
         "--silent-subs",
         0,
         "number of subscribers that stop answering, and are declared dead",
     )
-    _whole(peers, "--dying-subs", 0, "number of subscribers that exit before answering an entry")
-    _whole(
+    _add_number_option(
+        peers, "--dying-subs", 0, "number of subscribers that exit before answering an entry"
+    )
+    _add_number_option(
         peers,
         "--late-subs",
         0,
@@ -66,30 +72,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     how.add_argument(
         "--rate",
         metavar="N",
-        type=_amount,
+        type=_parse_amount,
         default=100.0,
         help="entries per second of each publisher; 0: as fast as possible; default 100",
     )
     how.add_argument(
         "--seconds",
         metavar="S",
-        type=_amount,
+        type=_parse_amount,
         default=3.0,
         help="duration of publishing in seconds; default 3",
     )
     how.add_argument(
         "--entries", metavar="N", type=_at_least(1), help="largest number of entries per publisher"
     )
-    _whole(how, "--bytes", 100, "size of an entry")
-    _whole(
+    _add_number_option(how, "--bytes", 100, "size of an entry")
+    _add_number_option(
         how,
         "--max-entries",
         1_000,
         "largest number of live entries of a topic (MAXENTRIES); 0: no bound",
     )
-    _whole(how, "--delta-ms", 1_000, "how long an entry is live (δ); 0: forever")
-    _whole(how, "--slow-ms", 20, "answer time of slow subscribers")
-    _whole(how, "--answer-ms", 2_000, "a subscriber that does not answer within this time is dead")
+    _add_number_option(how, "--delta-ms", 1_000, "how long an entry is live (δ); 0: forever")
+    _add_number_option(how, "--slow-ms", 20, "answer time of slow subscribers")
+    _add_number_option(
+        how, "--answer-ms", 2_000, "a subscriber that does not answer within this time is dead"
+    )
     how.add_argument(
         "--sync",
         choices=("always", "interval", "os"),
@@ -119,7 +127,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from quackmq.cli.experiment import plan as experiment_plan
 
-    experiments = [_experiment(args)]
+    experiments = [_build_experiment(args)]
     if args.suite:
         experiments = experiment_plan.suite(experiments[0])
     if args.data is not None and args.data.exists() and any(args.data.iterdir()):
@@ -132,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         process.prepare()
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         outcomes = runner.run(_run_all(args, experiments))
-    _print(args, outcomes)
+    _print_results(args, outcomes)
     if args.plot is not None:
         experiment_plot.draw(outcomes, args.plot)
     if any(outcome.problems() for outcome in outcomes):
@@ -147,7 +155,7 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
 
     outcomes: list[Outcome] = []
     with (
-        experiment_run.stopped_by_signals() as stopping,
+        experiment_run.stop_on_signals() as stopping,
         temporary_directory("quackmq-experiment-") as temporary,
         Watcher(experiments, sys.stderr, prints_records=not (args.json or args.suite)) as watcher,
     ):
@@ -163,7 +171,7 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
     return outcomes
 
 
-def _print(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
+def _print_results(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
     import orjson
 
     from quackmq.cli.experiment import report as experiment_report
@@ -179,7 +187,7 @@ def _print(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
         sys.stdout.write(experiment_report.as_text(outcomes[0]))
 
 
-def _experiment(args: argparse.Namespace) -> Experiment:
+def _build_experiment(args: argparse.Namespace) -> Experiment:
     from quackmq.cli.experiment.plan import Experiment
 
     least = 3 if args.suite else 1
@@ -203,11 +211,15 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     )
 
 
-def _whole(group: argparse._ArgumentGroup, option: str, default: int | None, text: str) -> None:
+def _add_number_option(
+    group: argparse._ArgumentGroup, option: str, default: int | None, text: str
+) -> None:
     """Add an option that takes a whole number. With `default` None, the text names the default
     itself."""
-    shown = "" if not default else f"; default {default}"
-    group.add_argument(option, metavar="N", type=_at_least(0), default=default, help=text + shown)
+    default_text = "" if not default else f"; default {default}"
+    group.add_argument(
+        option, metavar="N", type=_at_least(0), default=default, help=text + default_text
+    )
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -219,7 +231,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _amount(text: str) -> float:
+def _parse_amount(text: str) -> float:
     try:
         amount = float(text)
     except ValueError:

@@ -28,15 +28,15 @@ class Latencies:
 
     def add(self, when: int, latency_ns: int) -> None:
         counts = self.slices.setdefault(min(when, SLICES - 1), {})
-        bucket = bucket_of(latency_ns)
+        bucket = bucket_for(latency_ns)
         counts[bucket] = counts.get(bucket, 0) + 1
 
 
-def bucket_of(latency_ns: int) -> int:
+def bucket_for(latency_ns: int) -> int:
     return int(math.log(max(latency_ns, _LEAST_NS) / _LEAST_NS) / _BASE)
 
 
-def added_up(buckets: Iterable[Mapping[int, int]]) -> Counter[int]:
+def add_up(buckets: Iterable[Mapping[int, int]]) -> Counter[int]:
     total: Counter[int] = Counter()
     for counts in buckets:
         total.update(counts)

@@ -107,14 +107,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     latencies: dict[int, dict[int, int]] = {}
 
 
-class Over(Exception):
+class ConnectionEnded(Exception):
     """The broker sent `terminate` or closed the connection, or the experiment is over."""
 
     def __init__(self, *, terminated: bool = False) -> None:
         self.terminated = terminated
 
 
-def content(publisher: str, number: int, sent_ns: int, size: int) -> bytes:
+def make_content(publisher: str, number: int, sent_ns: int, size: int) -> bytes:
     return (b"%b %d %d " % (publisher.encode(), number, sent_ns)).ljust(size, b".")
 
 
@@ -123,32 +123,32 @@ def content(publisher: str, number: int, sent_ns: int, size: int) -> bytes:
 
 def publish(part: Part, peer: Peer) -> Report:
     peer.connect(part)
-    end_s = peer.ready() / 1e9 + part.seconds
-    turns = Turns(part)
-    taken: Counter[str] = Counter(dict.fromkeys(part.topics, 0))
+    end_s = peer.wait_for_start() / 1e9 + part.seconds
+    schedule = PublishSchedule(part)
+    accepted: Counter[str] = Counter(dict.fromkeys(part.topics, 0))
     answers: Counter[Word] = Counter()
     try:
-        while sum(taken.values()) < part.entries and peer.waited_until(turns.due_s, end_s):
-            topic = turns.topic
-            entry = content(part.id, taken[topic], time.monotonic_ns(), part.entry_bytes)
-            peer.say(Entry(topic, entry))
-            answer = peer.word()
+        while sum(accepted.values()) < part.entries and peer.wait_until(schedule.due_s, end_s):
+            topic = schedule.topic
+            entry = make_content(part.id, accepted[topic], time.monotonic_ns(), part.entry_bytes)
+            peer.send_message(Entry(topic, entry))
+            answer = peer.receive_word()
             answers[answer] += 1
-            taken[topic] += answer is Word.SUCCESSFUL
-            turns.answered(answer is Word.SUCCESSFUL)
-        peer.done()
+            accepted[topic] += answer is Word.SUCCESSFUL
+            schedule.record_answer(answer is Word.SUCCESSFUL)
+        peer.report_done()
         terminated = peer.terminate()
-    except Over as over:
-        terminated = over.terminated
+    except ConnectionEnded as ended:
+        terminated = ended.terminated
     return Report(
-        entries=dict(taken),
+        entries=dict(accepted),
         retried=answers[Word.RETRY],
         rejected=answers[Word.REJECT],
         terminated=terminated,
     )
 
 
-class Turns:
+class PublishSchedule:
     """Decide which topic a publisher tries next, and when. It visits its topics in turn at its
     rate. A topic that is full pauses while the others continue."""
 
@@ -168,10 +168,10 @@ class Turns:
     def due_s(self) -> float:
         return max(self._due_s, self._tried_s[self.topic])
 
-    def answered(self, is_taken: bool) -> None:
+    def record_answer(self, is_accepted: bool) -> None:
         topic, now_s = self.topic, time.monotonic()
-        self._tried_s[topic] = now_s if is_taken else now_s + RETRY_S
-        if is_taken:
+        self._tried_s[topic] = now_s if is_accepted else now_s + RETRY_S
+        if is_accepted:
             # After the broker was slow, missed entries are not sent all at once.
             self._due_s = max(self._due_s + self._interval_s, now_s - self._interval_s)
 
@@ -179,36 +179,38 @@ class Turns:
 def subscribe(part: Part, peer: Peer) -> Report:
     peer.connect(part)
     if part.behaviour is Behaviour.LATE:  # it returns as a steady subscriber
-        peer.ready()
+        peer.wait_for_start()
         return Report(entries={}, terminated=peer.terminate())
-    start_ns = peer.ready()
-    seen = Seen(start_ns, part.slice_ms)
+    start_ns = peer.wait_for_start()
+    received = ReceivedEntries(start_ns, part.slice_ms)
     try:
-        while (entry := peer.entry_or_end()) is not None:
-            if seen.answered >= part.after:
+        while (entry := peer.receive_entry_or_end()) is not None:
+            if received.answered >= part.after:
                 if part.behaviour is Behaviour.DYING:
-                    _die(peer, seen)
+                    _die(peer, received)
                 if part.behaviour is Behaviour.SILENT:
-                    peer.listen_on()
+                    peer.read_without_answering()
             arrived_ns = time.monotonic_ns()
             if part.answer_ms:
-                peer.rest(part.answer_ms / 1000)
-            peer.say(Word.SUCCESSFUL)
-            seen.note(entry, arrived_ns)
+                peer.sleep(part.answer_ms / 1000)
+            peer.send_message(Word.SUCCESSFUL)
+            received.note(entry, arrived_ns)
         terminated = peer.terminate()
-    except Over as over:
-        terminated = over.terminated
-    return seen.report(terminated)
+    except ConnectionEnded as ended:
+        terminated = ended.terminated
+    return received.report(terminated)
 
 
-def _die(peer: Peer, seen: Seen) -> NoReturn:
+def _die(peer: Peer, received: ReceivedEntries) -> NoReturn:
     """Report the counts to the runner, then exit without telling the broker."""
-    peer.tell(["report", msgspec.to_builtins(seen.report(terminated=False), str_keys=True)])
+    peer.send_to_runner(
+        ["report", msgspec.to_builtins(received.report(terminated=False), str_keys=True)]
+    )
     os._exit(1)
 
 
 @dataclass(slots=True)
-class Seen:
+class ReceivedEntries:
     """The entries that a subscriber has answered."""
 
     start_ns: int
@@ -224,13 +226,13 @@ class Seen:
         self.answered += 1
         publisher, number, sent_ns, *_ = entry.content.split(b" ", 3)
         marks = self.numbers.setdefault((entry.topic, publisher), bytearray())
-        place = int(number)
-        if place >= len(marks):
-            marks.extend(bytes(place + 1 - len(marks)))
-        if marks[place]:
+        index = int(number)
+        if index >= len(marks):
+            marks.extend(bytes(index + 1 - len(marks)))
+        if marks[index]:
             self.doubled += 1
             return
-        marks[place] = 1
+        marks[index] = 1
         self.entries[entry.topic] += 1
         when = max(0, arrived_ns - self.start_ns) // (self.slice_ms * 1_000_000)
         self.latencies.add(when, arrived_ns - int(sent_ns))
@@ -254,8 +256,8 @@ class Peer:
         self._control = control
         self._commands = bytearray()
         self._lines = Lines()
-        self._is_to_end = False
-        self._looked_s = 0.0
+        self._should_end = False
+        self._last_check_s = 0.0
 
     # --- with the broker ---
 
@@ -267,47 +269,47 @@ class Peer:
             self._ask(Choose(part.role, part.id, topic))
         self._ask(Word.END)
 
-    def say(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         data = memoryview(encode(message))
         try:
             while data:
                 data = data[os.write(_OUT, data) :]
         except BrokenPipeError:
-            raise Over from None
+            raise ConnectionEnded from None
 
-    def word(self) -> Word:
-        """Return the next answer. Raises Over at the end of the connection."""
-        answer = self._message()
+    def receive_word(self) -> Word:
+        """Return the next answer. Raises ConnectionEnded at the end of the connection."""
+        answer = self._receive_message()
         if answer is Word.TERMINATE:
-            raise Over(terminated=True)
+            raise ConnectionEnded(terminated=True)
         assert isinstance(answer, Word), f"{answer} is not an answer to a publisher"
         return answer
 
-    def entry_or_end(self) -> Entry | None:
+    def receive_entry_or_end(self) -> Entry | None:
         """Return the next entry, or None when the runner asks the peer to end."""
         while (line := self._lines.next_line()) is None:
-            if self.is_told_to_end(None, _IN):
+            if self.should_end(None, _IN):
                 return None
-        message = _parsed(line)
+        message = _parse_line(line)
         if message is Word.TERMINATE:
-            raise Over(terminated=True)
-        return message if isinstance(message, Entry) else self.entry_or_end()
+            raise ConnectionEnded(terminated=True)
+        return message if isinstance(message, Entry) else self.receive_entry_or_end()
 
     def terminate(self) -> bool:
         """Send `terminate` and await the answer; entries received meanwhile stay unanswered."""
-        with suppress(Over):
-            self.say(Word.TERMINATE)
-        while self._message() is not Word.TERMINATE:
+        with suppress(ConnectionEnded):
+            self.send_message(Word.TERMINATE)
+        while self._receive_message() is not Word.TERMINATE:
             pass
         return True
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Sleep for this time, or until the runner asks the peer to end."""
         until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0 and not self.is_told_to_end(left_s):
+        while (remaining_s := until_s - time.monotonic()) > 0 and not self.should_end(remaining_s):
             pass
 
-    def listen_on(self) -> NoReturn:
+    def read_without_answering(self) -> NoReturn:
         """Read until the connection ends, without answering."""
         while True:
             self._receive()
@@ -316,74 +318,74 @@ class Peer:
 
     # --- with the runner of the experiment ---
 
-    def tell(self, message: list[object]) -> None:
+    def send_to_runner(self, message: list[object]) -> None:
         try:
             self._control.sendall(msgspec.json.encode(message) + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             raise SystemExit(1) from None
 
-    def ready(self) -> int:
+    def wait_for_start(self) -> int:
         """Report `ready` and wait for the start; return the start time."""
-        self.tell(["ready"])
-        while (command := self._command()) is None:
+        self.send_to_runner(["ready"])
+        while (command := self._receive_command()) is None:
             pass
         if command[0] != "go":
             raise ProtocolError(f"{command!r:.100} instead of the start of an experiment")
         return int(str(command[1]))
 
-    def done(self) -> None:
-        self.tell(["done"])
-        while not self.is_told_to_end(None, _IN):
+    def report_done(self) -> None:
+        self.send_to_runner(["done"])
+        while not self.should_end(None, _IN):
             pass
 
-    def waited_until(self, due_s: float, end_s: float) -> bool:
+    def wait_until(self, start_s: float, end_s: float) -> bool:
         """Wait until `due_s`. Return False if the peer should end before, by command or because
         `end_s` has passed."""
         while (now_s := time.monotonic()) < end_s:
-            if now_s < due_s or now_s - self._looked_s >= CHECK_S:
-                self._looked_s = now_s
-                if self.is_told_to_end(min(due_s, end_s) - now_s):
+            if now_s < start_s or now_s - self._last_check_s >= CHECK_S:
+                self._last_check_s = now_s
+                if self.should_end(min(start_s, end_s) - now_s):
                     return False
-            if time.monotonic() >= due_s:
+            if time.monotonic() >= start_s:
                 return True
         return False
 
-    def is_told_to_end(self, wait_s: float | None, also: int | None = None) -> bool:
+    def should_end(self, wait_s: float | None, also: int | None = None) -> bool:
         """Return whether the runner asks the peer to end. Wait for that up to `wait_s`, or until
         `also` is readable; input from there is received."""
         sources: list[socket.socket | int] = [self._control]
         if also is not None:
             sources.append(also)
         # The command may have been read together with an earlier one.
-        if not self._is_to_end and b"\n" not in self._commands:
+        if not self._should_end and b"\n" not in self._commands:
             wait_s = None if wait_s is None else max(0.0, wait_s)
             readable = select.select(sources, [], [], wait_s)[0]
             if also in readable:
                 self._receive()
             if self._control not in readable:
                 return False
-        self._is_to_end = self._is_to_end or self._command() == ["end"]
-        return self._is_to_end
+        self._should_end = self._should_end or self._receive_command() == ["end"]
+        return self._should_end
 
     # --- helpers ---
 
     def _ask(self, message: Message) -> None:
-        self.say(message)
-        if self.word() is not Word.ACCEPT:
+        self.send_message(message)
+        if self.receive_word() is not Word.ACCEPT:
             raise SystemExit(f"{message} was refused")
 
-    def _message(self) -> Message:
+    def _receive_message(self) -> Message:
         while (line := self._lines.next_line()) is None:
             self._receive()
-        return _parsed(line)
+        return _parse_line(line)
 
     def _receive(self) -> None:
         data = os.read(_IN, _READ_BYTES)
         if not data:
-            raise Over
+            raise ConnectionEnded
         self._lines.receive(data)
 
-    def _command(self) -> list[object] | None:
+    def _receive_command(self) -> list[object] | None:
         """Return the next command, or None if it is still incomplete."""
         end = self._commands.find(b"\n")
         if end < 0:
@@ -399,7 +401,7 @@ class Peer:
         return msgspec.json.decode(line, type=list[object])
 
 
-def _parsed(line: bytes | Exception) -> Message:
+def _parse_line(line: bytes | Exception) -> Message:
     if isinstance(line, Exception):
         raise line
     return parse(line)
@@ -414,7 +416,7 @@ def main() -> None:
     with socket.socket(fileno=lowest_fd) as control:
         peer = Peer(control)
         report = (publish if part.role is Role.PUB else subscribe)(part, peer)
-        peer.tell(["report", msgspec.to_builtins(report, str_keys=True)])
+        peer.send_to_runner(["report", msgspec.to_builtins(report, str_keys=True)])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class PeerProcess:
         self._process = process
         self._writer: asyncio.StreamWriter | None = None
         self._heard: dict[str, asyncio.Event] = {}
-        self.over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(cls, part: Part) -> tuple[PeerProcess, int, int]:
@@ -71,20 +71,20 @@ class PeerProcess:
         return self._process.pid
 
     @property
-    def is_over(self) -> bool:
-        return self.over.done()
+    def has_ended(self) -> bool:
+        return self.ended.done()
 
-    def tell(self, message: list[object]) -> None:
+    def send(self, message: list[object]) -> None:
         """Send a command; does nothing if the process has ended."""
-        if self._writer is not None and not self.is_over:
+        if self._writer is not None and not self.has_ended:
             self._writer.write(msgspec.json.encode(message) + b"\n")
 
-    async def hear(self, word: str) -> None:
+    async def wait_for(self, word: str) -> None:
         """Wait until the peer has sent this word. Raises QuackError if it ends before."""
         event = self._heard.setdefault(word, asyncio.Event())
         heard: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait([heard, self.over], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([heard, self.ended], return_when=asyncio.FIRST_COMPLETED)
         finally:
             heard.cancel()
         if not event.is_set():
@@ -95,13 +95,13 @@ class PeerProcess:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        await self.over
+        await self.ended
 
     async def _listen(self, control: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=control, limit=_REPORT_BYTES)
-        self._listening = asyncio.get_running_loop().create_task(self._take(reader))
+        self._listening = asyncio.get_running_loop().create_task(self._receive(reader))
 
-    async def _take(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
                 word, *more = msgspec.json.decode(line, type=list[object])
@@ -113,4 +113,4 @@ class PeerProcess:
         finally:
             assert self._writer is not None, "set before this task was started"
             self._writer.close()
-            self.over.set_result(None)
+            self.ended.set_result(None)

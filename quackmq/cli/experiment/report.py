@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from quackmq.cli.experiment.latency import added_up, percentile_ms
+from quackmq.cli.experiment.latency import add_up, percentile_ms
 from quackmq.cli.experiment.peer import Behaviour, Report
 from quackmq.cli.experiment.plan import Experiment
-from quackmq.cli.text import counted, table
+from quackmq.cli.text import pluralize, table
 
 #: Behaviours that end before the experiment does.
 MORTAL: Final = (Behaviour.SILENT, Behaviour.DYING)
-_SHARES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
+_PERCENTILES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
 
 
 class Sample(NamedTuple):
@@ -102,19 +102,19 @@ class Outcome:
     @property
     def buckets(self) -> Mapping[int, int]:
         """The latency histogram over all subscribers."""
-        return added_up(counts for counts in self.slices().values())
+        return add_up(counts for counts in self.slices().values())
 
     def slices(self) -> dict[int, Mapping[int, int]]:
         reports = [each.report for each in self.subscribers if each.report is not None]
         found = sorted({number for report in reports for number in report.latencies})
         return {
-            number: added_up(report.latencies.get(number, {}) for report in reports)
+            number: add_up(report.latencies.get(number, {}) for report in reports)
             for number in found
         }
 
     def latencies(self) -> dict[str, float | None]:
         buckets = self.buckets
-        return {name: percentile_ms(buckets, share) for name, share in _SHARES.items()}
+        return {name: percentile_ms(buckets, share) for name, share in _PERCENTILES.items()}
 
     # --- checks ---
 
@@ -202,13 +202,13 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 def as_text(outcome: Outcome) -> str:
     """Format one experiment in full."""
-    lines = ["", *_publishers(outcome), "", *_subscribers(outcome), ""]
+    lines = ["", *_publisher_table(outcome), "", *_subscriber_table(outcome), ""]
     lines += [
         f"{outcome.published} published, "
         f"{outcome.retried} retried, {outcome.delivered} delivered, {outcome.skipped} skipped as "
-        f"old, {counted(outcome.dead, 'dead subscriber')}",
+        f"old, {pluralize(outcome.dead, 'dead subscriber')}",
         f"latency: {_latency_words(outcome)}",
-        verdict([outcome]),
+        format_verdict([outcome]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -231,15 +231,15 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
                 outcome.experiment.title,
                 outcome.experiment.shape,
                 *map(str, numbers),
-                _ms(latency["p50_ms"]),
-                _ms(latency["p99_ms"]),
+                _format_ms(latency["p50_ms"]),
+                _format_ms(latency["p99_ms"]),
                 "WRONG" if outcome.problems() else "ok",
             ]
         )
-    return "\n".join([*table(rows, range(2, 9)), verdict(outcomes)]) + "\n"
+    return "\n".join([*table(rows, range(2, 9)), format_verdict(outcomes)]) + "\n"
 
 
-def verdict(outcomes: Sequence[Outcome]) -> str:
+def format_verdict(outcomes: Sequence[Outcome]) -> str:
     """Return the last lines: the problems, or that there are none."""
     wrong = [
         f"WRONG{where}: {problem}"
@@ -254,7 +254,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     return f"for every live subscriber: published = delivered + skipped{more}"
 
 
-def _publishers(outcome: Outcome) -> Iterable[str]:
+def _publisher_table(outcome: Outcome) -> Iterable[str]:
     rows: list[Sequence[str]] = [["publisher", "", "published", "retried", "end"]]
     for each in outcome.publishers:
         retried = 0 if each.report is None else each.report.retried
@@ -262,14 +262,14 @@ def _publishers(outcome: Outcome) -> Iterable[str]:
     return table(rows, (2, 3))
 
 
-def _subscribers(outcome: Outcome) -> Iterable[str]:
+def _subscriber_table(outcome: Outcome) -> Iterable[str]:
     head = ["subscriber", "", "published", "delivered", "skipped", "left", "doubled"]
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", "end"]]
     for each in outcome.subscribers:
-        buckets = added_up(each.report.latencies.values()) if each.report is not None else {}
+        buckets = add_up(each.report.latencies.values()) if each.report is not None else {}
         doubled = 0 if each.report is None else each.report.doubled
         numbers = (each.published, each.delivered, each.skipped, each.left, doubled)
-        percentiles = [_ms(percentile_ms(buckets, share)) for share in (0.5, 0.99)]
+        percentiles = [_format_ms(percentile_ms(buckets, share)) for share in (0.5, 0.99)]
         rows.append([each.id, each.behaviour, *map(str, numbers), *percentiles, each.end])
     return table(rows, range(2, 9))
 
@@ -279,8 +279,8 @@ def _latency_words(outcome: Outcome) -> str:
     if found["p50_ms"] is None:
         return "nothing was delivered"
     names = {"p50_ms": "half within", "p90_ms": "90 %", "p99_ms": "99 %", "max_ms": "all"}
-    return ", ".join(f"{word} {_ms(found[name])} ms" for name, word in names.items())
+    return ", ".join(f"{word} {_format_ms(found[name])} ms" for name, word in names.items())
 
 
-def _ms(value: float | None) -> str:
+def _format_ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"

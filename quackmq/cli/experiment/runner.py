@@ -88,16 +88,18 @@ async def run(
         opened.push_async_callback(broker.close)
         for name in experiment.topic_names:
             await broker.create_topic(_CALLER, name, partitions=1, policy=experiment.policy)
-        door = LineServer(broker, None, LineSettings(answer_ms=experiment.answer_ms))
-        await door.start()
-        opened.push_async_callback(door.close)
-        running = _Running(experiment, broker, door, observer, stopping or asyncio.Event())
+        line_server = LineServer(broker, None, LineSettings(answer_ms=experiment.answer_ms))
+        await line_server.start()
+        opened.push_async_callback(line_server.close)
+        running = _ExperimentRun(
+            experiment, broker, line_server, observer, stopping or asyncio.Event()
+        )
         opened.push_async_callback(running.end_processes)
         return await running.run()
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[asyncio.Event]:
+def stop_on_signals() -> Iterator[asyncio.Event]:
     """Provide an event that SIGINT and SIGTERM set. Needs a running event loop."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
@@ -111,18 +113,18 @@ def stopped_by_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-class _Running:
+class _ExperimentRun:
     def __init__(
         self,
         experiment: Experiment,
         broker: Broker,
-        door: LineServer,
+        line_server: LineServer,
         observer: Observer,
         stopping: asyncio.Event,
     ) -> None:
         self._experiment = experiment
         self._broker = broker
-        self._door = door
+        self._line_server = line_server
         self._observer = observer
         self._stopping = stopping
         self._publishers: dict[str, PeerProcess] = {}
@@ -141,8 +143,10 @@ class _Running:
         for part in experiment.publishers():
             self._publishers[part.id] = await self._launch(part)
         everybody = [*self._subscribers.values(), *self._publishers.values()]
-        await _all(*(process.hear("ready") for process in everybody))
-        found = sorted(self._door.records(), key=lambda each: (each.role, len(each.id), each.id))
+        await _wait_for_all(*(process.wait_for("ready") for process in everybody))
+        found = sorted(
+            self._line_server.records(), key=lambda each: (each.role, len(each.id), each.id)
+        )
         records = [str(record) for record in found]
         self._observer.connected(experiment, records)
 
@@ -150,12 +154,12 @@ class _Running:
         self._start_s = start_ns / 1e9
         await self._disconnect_late_subscribers(start_ns)
         for process in everybody:
-            process.tell(["go", start_ns])
+            process.send(["go", start_ns])
         sampling = asyncio.get_running_loop().create_task(self._sample())
         try:
             await self._publish()
             await self._reconnect_late_subscribers(start_ns)
-            await self._settle()
+            await self._wait_for_subscribers()
         finally:
             sampling.cancel()
             await asyncio.wait([sampling])
@@ -176,7 +180,7 @@ class _Running:
     async def _launch(self, part: Part) -> PeerProcess:
         process, read_fd, write_fd = await PeerProcess.start(part)
         try:
-            await self._door.attach(read_fd, write_fd, f"pipes of process {process.id}")
+            await self._line_server.attach(read_fd, write_fd, f"pipes of process {process.id}")
         except BaseException:
             await process.kill()
             raise
@@ -187,18 +191,20 @@ class _Running:
 
         async def all_are_done() -> None:
             # As one task: asyncio warns about the unread exceptions of a cancelled gather.
-            await asyncio.gather(*(process.hear("done") for process in self._publishers.values()))
+            await asyncio.gather(
+                *(process.wait_for("done") for process in self._publishers.values())
+            )
 
         await self._wait_unless_stopped(all_are_done(), deadline_s)
         await self._end(self._publishers.values())
 
     async def _disconnect_late_subscribers(self, start_ns: int) -> None:
-        for process in self._late():
-            process.tell(["go", start_ns])
-        await _all(*(process.hear("report") for process in self._late()))
+        for process in self._late_subscribers():
+            process.send(["go", start_ns])
+        await _wait_for_all(*(process.wait_for("report") for process in self._late_subscribers()))
 
     async def _reconnect_late_subscribers(self, start_ns: int) -> None:
-        late = self._late()
+        late = self._late_subscribers()
         if not late:
             return
         delta_ms = self._experiment.delta_ms
@@ -210,11 +216,11 @@ class _Running:
             self._former.append(process)
             self._subscribers[part.id] = await self._launch(part)
         back = [self._subscribers[process.part.id] for process in late]
-        await _all(*(process.hear("ready") for process in back))
+        await _wait_for_all(*(process.wait_for("ready") for process in back))
         for process in back:
-            process.tell(["go", start_ns])
+            process.send(["go", start_ns])
 
-    async def _settle(self) -> None:
+    async def _wait_for_subscribers(self) -> None:
         """Wait until all live subscribers have caught up and the others are dead."""
         delta_ms = self._experiment.delta_ms or 0
         end_s = time.monotonic() + (limits.EXPERIMENT_SETTLE_MS + min(delta_ms, 60_000)) / 1000
@@ -225,55 +231,57 @@ class _Running:
 
     async def _have_caught_up(self) -> bool:
         for process in self._subscribers.values():
-            if process.is_over:
+            if process.has_ended:
                 continue
             if process.part.behaviour in MORTAL and await self._may_die(process):
                 return False
-            if process.part.behaviour not in MORTAL and await self._left(process.part):
+            if process.part.behaviour not in MORTAL and await self._count_undelivered(process.part):
                 return False
         return True
 
     async def _may_die(self, process: PeerProcess) -> bool:
         """Return whether a silent or dying subscriber will still end: only if it gets enough
         entries."""
-        published = sum([(await self._end_of(topic)) for topic in process.part.topics])
+        published = sum([(await self._topic_end(topic)) for topic in process.part.topics])
         return published > process.part.after
 
     async def _end(self, processes: Iterable[PeerProcess]) -> None:
         """Let the processes terminate by the protocol."""
-        living = [process for process in processes if not process.is_over]
+        living = [process for process in processes if not process.has_ended]
         for process in living:
-            process.tell(["end"])
+            process.send(["end"])
         if living:
             await asyncio.wait(
-                [process.over for process in living], timeout=limits.EXPERIMENT_WAIT_MS / 1000
+                [process.ended for process in living], timeout=limits.EXPERIMENT_WAIT_MS / 1000
             )
 
     async def _await_disconnects(self) -> None:
         """Wait until the broker has noticed that the processes are gone."""
         end_s = time.monotonic() + limits.EXPERIMENT_WAIT_MS / 1000
-        while self._door.records() and time.monotonic() < end_s:
+        while self._line_server.records() and time.monotonic() < end_s:
             await asyncio.sleep(_CHECK_S)
 
     # --- the broker's side ------------------------------------------------------------------
 
-    async def _end_of(self, topic_name: str) -> int:
+    async def _topic_end(self, topic_name: str) -> int:
         return (await self._broker.offsets(_CALLER, self._key(topic_name))).next
 
     def _key(self, topic_name: str) -> PartitionKey:
         return PartitionKey(self._broker.topic(topic_name).id, 0)
 
-    async def _left(self, part: Part) -> int:
-        left = 0
+    async def _count_undelivered(self, part: Part) -> int:
+        undelivered = 0
         for topic in part.topics:
-            left += (await self._broker.pushing.progress(_CALLER, part.id, topic)).lag
-        return left
+            undelivered += (await self._broker.pushing.progress(_CALLER, part.id, topic)).lag
+        return undelivered
 
     async def _account(self, records: Sequence[str]) -> Outcome:
-        held = {name: await self._end_of(name) for name in self._experiment.topic_names}
+        entries_by_topic = {
+            name: await self._topic_end(name) for name in self._experiment.topic_names
+        }
         ends = {
             (each.record.role, each.record.id): str(each.end)
-            for each in self._door.ended_connections()
+            for each in self._line_server.ended_connections()
         }
         publishers = [
             PublisherAccount(
@@ -287,22 +295,22 @@ class _Running:
         behaviours = {part.id: part.behaviour for part in self._experiment.subscribers()}
         subscribers = []
         for name, process in self._subscribers.items():
-            skipped = lost = left = 0
+            skipped = lost = undelivered = 0
             for topic in process.part.topics:
-                standing = await self._broker.pushing.progress(_CALLER, name, topic)
-                left += standing.lag
-                lost += standing.counts.lost
-                skipped += standing.counts.skipped
+                progress = await self._broker.pushing.progress(_CALLER, name, topic)
+                undelivered += progress.lag
+                lost += progress.counts.lost
+                skipped += progress.counts.skipped
             subscribers.append(
                 SubscriberAccount(
                     id=name,
                     behaviour=behaviours[name],
                     report=process.report,
                     end=ends.get((Role.SUB, name), "still connected"),
-                    published=sum(held.values()),
+                    published=sum(entries_by_topic.values()),
                     skipped=skipped,
                     lost=lost,
-                    left=left,
+                    left=undelivered,
                 )
             )
         return Outcome(
@@ -310,7 +318,7 @@ class _Running:
             records=records,
             publishers=publishers,
             subscribers=subscribers,
-            held=held,
+            held=entries_by_topic,
             samples=self._samples,
             was_interrupted=self._stopping.is_set(),
         )
@@ -326,32 +334,34 @@ class _Running:
             now_s = time.monotonic() - self._start_s
             published = live = 0
             for name in experiment.topic_names:
-                end = await self._end_of(name)
+                end = await self._topic_end(name)
                 published += end
                 live += end - await self._broker.pushing.first_live(self._key(name))
             self._published = published
-            self._samples.append(Sample(now_s, max(0, live), self._waiting(published)))
+            self._samples.append(Sample(now_s, max(0, live), self._longest_backlog(published)))
             self._report_progress()
             await asyncio.sleep(every_s)
 
-    def _waiting(self, published: int) -> int:
+    def _longest_backlog(self, published: int) -> int:
         return max(
             (
                 published - record.entries - record.skipped
-                for record in self._door.records()
+                for record in self._line_server.records()
                 if record.role is Role.SUB
             ),
             default=0,
         )
 
     def _report_progress(self) -> None:
-        delivered = sum(each.entries for each in self._door.records() if each.role is Role.SUB)
+        delivered = sum(
+            each.entries for each in self._line_server.records() if each.role is Role.SUB
+        )
         seconds = time.monotonic() - self._start_s
         self._observer.progress(Progress(self._experiment, seconds, self._published, delivered))
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _late(self) -> list[PeerProcess]:
+    def _late_subscribers(self) -> list[PeerProcess]:
         return [
             process
             for process in self._subscribers.values()
@@ -374,7 +384,7 @@ class _Running:
             await asyncio.wait([future, stopped])
 
 
-async def _all(*work: Awaitable[object]) -> None:
+async def _wait_for_all(*work: Awaitable[object]) -> None:
     """Wait for all, within the time that connecting or ending may take. Raises QuackTimeout."""
     try:
         async with asyncio.timeout(limits.EXPERIMENT_WAIT_MS / 1000):

@@ -20,7 +20,7 @@ from pathlib import Path
 def temporary_directory(prefix: str) -> Iterator[Path]:
     """Provide an empty directory whose name starts with `prefix`. First remove left-over
     directories with this prefix."""
-    _sweep(prefix)
+    _remove_abandoned(prefix)
     # Lock the directory before it gets its final name, so that no other process takes it for left
     # over.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
@@ -37,15 +37,15 @@ def temporary_directory(prefix: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _sweep(prefix: str) -> None:
+def _remove_abandoned(prefix: str) -> None:
     """Remove left-over directories. Errors are ignored; the next command tries again."""
     for found in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
             if found.lstat().st_uid == os.getuid():
-                _remove_if_left(found)
+                _remove_if_abandoned(found)
 
 
-def _remove_if_left(directory: Path) -> None:
+def _remove_if_abandoned(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with suppress(BlockingIOError):  # another process uses it

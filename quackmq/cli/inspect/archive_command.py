@@ -13,8 +13,8 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quackmq.cli.exit_codes import outcome
-from quackmq.cli.inspect.log_command import count
+from quackmq.cli.exit_codes import inspect_directory
+from quackmq.cli.inspect.log_command import parse_count
 
 _ADDRESS = "127.0.0.1:9092"
 
@@ -42,16 +42,16 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "export":
         from quackmq.cli.inspect import archive_export
 
-        return outcome(args.directory, lambda: archive_export.export(args))
+        return inspect_directory(args.directory, lambda: archive_export.export(args))
 
     from quackmq.cli.inspect import archive_output as archive_look
 
-    return outcome(args.directory, lambda: archive_look.look(args))
+    return inspect_directory(args.directory, lambda: archive_look.inspect_archive(args))
 
 
 def _add_ls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     listing = actions.add_parser("ls", help="list the archive", allow_abbrev=False)
-    _add_place(listing, "a topic or partition; default all")
+    _add_selector(listing, "a topic or partition; default all")
     listing.add_argument("--files", action="store_true", help="also list each file")
     listing.add_argument(
         "--json", action="store_true", help="print one JSON object, with all files"
@@ -67,7 +67,7 @@ def _add_verify(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "damaged range is named.",
         allow_abbrev=False,
     )
-    _add_place(verify, "a topic or partition; default all")
+    _add_selector(verify, "a topic or partition; default all")
 
 
 def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,17 +80,19 @@ def _add_export(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "are not archived yet: POST /v1/topics/TOPIC/archive/now archives them.",
         allow_abbrev=False,
     )
-    _add_place(export, "the topic or partition to export", required=True)
+    _add_selector(export, "the topic or partition to export", required=True)
     export.add_argument("target", metavar="TARGET", type=Path)
-    export.add_argument("--from", dest="start", metavar="OFFSET", type=count, default=0)
-    export.add_argument("--before", metavar="OFFSET", type=count)
+    export.add_argument("--from", dest="start", metavar="OFFSET", type=parse_count, default=0)
+    export.add_argument("--before", metavar="OFFSET", type=parse_count)
     export.add_argument(
         "--since",
         metavar="TIME",
-        type=_time_ms,
+        type=_parse_time_ms,
         help="records from this time on: 2026-11-16, 2026-11-16T09:12:00Z, or milliseconds",
     )
-    export.add_argument("--until", metavar="TIME", type=_time_ms, help="records before this time")
+    export.add_argument(
+        "--until", metavar="TIME", type=_parse_time_ms, help="records before this time"
+    )
     export.add_argument(
         "--skip-damaged",
         action="store_true",
@@ -131,7 +133,9 @@ def _add_import(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def _add_place(parser: argparse.ArgumentParser, help_text: str, *, required: bool = False) -> None:
+def _add_selector(
+    parser: argparse.ArgumentParser, help_text: str, *, required: bool = False
+) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path)
     if required:
         parser.add_argument("topic", metavar="TOPIC[:PARTITION]", help=help_text)
@@ -139,7 +143,7 @@ def _add_place(parser: argparse.ArgumentParser, help_text: str, *, required: boo
         parser.add_argument("topic", metavar="TOPIC[:PARTITION]", nargs="?", help=help_text)
 
 
-def _time_ms(text: str) -> int:
+def _parse_time_ms(text: str) -> int:
     """Parse milliseconds or an ISO 8601 time; the default time zone is UTC."""
     if text.isascii() and text.isdigit() and len(text) > 8:
         return int(text)

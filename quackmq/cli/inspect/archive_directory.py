@@ -47,7 +47,7 @@ class ArchivedPartition(NamedTuple):
         return files.partition_path(self.topic, self.partition)
 
 
-class Archived:
+class ArchiveDirectory:
     """The archive of a data directory. A context manager that closes its files."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,47 +61,49 @@ class Archived:
                 "QuackMQ data directory or a copy of its archive"
             )
 
-    def __enter__(self) -> Archived:
+    def __enter__(self) -> ArchiveDirectory:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.disk.close()
 
-    def partitions(self, wanted: str | None = None) -> list[ArchivedPartition]:
+    def partitions(self, selector: str | None = None) -> list[ArchivedPartition]:
         """Return every archived partition, or those of TOPIC[:PARTITION]. Raises UnknownTopic or
         UnknownPartition."""
-        if wanted is None:
-            return [place for topic in self._topics() for place in self._partitions(topic)]
-        topic, colon, number = wanted.partition(":")
-        found = self._partitions(topic) if topic in self._topics() else []
-        if not found:
+        if selector is None:
+            return [partition for topic in self._topics() for partition in self._partitions(topic)]
+        topic, colon, number = selector.partition(":")
+        partitions_of_topic = self._partitions(topic) if topic in self._topics() else []
+        if not partitions_of_topic:
             raise UnknownTopic(
                 f"there is no topic {topic!r} in the archive; recent records are still in the log: "
                 f"while the broker runs, POST /v1/topics/{topic}/archive/now archives them"
             )
         if not colon:
-            return found
-        chosen = [place for place in found if str(place.partition) == number]
-        if not chosen:
-            known = ", ".join(str(place.partition) for place in found)
+            return partitions_of_topic
+        selected = [
+            partition for partition in partitions_of_topic if str(partition.partition) == number
+        ]
+        if not selected:
+            numbers = ", ".join(str(partition.partition) for partition in partitions_of_topic)
             raise UnknownPartition(
-                f"the archive of topic {topic} has partitions {known}, not {number!r}"
+                f"the archive of topic {topic} has partitions {numbers}, not {number!r}"
             )
-        return chosen
+        return selected
 
-    def manifest(self, place: ArchivedPartition) -> Manifest | None:
+    def manifest(self, partition: ArchivedPartition) -> Manifest | None:
         """Read the current manifest; None if nothing is archived yet. Raises DamagedData if it
         is damaged or belongs to another partition, and NewerFormat."""
-        path = f"{place.path}/{_MANIFEST}"
+        path = f"{partition.path}/{_MANIFEST}"
         try:
             data = read_file(self.disk, path)
         except FileNotFoundError:
             return None
         manifest = manifests.decode(data, path)
         named = ArchivedPartition(manifest.topic, manifest.key.partition)
-        if named != place:
-            raise DamagedData(f"{path}: it belongs to {named}, not to {place}")
-        owner = self.owner(place.topic)
+        if named != partition:
+            raise DamagedData(f"{path}: it belongs to {named}, not to {partition}")
+        owner = self.owner(partition.topic)
         if owner != str(manifest.key.topic_id):
             raise DamagedData(
                 f"{path}: it belongs to topic id {manifest.key.topic_id}, the directory to {owner}"
@@ -118,18 +120,18 @@ class Archived:
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedData(f"{path}: it has no valid topic id: {error!r}") from error
 
-    def first_file(self, place: ArchivedPartition) -> int | None:
+    def first_file(self, partition: ArchivedPartition) -> int | None:
         """Return the first offset of the partition's files, listed or not; None without files."""
-        found = [_FILE.match(name) for name in self.disk.list(place.path)]
+        found = [_FILE.match(name) for name in self.disk.list(partition.path)]
         return min((int(name[1]) for name in found if name is not None), default=None)
 
     def unlisted_files(
-        self, place: ArchivedPartition, manifest: Manifest | None
+        self, partition: ArchivedPartition, manifest: Manifest | None
     ) -> Iterator[Finding]:
         """Yield a note for each file that the manifest does not list. A running broker may still
         need it."""
         listed = set(manifests.names_of(manifest)) if manifest is not None else set()
-        for name in self.disk.list(place.path):
+        for name in self.disk.list(partition.path):
             if name == _MANIFEST or name in listed:
                 continue
             is_offered = manifests.plan_of_offered(name) is not None
@@ -138,7 +140,7 @@ class Archived:
             what += (
                 ": the next start removes it" if is_ours else ", and the broker did not create it"
             )
-            yield Finding(Kind.NOTE, f"{place.path}/{name}", what)
+            yield Finding(Kind.NOTE, f"{partition.path}/{name}", what)
 
     def _topics(self) -> list[str]:
         return [name for name in self.disk.list(files.ARCHIVE) if not name.startswith("~")]

@@ -33,8 +33,8 @@ from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.archive.parquet.to_batches import timestamps_ms
 from quackmq.cli import limits
-from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
-from quackmq.cli.text import counted, progress_on_stderr
+from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
+from quackmq.cli.text import pluralize, progress_on_stderr
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import DamagedData, InvalidRequest, UnusableDirectory
 
@@ -48,25 +48,25 @@ def export(args: argparse.Namespace) -> bool:
     InvalidRequest or OSError."""
     bounds = Bounds(args.start, args.before, args.since, args.until)
     bounds.check()
-    with Archived(args.directory) as archived:
+    with ArchiveDirectory(args.directory) as archived:
         partitions = archived.partitions(args.topic)
         target = _Target(args.target)
         exporter = Exporter(archived, target, bounds, skips_damaged=args.skip_damaged)
         try:
             exporter.export(partitions)
         except DamagedData as error:
-            target.undo()
+            target.remove_all()
             print(f"damage: {error}")
             print("nothing was exported: --skip-damaged leaves out damaged ranges")
             return True
         except BaseException:
-            target.undo()
+            target.remove_all()
             raise
     for line in exporter.lost:
         print(line)
     print(
-        f"{counted(exporter.records, 'record')} in {counted(target.files, 'file')}, "
-        f"{counted(target.bytes, 'byte')}, exported to {args.target}"
+        f"{pluralize(exporter.records, 'record')} in {pluralize(target.files, 'file')}, "
+        f"{pluralize(target.bytes, 'byte')}, exported to {args.target}"
     )
     return bool(exporter.damaged)
 
@@ -93,7 +93,7 @@ class Bounds:
         if since is not None and until is not None and since >= until:
             raise InvalidRequest("--since is not earlier than --until")
 
-    def takes_whole(self, file: ArchiveFile, start: int, stop: int) -> bool:
+    def contains_file(self, file: ArchiveFile, start: int, stop: int) -> bool:
         """Return whether all records of the file lie within the bounds; [start, stop) is the
         part within the offsets."""
         if (start, stop) != (file.first_offset, file.next_offset):
@@ -103,7 +103,7 @@ class Bounds:
             self.until_ms is None or (greatest is not None and greatest < self.until_ms)
         )
 
-    def may_hold(self, file: ArchiveFile) -> bool:
+    def overlaps_file(self, file: ArchiveFile) -> bool:
         """Return whether the file may have records within the time bounds, judging by the
         manifest."""
         if file.least_timestamp_ms is None or file.greatest_timestamp_ms is None:
@@ -112,7 +112,7 @@ class Bounds:
             self.until_ms is None or file.least_timestamp_ms < self.until_ms
         )
 
-    def chosen(self, rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    def select_rows(self, rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
         offsets = rows.column("offset")
         fits = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
         if self.since_ms is not None:
@@ -122,7 +122,7 @@ class Bounds:
         return rows.filter(fits)
 
 
-class Exported(NamedTuple):
+class ExportedFile(NamedTuple):
     """A file of an export, as listed in its manifest. The checksum covers all bytes."""
 
     name: str
@@ -134,20 +134,20 @@ class Exported(NamedTuple):
 
 
 @dataclass
-class _Part:
+class _ExportedPartition:
     """The exported part of a partition."""
 
     partition: int
     first_offset: int
     next_offset: int
-    files: list[Exported] = field(default_factory=list)
-    quarantined: list[Exported] = field(default_factory=list)
+    files: list[ExportedFile] = field(default_factory=list)
+    quarantined: list[ExportedFile] = field(default_factory=list)
     damaged: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Exporter:
     def __init__(
-        self, archived: Archived, target: _Target, bounds: Bounds, *, skips_damaged: bool
+        self, archived: ArchiveDirectory, target: _Target, bounds: Bounds, *, skips_damaged: bool
     ) -> None:
         self.damaged = 0
         #: Messages about records that are missing from the export.
@@ -162,7 +162,11 @@ class Exporter:
 
     def export(self, partitions: list[ArchivedPartition]) -> None:
         """Export the partitions. Raises DamagedData unless damage is skipped."""
-        found = [(place, manifest) for place in partitions if (manifest := self._manifest(place))]
+        found = [
+            (partition, manifest)
+            for partition in partitions
+            if (manifest := self._manifest(partition))
+        ]
         if not found:
             topic = partitions[0].topic
             raise InvalidRequest(
@@ -170,7 +174,7 @@ class Exporter:
                 f"POST /v1/topics/{topic}/archive/now archives its records"
             )
         self._total = sum(manifest.size for _, manifest in found)
-        parts = [self._export_partition(place, manifest) for place, manifest in found]
+        parts = [self._export_partition(partition, manifest) for partition, manifest in found]
         first = found[0][1]
         self._target.finish(
             {
@@ -191,26 +195,28 @@ class Exporter:
             }
         )
 
-    def _manifest(self, place: ArchivedPartition) -> Manifest | None:
-        return self._archived.manifest(place)
+    def _manifest(self, partition: ArchivedPartition) -> Manifest | None:
+        return self._archived.manifest(partition)
 
-    def _export_partition(self, place: ArchivedPartition, manifest: Manifest) -> _Part:
+    def _export_partition(
+        self, partition: ArchivedPartition, manifest: Manifest
+    ) -> _ExportedPartition:
         offset, end = self._bounds.of(manifest)
-        part = _Part(place.partition, offset, max(offset, end))
+        part = _ExportedPartition(partition.partition, offset, max(offset, end))
         while offset < end:
             file = manifest.files[manifest.file_at(offset)]
             stop = min(file.next_offset, end)
             try:
                 self._export_file(manifest, file, offset, stop, part)
             except DamagedData:
-                now = self._manifest(place)
+                now = self._manifest(partition)
                 if now is None or not _was_replaced(now, manifest):
                     raise
                 manifest = now  # a broker has merged or deleted the file
                 if manifest.first_offset > offset:
                     gone = min(manifest.first_offset, end)
                     self.lost.append(
-                        f"{place}: offsets {offset} to {gone - 1} were deleted meanwhile"
+                        f"{partition}: offsets {offset} to {gone - 1} were deleted meanwhile"
                     )
                     offset = gone
                 continue
@@ -221,30 +227,30 @@ class Exporter:
         return part
 
     def _export_file(
-        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _Part
+        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _ExportedPartition
     ) -> None:
-        if not file.records or not self._bounds.may_hold(file):
+        if not file.records or not self._bounds.overlaps_file(file):
             return
-        if self._bounds.takes_whole(file, start, stop):
+        if self._bounds.contains_file(file, start, stop):
             name = f"{part.partition}/{file.name}"
             try:
                 written = self._target.copy(name, self._archived.reader.pieces(manifest, file))
-                part.files.append(Exported(name, start, stop, file.records, *written))
+                part.files.append(ExportedFile(name, start, stop, file.records, *written))
                 self.records += file.records
                 return
             except DamagedData:
-                self._target.drop(name)
+                self._target.remove(name)
                 if not self._skips_damaged:
                     raise
         name = f"{part.partition}/{start:020d}.parquet"
-        rows = self._chosen_rows(manifest, file, start, stop, part)
+        rows = self._selected_rows(manifest, file, start, stop, part)
         records, written = self._target.write(name, rows)
         if records:
-            part.files.append(Exported(name, start, stop, records, *written))
+            part.files.append(ExportedFile(name, start, stop, records, *written))
             self.records += records
 
-    def _chosen_rows(
-        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _Part
+    def _selected_rows(
+        self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _ExportedPartition
     ) -> Iterator[pa.RecordBatch]:
         for rows in self._archived.reader.scan(manifest, file):
             if isinstance(rows, DamagedData):
@@ -255,17 +261,17 @@ class Exporter:
                 self.lost.append(f"damage: {rows}")
                 part.damaged.append({"reason": str(rows)})
                 continue
-            chosen = self._bounds.chosen(rows, start, stop)
+            chosen = self._bounds.select_rows(rows, start, stop)
             if chosen.num_rows:
                 yield chosen
 
-    def _export_quarantined(self, manifest: Manifest, part: _Part) -> None:
+    def _export_quarantined(self, manifest: Manifest, part: _ExportedPartition) -> None:
         for one in manifest.quarantined:
             if part.first_offset <= one.first_offset < part.next_offset:
                 name = f"{part.partition}/_quarantined-{one.first_offset:020d}.batch"
                 written = self._target.copy(name, self._archived.reader.pieces(manifest, one))
                 part.quarantined.append(
-                    Exported(name, one.first_offset, one.next_offset, 0, *written)
+                    ExportedFile(name, one.first_offset, one.next_offset, 0, *written)
                 )
                 self.lost.append(
                     f"poison: {name}, offsets {one.first_offset} to {one.next_offset - 1}: copied "
@@ -294,7 +300,7 @@ class _Target:
 
     def copy(self, name: str, pieces: Iterator[bytes]) -> tuple[int, str]:
         """Write a file; return its size and checksum."""
-        path = self._new(name)
+        path = self._new_path(name)
         size = checksum = 0
         with path.open("wb") as file:
             for piece in pieces:
@@ -310,38 +316,38 @@ class _Target:
         first = next(batches, None)
         if first is None:
             return 0, (0, "")
-        path = self._new(name)
+        path = self._new_path(name)
         records = 0
         with path.open("wb") as file:
             with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-                for rows in _chain(first, batches):
+                for rows in _prepend(first, batches):
                     records += rows.num_rows
                     writer.write_batch(rows, row_group_size=rows.num_rows)
             _sync(file.fileno(), file.flush)
-        return records, self._count(*_checksum_of(path))
+        return records, self._count(*_compute_checksum(path))
 
-    def drop(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         (self._path / name).unlink()
         self._written.remove(self._path / name)
 
     def finish(self, manifest: dict[str, Any]) -> None:
         for directory in self._made:
             sync_directory(directory)
-        path, unfinished = self._new(MANIFEST), self._new("_unfinished.json")
+        path, unfinished = self._new_path(MANIFEST), self._new_path("_unfinished.json")
         with unfinished.open("wb") as file:
             file.write(orjson.dumps(manifest, option=orjson.OPT_INDENT_2) + b"\n")
             _sync(file.fileno(), file.flush)
         unfinished.rename(path)
         sync_directory(self._path)
 
-    def undo(self) -> None:
+    def remove_all(self) -> None:
         """Remove all files and directories of this export."""
         for path in self._written:
             path.unlink(missing_ok=True)
         for directory in reversed(self._made):
             directory.rmdir()
 
-    def _new(self, name: str) -> Path:
+    def _new_path(self, name: str) -> Path:
         path = self._path / name
         for directory in (*reversed(self._path.parents), self._path, path.parent):
             if not directory.exists():
@@ -356,12 +362,12 @@ class _Target:
         return size, f"{checksum:08x}"
 
 
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _prepend(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from rest
 
 
-def _checksum_of(path: Path) -> tuple[int, int]:
+def _compute_checksum(path: Path) -> tuple[int, int]:
     size = checksum = 0
     with path.open("rb") as file:
         while piece := file.read(limits.COPIED_BYTES):

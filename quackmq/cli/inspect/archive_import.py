@@ -40,7 +40,7 @@ _NAME: Final = "import-"
 #: Characters of the digest that are used as the name: enough to avoid collisions.
 _DIGEST_CHARS: Final = 32
 
-Tell = Callable[[int, int], None]
+ShowProgress = Callable[[int, int], None]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,36 +50,36 @@ def run(args: argparse.Namespace) -> int:
     group = publisher_group(args.name or f"{_NAME}{source.digest[:_DIGEST_CHARS]}")
     if len(group.encode()) > shared_limits.NAME_BYTES:
         raise InvalidRequest(f"the name is longer than {shared_limits.NAME_BYTES} bytes")
-    topic = _topic(args.broker, args.topic, source, by_key=args.by_key)
+    topic = _find_or_create_topic(args.broker, args.topic, source, by_key=args.by_key)
     logging.getLogger("aiokafka").setLevel(
         logging.CRITICAL
     )  # failures are reported as one sentence
-    importing = Import(args.broker, topic, group, by_key=args.by_key or not source.partitions)
+    importing = Importer(args.broker, topic, group, by_key=args.by_key or not source.partitions)
     before = asyncio.run(importing.put(source, progress_on_stderr("records")))
     print(f"{source.rows - before} records imported into {topic.name}, {before} were already there")
     return 0
 
 
-def _topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInfo:
+def _find_or_create_topic(address: str, name: str, source: Source, *, by_key: bool) -> TopicInfo:
     """Return the topic; create it with as many partitions as the records name. Raises
     InvalidRequest if it has fewer."""
     cluster = Cluster(KafkaConfig(address))
-    wanted = 0 if by_key else source.partitions
+    required_partitions = 0 if by_key else source.partitions
     deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
     try:
         topic = cluster.topic(name, deadline)
     except UnknownTopic:
-        cluster.create_topic(name, wanted or -1, {}, deadline)
+        cluster.create_topic(name, required_partitions or -1, {}, deadline)
         topic = cluster.topic(name, deadline)
-    if topic.partitions < wanted:
+    if topic.partitions < required_partitions:
         raise InvalidRequest(
-            f"topic {name} has {topic.partitions} partitions, but the records have {wanted}: add "
-            "partitions to the topic, or use --by-key"
+            f"topic {name} has {topic.partitions} partitions, but the records have "
+            f"{required_partitions}: add partitions to the topic, or use --by-key"
         )
     return topic
 
 
-class Import:
+class Importer:
     """Put records into one topic under one name. Only one run at a time: a new run fences an
     earlier one."""
 
@@ -93,7 +93,7 @@ class Import:
             Cluster(KafkaConfig(address)).key_partitioner(topic.name, deadline).partitioner
         )
 
-    async def put(self, source: Source, tell: Tell) -> int:
+    async def put(self, source: Source, show_progress: ShowProgress) -> int:
         """Put all records that the topic does not have; return how many it already had. A
         QuackError says how many it has now."""
         before = done = 0
@@ -106,10 +106,10 @@ class Import:
                     f"{done} records were imported under the name {self._group}, but the source "
                     f"has only {source.rows}: the name was used for other records"
                 )
-            for chunk in _chunks(source.records(done)):
-                await self._transact(producer, chunk, done)
+            for chunk in _split_into_transactions(source.records(done)):
+                await self._commit_chunk(producer, chunk, done)
                 done += len(chunk)
-                tell(done, source.rows)
+                show_progress(done, source.rows)
         except ProducerFenced as error:
             raise QuackError(
                 "another import of the same records has started; only one can run at a time"
@@ -141,34 +141,34 @@ class Import:
         number = offsets.get(NUMBER_PARTITION)
         return 0 if number is None else number.offset
 
-    async def _transact(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
+    async def _commit_chunk(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
         async with producer.transaction():
             sent = []
-            for partition, rows in self._by_partition(chunk, done).items():
-                for batch in _batches(producer, rows):
+            for partition, rows in self._group_by_partition(chunk, done).items():
+                for batch in _build_batches(producer, rows):
                     sent.append(
                         await producer.send_batch(batch, self._topic.name, partition=partition)
                     )
             await asyncio.gather(*sent)
-            place = TopicPartition(self._topic.name, NUMBER_PARTITION)
+            number_position = TopicPartition(self._topic.name, NUMBER_PARTITION)
             number = OffsetAndMetadata(done + len(chunk), "")
-            await producer.send_offsets_to_transaction({place: number}, self._group)
+            await producer.send_offsets_to_transaction({number_position: number}, self._group)
 
-    def _by_partition(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
+    def _group_by_partition(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
         """Group the rows by partition, each in order."""
         found: dict[int, list[Row]] = {}
         for number, row in enumerate(chunk, done):
-            found.setdefault(self._choose(row, number), []).append(row)
+            found.setdefault(self._choose_partition(row, number), []).append(row)
         return found
 
-    def _choose(self, row: Row, number: int) -> int:
+    def _choose_partition(self, row: Row, number: int) -> int:
         if not self._by_key and row.partition is not None:
             return row.partition
         chosen = choose_partition(self._partitioner, row.key, self._topic.partitions)
         return number % self._topic.partitions if chosen is None else chosen
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def _split_into_transactions(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Yield the rows of each transaction."""
     chunk: list[Row] = []
     size = 0
@@ -183,17 +183,17 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _batches(producer: Any, rows: Sequence[Row]) -> Iterator[Any]:
+def _build_batches(producer: Any, rows: Sequence[Row]) -> Iterator[Any]:
     batch = producer.create_batch()
     for row in rows:
-        if not _append(batch, row):
+        if not _append_row(batch, row):
             yield batch
             batch = producer.create_batch()
-            _append(batch, row)  # the first always fits
+            _append_row(batch, row)  # the first always fits
     yield batch
 
 
-def _append(batch: Any, row: Row) -> bool:
+def _append_row(batch: Any, row: Row) -> bool:
     taken = batch.append(
         timestamp=row.timestamp_ms, key=row.key, value=row.value, headers=row.headers
     )

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.cli.inspect.archive_directory import Archived, ArchivedPartition
-from quackmq.cli.text import counted, moment, progress_on_stderr, table
+from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
+from quackmq.cli.text import format_time, pluralize, progress_on_stderr, table
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData, StorageError, StoreLocked, UnusableDirectory
 from quackmq.model.topic import PartitionKey
@@ -26,10 +26,10 @@ from quackmq.stores.local.inspect.findings import Finding, Kind
 Seams = dict[PartitionKey, int]
 
 
-def look(args: argparse.Namespace) -> bool:
+def inspect_archive(args: argparse.Namespace) -> bool:
     """Run `ls` or `verify`; return whether there is damage. Raises NewerFormat,
     UnusableDirectory, NotFound or OSError."""
-    with Archived(args.directory) as archived:
+    with ArchiveDirectory(args.directory) as archived:
         if args.action == "ls":
             return list_partitions(archived, args.topic, with_files=args.files, as_json=args.json)
         return verify(archived, args.directory, args.topic)
@@ -42,44 +42,44 @@ _NUMBERS: Final = range(1, 7)
 
 
 def list_partitions(
-    archived: Archived, wanted: str | None, *, with_files: bool, as_json: bool
+    archived: ArchiveDirectory, selector: str | None, *, with_files: bool, as_json: bool
 ) -> bool:
     found: list[tuple[ArchivedPartition, Manifest]] = []
     findings: list[Finding] = []
-    for place in archived.partitions(wanted):
+    for partition in archived.partitions(selector):
         try:
-            manifest = archived.manifest(place)
+            manifest = archived.manifest(partition)
         except DamagedData as error:
-            findings.append(_damage(error))
+            findings.append(_damage_finding(error))
             continue
         if manifest is not None:
-            found.append((place, manifest))
+            found.append((partition, manifest))
     if as_json:
         print(orjson.dumps(_as_json(found, findings), option=orjson.OPT_INDENT_2).decode())
         return bool(findings)
     rows: list[Sequence[str]] = [(*_HEADINGS, "FROM", "TO")]
-    rows += [row for one in found for row in _rows(*one, with_files=with_files)]
+    rows += [row for one in found for row in _format_rows(*one, with_files=with_files)]
     print("\n".join(table(rows, _NUMBERS)))
     for _, manifest in found:
         for one in manifest.quarantined:
-            print(_quarantined(manifest, one))
+            print(_quarantine_finding(manifest, one))
     for finding in findings:
         print(finding)
     return bool(findings)
 
 
-def _rows(
-    place: ArchivedPartition, manifest: Manifest, *, with_files: bool
+def _format_rows(
+    partition: ArchivedPartition, manifest: Manifest, *, with_files: bool
 ) -> Iterator[Sequence[str]]:
     yield (
-        place.topic,
-        str(place.partition),
+        partition.topic,
+        str(partition.partition),
         str(manifest.first_offset),
         str(manifest.next_offset),
         str(manifest.records),
         str(manifest.size),
         str(len(manifest.files)),
-        *_times(manifest.files),
+        *_format_times(manifest.files),
     )
     if with_files:
         for file in manifest.files:
@@ -91,17 +91,17 @@ def _rows(
                 str(file.records),
                 str(file.size),
                 "",
-                *_times([file]),
+                *_format_times([file]),
             )
 
 
-def _times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
+def _format_times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
     """Return the times of the earliest and the latest record."""
     least = [file.least_timestamp_ms for file in listed if file.least_timestamp_ms is not None]
     greatest = [
         file.greatest_timestamp_ms for file in listed if file.greatest_timestamp_ms is not None
     ]
-    return (moment(min(least)), moment(max(greatest))) if least and greatest else ("", "")
+    return (format_time(min(least)), format_time(max(greatest))) if least and greatest else ("", "")
 
 
 def _as_json(
@@ -110,10 +110,10 @@ def _as_json(
     return {
         "partitions": [
             {
-                "topic": place.topic,
+                "topic": partition.topic,
                 "topic_id": str(manifest.key.topic_id),
-                "partition": place.partition,
-                "directory": place.path,
+                "partition": partition.partition,
+                "directory": partition.path,
                 "version": manifest.version,
                 "first_offset": manifest.first_offset,
                 "next_offset": manifest.next_offset,
@@ -122,13 +122,13 @@ def _as_json(
                 "files": [asdict(file) for file in manifest.files],
                 "quarantined": [asdict(one) for one in manifest.quarantined],
             }
-            for place, manifest in found
+            for partition, manifest in found
         ],
         "findings": [asdict(finding) for finding in findings],
     }
 
 
-def _quarantined(manifest: Manifest, one: Quarantined) -> Finding:
+def _quarantine_finding(manifest: Manifest, one: Quarantined) -> Finding:
     path = f"{ArchivedPartition(manifest.topic, manifest.key.partition).path}/{one.name}"
     return Finding(
         Kind.POISON,
@@ -158,40 +158,49 @@ class _Tally:
         self.notes += finding.kind is Kind.NOTE
 
 
-def verify(archived: Archived, directory: Path, wanted: str | None) -> bool:
+def verify(archived: ArchiveDirectory, directory: Path, selector: str | None) -> bool:
     """Check every byte and row of the archive, and that it joins the log. While a broker runs,
     the log is not checked."""
     tally = _Tally()
-    for finding in _findings(archived, directory, wanted, tally):
+    for finding in _findings(archived, directory, selector, tally):
         tally.count(finding)
         print(finding, flush=True)
-    print(_closing_line(tally))
+    print(_summary_line(tally))
     return tally.damage > 0
 
 
 def _findings(
-    archived: Archived, directory: Path, wanted: str | None, tally: _Tally
+    archived: ArchiveDirectory, directory: Path, selector: str | None, tally: _Tally
 ) -> Iterator[Finding]:
-    places = archived.partitions(wanted)
-    seams = _seams(directory)
+    partitions = archived.partitions(selector)
+    seams = _open_seams(directory)
     if seams is None:
         what = "a broker has it open: whether log and archive join was not checked"
         yield Finding(Kind.NOTE, str(directory), what)
-    tell = progress_on_stderr()
-    total = sum(manifest.size for place in places if (manifest := _known(archived, place)))
-    for place in places:
+    show_progress = progress_on_stderr()
+    total = sum(
+        manifest.size
+        for partition in partitions
+        if (manifest := _manifest_if_readable(archived, partition))
+    )
+    for partition in partitions:
         tally.partitions += 1
-        verification = _Partition(archived, place, tally, lambda: tell(tally.bytes, total))
+        verification = _PartitionVerification(
+            archived, partition, tally, lambda: show_progress(tally.bytes, total)
+        )
         yield from verification.findings()
         manifest = verification.manifest
         if seams is None:
             continue
         if not verification.is_damaged:
-            yield from _check_seam(archived, place, manifest, seams)
+            yield from _check_seam(archived, partition, manifest, seams)
 
 
 def _check_seam(
-    archived: Archived, place: ArchivedPartition, manifest: Manifest | None, seams: Seams
+    archived: ArchiveDirectory,
+    partition: ArchivedPartition,
+    manifest: Manifest | None,
+    seams: Seams,
 ) -> Iterator[Finding]:
     """Check that archive and log join, and yield notes about unlisted files."""
     if manifest is not None:
@@ -199,9 +208,9 @@ def _check_seam(
         ends = manifest.next_offset
     else:
         log_first = seams.get(
-            PartitionKey(uuid.UUID(archived.owner(place.topic)), place.partition), 0
+            PartitionKey(uuid.UUID(archived.owner(partition.topic)), partition.partition), 0
         )
-        begins = archived.first_file(place)
+        begins = archived.first_file(partition)
         ends = log_first if begins is None else begins
     if ends < log_first:
         what = f"neither archive nor log has them: the log starts at {log_first}"
@@ -210,12 +219,12 @@ def _check_seam(
                 "_manifest.json is missing, and the log no longer has these records: restore it "
                 "from a backup"
             )
-        yield Finding(Kind.DAMAGE, place.path, what, first_offset=ends, next_offset=log_first)
+        yield Finding(Kind.DAMAGE, partition.path, what, first_offset=ends, next_offset=log_first)
         return
-    yield from archived.unlisted_files(place, manifest)
+    yield from archived.unlisted_files(partition, manifest)
 
 
-def _seams(directory: Path) -> Seams | None:
+def _open_seams(directory: Path) -> Seams | None:
     """Return the first offset of each partition's log, or None while a broker has the directory
     open. The lock is released at once, because the rest may take long and needs no lock."""
     disk = RealDisk(directory, read_only=True)
@@ -232,43 +241,49 @@ def _seams(directory: Path) -> Seams | None:
         disk.close()
 
 
-def _known(archived: Archived, place: ArchivedPartition) -> Manifest | None:
+def _manifest_if_readable(
+    archived: ArchiveDirectory, partition: ArchivedPartition
+) -> Manifest | None:
     """Return the manifest, or None if it is damaged; the damage is reported later."""
     try:
-        return archived.manifest(place)
+        return archived.manifest(partition)
     except DamagedData:
         return None
 
 
-class _Partition:
+class _PartitionVerification:
     """Check the files of one partition one by one; its manifest may change meanwhile."""
 
     def __init__(
-        self, archived: Archived, place: ArchivedPartition, tally: _Tally, tell: Callable[[], None]
+        self,
+        archived: ArchiveDirectory,
+        partition: ArchivedPartition,
+        tally: _Tally,
+        show_progress: Callable[[], None],
     ) -> None:
         self.manifest: Manifest | None = None
         #: Whether the manifest is damaged.
         self.is_damaged = False
         self._archived = archived
-        self._place = place
+        self._partition = partition
         self._tally = tally
-        self._tell = tell
+        self._tell = show_progress
         self._checked: set[str] = set()
 
     def findings(self) -> Iterator[Finding]:
         while True:
             try:
-                self.manifest = self._archived.manifest(self._place)
+                self.manifest = self._archived.manifest(self._partition)
             except DamagedData as error:
                 self.is_damaged = True
-                yield _damage(error)
+                yield _damage_finding(error)
                 return
             if self.manifest is None:
                 return
             try:
                 yield from self._check_all(self.manifest)
                 return
-            except _Changed:
+            except _ManifestReplaced:
                 continue
 
     def _check_all(self, manifest: Manifest) -> Iterator[Finding]:
@@ -278,7 +293,7 @@ class _Partition:
                 continue
             found = list(self._check(manifest, file))
             if found and self._has_changed(manifest):
-                raise _Changed
+                raise _ManifestReplaced
             yield from found
             self._checked.add(file.name)
             self._tally.files += 1
@@ -290,17 +305,17 @@ class _Partition:
         try:
             if isinstance(file, Quarantined):
                 reader.verify(manifest, file)
-                yield _quarantined(manifest, file)
+                yield _quarantine_finding(manifest, file)
                 return
             offset = file.first_offset
             for rows in reader.scan(manifest, file):
                 if isinstance(rows, DamagedData):
-                    yield _damage(rows)
+                    yield _damage_finding(rows)
                     continue
-                if wrong := _wrong_rows(rows, file, offset, self._place):
+                if wrong := _describe_wrong_rows(rows, file, offset, self._partition):
                     yield Finding(
                         Kind.DAMAGE,
-                        f"{self._place.path}/{file.name}",
+                        f"{self._partition.path}/{file.name}",
                         wrong,
                         first_offset=file.first_offset,
                         next_offset=file.next_offset,
@@ -309,23 +324,23 @@ class _Partition:
                 self._tally.records += rows.num_rows
                 offset = rows.column("offset")[-1].as_py() + 1
         except DamagedData as error:
-            yield _damage(error)
+            yield _damage_finding(error)
         except StorageError as error:  # unreadable for us, so its state is unknown
             raise UnusableDirectory(str(error)) from error
 
     def _has_changed(self, manifest: Manifest) -> bool:
         """Return whether a broker has replaced the manifest since; then a missing file is not
         damage."""
-        now = self._archived.manifest(self._place)
+        now = self._archived.manifest(self._partition)
         return now is not None and now.version != manifest.version
 
 
-class _Changed(Exception):
+class _ManifestReplaced(Exception):
     """The manifest has been replaced."""
 
 
-def _wrong_rows(
-    rows: pa.RecordBatch, file: ArchiveFile, offset: int, place: ArchivedPartition
+def _describe_wrong_rows(
+    rows: pa.RecordBatch, file: ArchiveFile, offset: int, expected: ArchivedPartition
 ) -> str | None:
     """Return how the rows of a row group violate the archive's format, or None. Their checksum
     is right, so they were written like this."""
@@ -336,33 +351,33 @@ def _wrong_rows(
     steps = pc.subtract(offsets.slice(1), offsets.slice(0, len(offsets) - 1))
     if rows.num_rows > 1 and pc.min(steps).as_py() < 1:
         return f"offsets {first} to {last} are not ascending"
-    found = {(topic.as_py(), partition.as_py()) for topic, partition in _ends(rows)}
-    if found != {place}:
+    found = {(topic.as_py(), partition.as_py()) for topic, partition in _first_and_last_rows(rows)}
+    if found != {expected}:
         return f"the rows belong to {', '.join(f'{t}:{p}' for t, p in sorted(found))}"
     return None
 
 
-def _ends(rows: pa.RecordBatch) -> Iterator[tuple[pa.Scalar, pa.Scalar]]:
+def _first_and_last_rows(rows: pa.RecordBatch) -> Iterator[tuple[pa.Scalar, pa.Scalar]]:
     for name in (0, rows.num_rows - 1):
         yield rows.column("topic")[name], rows.column("partition")[name]
 
 
-def _damage(error: DamagedData) -> Finding:
+def _damage_finding(error: DamagedData) -> Finding:
     """Return the finding for an error, whose text starts with the path."""
     path, _, what = str(error).partition(": ")
     return Finding(Kind.DAMAGE, path, what)
 
 
-def _closing_line(tally: _Tally) -> str:
+def _summary_line(tally: _Tally) -> str:
     found = [
-        counted(tally.damage, "damaged range") if tally.damage else "no damage",
-        *([counted(tally.poison, "quarantined batch", "es")] if tally.poison else []),
-        *([counted(tally.notes, "note")] if tally.notes else []),
+        pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
+        *([pluralize(tally.poison, "quarantined batch", "es")] if tally.poison else []),
+        *([pluralize(tally.notes, "note")] if tally.notes else []),
     ]
     checked = [
-        counted(tally.partitions, "partition"),
-        counted(tally.files, "file"),
-        counted(tally.records, "record"),
-        counted(tally.bytes, "byte"),
+        pluralize(tally.partitions, "partition"),
+        pluralize(tally.files, "file"),
+        pluralize(tally.records, "record"),
+        pluralize(tally.bytes, "byte"),
     ]
     return f"{', '.join(found)} in {', '.join(checked)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from quackmq.cli.exit_codes import outcome
+from quackmq.cli.exit_codes import inspect_directory
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,12 +52,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--from",
         dest="start",
         metavar="OFFSET",
-        type=count,
+        type=parse_count,
         default=0,
         help="start at this offset in each partition",
     )
     dump.add_argument(
-        "--limit", metavar="N", type=count, help="print at most N batches (records, frames)"
+        "--limit", metavar="N", type=parse_count, help="print at most N batches (records, frames)"
     )
     dump.add_argument("--records", action="store_true", help="also print the records")
     dump.add_argument(
@@ -71,12 +71,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from quackmq.cli.inspect import log_output as look
+    from quackmq.cli.inspect import log_output
 
-    return outcome(args.directory, lambda: look.look(args))
+    return inspect_directory(args.directory, lambda: log_output.inspect_log(args))
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from quackmq.cli.text import counted, moment, progress_on_stderr, shown, table
+from quackmq.cli.text import format_bytes, format_time, pluralize, progress_on_stderr, table
 from quackmq.disk.real import RealDisk
 from quackmq.errors import (
     CorruptBatch,
@@ -45,7 +45,7 @@ from quackmq.stores.local.inspect.verify import Tally, Verification
 from quackmq.stores.local.partition_log import PartitionLog
 
 
-def look(args: argparse.Namespace) -> bool:
+def inspect_log(args: argparse.Namespace) -> bool:
     """Run `ls`, `dump` or `verify`; return whether there is damage. Raises StoreLocked,
     NewerFormat, UnusableDirectory, NotFound, InvalidRequest or OSError."""
     with ExitStack() as opened:
@@ -72,22 +72,22 @@ def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
     if as_json:
         print(orjson.dumps(_as_json(inspection), option=orjson.OPT_INDENT_2).decode())
     else:
-        print("\n".join(_standing_lines(inspection)))
+        print("\n".join(_state_lines(inspection)))
         print("\n".join(table(list(_topic_rows(inspection)), range(1, 7))))
         for finding in inspection.findings:
             print(finding)
     return inspection.damaged
 
 
-def _standing_lines(inspection: Inspection) -> Iterator[str]:
-    meta, standing = inspection.meta, inspection.checkpoint
+def _state_lines(inspection: Inspection) -> Iterator[str]:
+    meta, header = inspection.meta, inspection.checkpoint
     cluster_id = "unknown" if meta is None else meta.cluster_id
     version = FORMAT_VERSION if meta is None else meta.format
     yield f"format {version}, cluster {cluster_id}"
-    if standing is None:
+    if header is None:
         return
-    yield f"run {standing.run}, leader epoch {standing.epoch}, sync {standing.sync}"
-    if standing.clean:
+    yield f"run {header.run}, leader epoch {header.epoch}, sync {header.sync}"
+    if header.clean:
         yield "closed cleanly"
     else:
         yield f"not closed: {inspection.frames} journal frames after the checkpoint"
@@ -95,9 +95,11 @@ def _standing_lines(inspection: Inspection) -> Iterator[str]:
 
 def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
     yield ("TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY")
-    for topic in _topics(inspection):
-        policy = " ".join(f"{name}={value}" for name, value in _policy(topic.policy).items())
-        for log in _logs(inspection, topic):
+    for topic in _sorted_topics(inspection):
+        policy = " ".join(
+            f"{name}={value}" for name, value in _changed_policy_fields(topic.policy).items()
+        )
+        for log in _logs_of(inspection, topic):
             first = log.key.partition == 0
             yield (
                 topic.name,
@@ -113,21 +115,21 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
 
 
 def _as_json(inspection: Inspection) -> dict[str, Any]:
-    meta, standing = inspection.meta, inspection.checkpoint
+    meta, header = inspection.meta, inspection.checkpoint
     return {
         "format": FORMAT_VERSION if meta is None else meta.format,
         "cluster_id": None if meta is None else meta.cluster_id,
-        "run": None if standing is None else standing.run,
-        "leader_epoch": None if standing is None else standing.epoch,
-        "sync": None if standing is None else standing.sync,
-        "closed": None if standing is None else standing.clean,
+        "run": None if header is None else header.run,
+        "leader_epoch": None if header is None else header.epoch,
+        "sync": None if header is None else header.sync,
+        "closed": None if header is None else header.clean,
         "frames_behind_checkpoint": inspection.frames,
         "topics": [
             {
                 "name": topic.name,
                 "id": str(topic.id),
                 "created_ms": topic.created_ms,
-                "policy": _policy(topic.policy),
+                "policy": _changed_policy_fields(topic.policy),
                 "partitions": [
                     {
                         "partition": log.key.partition,
@@ -141,25 +143,25 @@ def _as_json(inspection: Inspection) -> dict[str, Any]:
                             for producer_id, first_offset in log.transactions.open.items()
                         ],
                     }
-                    for log in _logs(inspection, topic)
+                    for log in _logs_of(inspection, topic)
                 ],
             }
-            for topic in _topics(inspection)
+            for topic in _sorted_topics(inspection)
         ],
         "findings": inspection.findings,
     }
 
 
-def _topics(inspection: Inspection) -> list[Topic]:
+def _sorted_topics(inspection: Inspection) -> list[Topic]:
     return [topic for _, topic in sorted(inspection.catalog.topics.items())]
 
 
-def _logs(inspection: Inspection, topic: Topic) -> Iterator[PartitionLog]:
+def _logs_of(inspection: Inspection, topic: Topic) -> Iterator[PartitionLog]:
     for partition in range(topic.partitions):
         yield inspection.logs[PartitionKey(topic.id, partition)]
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
+def _changed_policy_fields(policy: Policy) -> dict[str, Any]:
     """Return the fields that differ from the default."""
     values = ((each, getattr(policy, each.name)) for each in fields(policy))
     return {each.name: value for each, value in values if value != each.default}
@@ -170,56 +172,56 @@ def _policy(policy: Policy) -> dict[str, Any]:
 
 def dump(
     inspection: Inspection,
-    wanted: str | None,
+    selector: str | None,
     start: int,
     limit: int | None,
     *,
     with_records: bool,
 ) -> bool:
     damaged = _print_findings(inspection)
-    left = limit
-    for topic, log in _wanted(inspection, wanted):
+    remaining = limit
+    for topic, log in _select_logs(inspection, selector):
         name = f"{topic.name}:{log.key.partition}"
         for found in inspection.segments.batches(log, start):
-            if left == 0:
+            if remaining == 0:
                 return damaged
             if isinstance(found, Finding):
                 damaged = True
                 print(f"{name} {found}")
                 continue
             print(f"{name} {_batch_line(found)}")
-            shown = 1
+            printed = 1
             if with_records:
-                shown = _print_records(found.batch, start, left)
-            left = None if left is None else left - shown
+                printed = _print_records(found.batch, start, remaining)
+            remaining = None if remaining is None else remaining - printed
     return damaged
 
 
-def _wanted(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
+def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
     """Yield the partitions of TOPIC[:PARTITION], or all. Raises UnknownTopic or
     UnknownPartition."""
     if text is None:
-        for topic in _topics(inspection):
-            yield from ((topic, log) for log in _logs(inspection, topic))
+        for topic in _sorted_topics(inspection):
+            yield from ((topic, log) for log in _logs_of(inspection, topic))
         return
     name, colon, number = text.partition(":")
     found = inspection.catalog.topics.get(name)
     if found is None:
         raise UnknownTopic(f"there is no topic {name!r} in the directory")
     if not colon:
-        yield from ((found, log) for log in _logs(inspection, found))
+        yield from ((found, log) for log in _logs_of(inspection, found))
         return
     if not (number.isascii() and number.isdigit() and int(number) < found.partitions):
-        partitions = counted(found.partitions, "partition")
+        partitions = pluralize(found.partitions, "partition")
         raise UnknownPartition(f"topic {name} has {partitions}, not {number!r}")
     yield found, inspection.logs[PartitionKey(found.id, int(number))]
 
 
-def _batch_line(held: StoredBatch) -> str:
-    batch = held.batch
+def _batch_line(segment_batch: StoredBatch) -> str:
+    batch = segment_batch.batch
     parts = [
         f"offsets {batch.base_offset} to {batch.next_offset - 1}",
-        f"{batch.size} bytes at {held.path}:{held.position}",
+        f"{batch.size} bytes at {segment_batch.path}:{segment_batch.position}",
         f"compression {batch.compression}",
         f"leader epoch {batch.leader_epoch}",
     ]
@@ -228,15 +230,15 @@ def _batch_line(held: StoredBatch) -> str:
             f"producer {batch.producer_id} epoch {batch.producer_epoch} "
             f"sequence {batch.base_sequence}"
         )
-    parts.append(f"{moment(batch.base_timestamp)} to {moment(batch.max_timestamp)}")
+    parts.append(f"{format_time(batch.base_timestamp)} to {format_time(batch.max_timestamp)}")
     if batch.is_transactional:
         parts.append("transactional")
     if batch.is_control:
-        parts.append(_control(batch))
+        parts.append(_describe_marker(batch))
     return ", ".join(parts)
 
 
-def _control(batch: Batch) -> str:
+def _describe_marker(batch: Batch) -> str:
     try:
         return f"marker: {read_marker(batch).name.lower()}"
     except InvalidRequest:
@@ -260,25 +262,25 @@ def _print_records(batch: Batch, start: int, limit: int | None) -> int:
 
 
 def _record_line(record: Record) -> str:
-    line = f"{record.offset} {moment(record.timestamp_ms)} {shown(record.key)} "
-    line += shown(record.value)
+    line = f"{record.offset} {format_time(record.timestamp_ms)} {format_bytes(record.key)} "
+    line += format_bytes(record.value)
     for name, value in record.headers:
-        line += f" {shown(name.encode())}: {shown(value)}"
+        line += f" {format_bytes(name.encode())}: {format_bytes(value)}"
     return line
 
 
 def dump_journal(inspection: Inspection, limit: int | None) -> bool:
     damaged = _print_findings(inspection, but_journal=True)
-    left = limit
+    remaining = limit
     for found in inspection.journal():
-        if left == 0:
+        if remaining == 0:
             return damaged
         if isinstance(found, Finding):
             damaged = damaged or found.kind is Kind.DAMAGE
             print(found)
             continue
         _print_frame(inspection, found)
-        left = None if left is None else left - 1
+        remaining = None if remaining is None else remaining - 1
     return damaged
 
 
@@ -299,26 +301,27 @@ def _print_frame(inspection: Inspection, found: FrameAt) -> None:
 def _entry_line(inspection: Inspection, entry: Entry) -> str:
     match entry:
         case ChangeEntry(change):
-            return f"change {shown(change)}"
+            return f"change {format_bytes(change)}"
         case TrimEntry(key, first_offset):
-            return f"trim {_partition(inspection, key)} before offset {first_offset}"
+            return f"trim {_partition_name(inspection, key)} before offset {first_offset}"
         case AppendEntry(descriptor, data):
             path = Segment(descriptor.key, descriptor.segment_base).path
             return (
                 f"{'refer to' if data is None else 'append'} "
-                f"{_partition(inspection, descriptor.key)} offsets {descriptor.base_offset} to "
-                f"{descriptor.next_offset - 1}, {descriptor.length} bytes for "
-                f"{path}:{descriptor.position}, at {moment(descriptor.append_time_ms)}"
-                f"{''.join(map(_boundary_text, descriptor.boundaries))}"
+                f"{_partition_name(inspection, descriptor.key)} "
+                f"offsets {descriptor.base_offset} to {descriptor.next_offset - 1}, "
+                f"{descriptor.length} bytes for "
+                f"{path}:{descriptor.position}, at {format_time(descriptor.append_time_ms)}"
+                f"{''.join(map(_describe_boundary, descriptor.boundaries))}"
             )
 
 
-def _boundary_text(boundary: TransactionBoundary) -> str:
+def _describe_boundary(boundary: TransactionBoundary) -> str:
     what = "begins" if boundary.marker is None else f"{boundary.marker.name.lower()}s"
     return f", {boundary.offset} {what} a transaction of producer {boundary.producer_id}"
 
 
-def _partition(inspection: Inspection, key: PartitionKey) -> str:
+def _partition_name(inspection: Inspection, key: PartitionKey) -> str:
     topic = inspection.catalog.topics_by_id.get(key.topic_id)
     return f"{key.topic_id if topic is None else topic.name}:{key.partition}"
 
@@ -338,21 +341,21 @@ def verify(inspection: Inspection, *, deep: bool) -> bool:
     verification = Verification(inspection, deep=deep, progress=progress_on_stderr())
     for finding in verification.findings():
         print(finding, flush=True)
-    print(_closing_line(verification.tally))
+    print(_summary_line(verification.tally))
     return verification.tally.damage > 0
 
 
-def _closing_line(tally: Tally) -> str:
+def _summary_line(tally: Tally) -> str:
     found = [
-        counted(tally.damage, "damaged range") if tally.damage else "no damage",
-        *([counted(tally.poison, "undecodable batch", "es")] if tally.poison else []),
-        *([counted(tally.notes, "note")] if tally.notes else []),
+        pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
+        *([pluralize(tally.poison, "undecodable batch", "es")] if tally.poison else []),
+        *([pluralize(tally.notes, "note")] if tally.notes else []),
     ]
     checked = [
-        counted(tally.partitions, "partition"),
-        counted(tally.segments, "segment"),
-        counted(tally.batches, "batch", "es"),
-        counted(tally.bytes, "byte"),
-        counted(tally.frames, "frame"),
+        pluralize(tally.partitions, "partition"),
+        pluralize(tally.segments, "segment"),
+        pluralize(tally.batches, "batch", "es"),
+        pluralize(tally.bytes, "byte"),
+        pluralize(tally.frames, "frame"),
     ]
     return f"{', '.join(found)} in {', '.join(checked)}"

@@ -66,7 +66,7 @@ class Source:
     def open(cls, path: Path, show_progress: Callable[[int, int], None]) -> Source:
         """Read and check the files. Raises InvalidRequest for files that cannot be imported,
         DamagedData for an export that does not match its manifest, NewerFormat or OSError."""
-        listed = _listed(path)
+        listed = _list_files(path)
         total = sum(each.path.stat().st_size for each in listed)
         digest = hashlib.sha256()
         done = 0
@@ -84,7 +84,7 @@ class Source:
             digest.update(size.to_bytes(8))
             if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
                 raise DamagedData(f"{each.path} does not match the {MANIFEST} of the export")
-            rows, named = _inspect(each.path)
+            rows, named = _count_rows_and_partitions(each.path)
             found.append(_File(each.path, rows))
             partitions = max(partitions, named)
         return cls(tuple(found), digest.hexdigest(), partitions)
@@ -94,24 +94,24 @@ class Source:
         before = 0
         for path, rows in self.files:
             if before + rows > start:
-                yield from _rows(path, max(0, start - before))
+                yield from _read_rows(path, max(0, start - before))
             before += rows
 
 
-class _Listed(NamedTuple):
+class _ListedFile(NamedTuple):
     """A file, with its size and checksum if a manifest lists them."""
 
     path: Path
     checksum: tuple[int, str] | None = None
 
 
-def _listed(path: Path) -> list[_Listed]:
+def _list_files(path: Path) -> list[_ListedFile]:
     if path.is_file():
-        return [_Listed(path)]
+        return [_ListedFile(path)]
     if not path.is_dir():
         raise InvalidRequest(f"{path} is neither a file nor a directory")
     if (path / MANIFEST).exists():
-        return _listed_by_manifest(path)
+        return _list_files_of_export(path)
     if (path / _TOPIC).exists():
         raise InvalidRequest(
             f"{path} is the archive of a broker, whose files may change: export it first with "
@@ -124,38 +124,38 @@ def _listed(path: Path) -> list[_Listed]:
     ]
     if not found:
         raise InvalidRequest(f"there is no .parquet file in {path}")
-    return [_Listed(each) for each in found]
+    return [_ListedFile(each) for each in found]
 
 
-def _listed_by_manifest(path: Path) -> list[_Listed]:
+def _list_files_of_export(path: Path) -> list[_ListedFile]:
     try:
-        told = orjson.loads((path / MANIFEST).read_bytes())
-        if told.get("kind") != KIND:
+        manifest = orjson.loads((path / MANIFEST).read_bytes())
+        if manifest.get("kind") != KIND:
             raise InvalidRequest(
                 f"{path / MANIFEST} is not the manifest of an export: import single files, or "
                 "export them first"
             )
-        if told["format"] != FORMAT:
+        if manifest["format"] != FORMAT:
             raise NewerFormat(
-                f"{path} is an export of format {told['format']}, this program knows {FORMAT}: "
+                f"{path} is an export of format {manifest['format']}, this program knows {FORMAT}: "
                 "use a newer QuackMQ"
             )
         return [
-            _Listed(path / file["name"], (file["size"], file["crc32c"]))
-            for part in told["partitions"]
+            _ListedFile(path / file["name"], (file["size"], file["crc32c"]))
+            for part in manifest["partitions"]
             for file in part["files"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedData(f"{path / MANIFEST} is damaged: {error!r}") from error
 
 
-def _inspect(path: Path) -> tuple[int, int]:
+def _count_rows_and_partitions(path: Path) -> tuple[int, int]:
     """Return the number of rows of a file, and the number of partitions that they name. Raises
     InvalidRequest."""
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            _check(path, schema)
+            _check_schema(path, schema)
             rows = file.metadata.num_rows
             if "partition" not in schema.names:
                 return rows, 0
@@ -170,11 +170,11 @@ def _inspect(path: Path) -> tuple[int, int]:
         raise InvalidRequest(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _check(path: Path, schema: pa.Schema) -> None:
+def _check_schema(path: Path, schema: pa.Schema) -> None:
     if "value" not in schema.names:
         raise InvalidRequest(f"{path} has no column `value`: it has {', '.join(schema.names)}")
     for name in ("value", "key"):
-        if name in schema.names and not _is_bytes(schema.field(name).type):
+        if name in schema.names and not _is_bytes_type(schema.field(name).type):
             raise InvalidRequest(
                 f"{path}: column `{name}` is {schema.field(name).type}; it must be bytes or text"
             )
@@ -188,14 +188,14 @@ def _check(path: Path, schema: pa.Schema) -> None:
         raise InvalidRequest(
             f"{path}: column `partition` is {schema.field('partition').type}; it must be a number"
         )
-    if "headers" in schema.names and not _is_headers(schema.field("headers").type):
+    if "headers" in schema.names and not _is_headers_type(schema.field("headers").type):
         raise InvalidRequest(
             f"{path}: column `headers` is {schema.field('headers').type}; it must be a list of "
             "key and value"
         )
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_bytes_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string)
@@ -203,7 +203,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*tests, *more)) or pa.types.is_null(kind)
 
 
-def _is_headers(kind: pa.DataType) -> bool:
+def _is_headers_type(kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -215,7 +215,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _rows(path: Path, start: int) -> Iterator[Row]:
+def _read_rows(path: Path, start: int) -> Iterator[Row]:
     """Yield the rows of one file from `start` on, one row group at a time."""
     with pq.ParquetFile(path) as file:
         columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
@@ -227,10 +227,10 @@ def _rows(path: Path, start: int) -> Iterator[Row]:
             table = file.read_row_group(index, columns=columns).slice(start)
             start = 0
             for batch in table.to_batches(max_chunksize=limits.IMPORT_RECORDS):
-                yield from _rows_of(batch)
+                yield from _rows_of_batch(batch)
 
 
-def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[Row]:
     there = set(batch.schema.names)
     nothing: Sequence[Any] = [None] * batch.num_rows
 
@@ -238,7 +238,7 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
         return batch.column(name) if name in there else None
 
     keys = nothing if (key := column("key")) is None else _bytes(key)
-    headers = nothing if (told := column("headers")) is None else told.to_pylist()
+    headers = nothing if (header_column := column("headers")) is None else header_column.to_pylist()
     times = nothing if (time := column("timestamp")) is None else _times_ms(time)
     exact = nothing if (ms := column("exact_timestamp_ms")) is None else ms.to_pylist()
     partitions = nothing if (number := column("partition")) is None else number.to_pylist()

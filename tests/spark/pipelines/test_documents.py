@@ -74,7 +74,7 @@ def test_every_line_is_one_that_the_command_understands() -> None:
     for line in lines():
         name, *arguments = shlex.split(line.removeprefix(RUN))
         chosen = pipeline(name)
-        options_of(command._parsed(name, chosen, arguments), chosen.Options)
+        options_of(command._parse_options(name, chosen, arguments), chosen.Options)
 
 
 def test_what_the_document_runs_does_what_it_says(
