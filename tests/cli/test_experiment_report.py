@@ -210,7 +210,7 @@ def test_q6_a_topic_without_room_rests_while_the_others_go_on() -> None:
     tried = []
     for _ in range(7):
         tried.append(turns.topic)
-        turns.answered(turns.topic != "2")
+        turns.record_answer(turns.topic != "2")
     assert tried[:4] == ["1", "2", "3", "1"]
     assert turns.due_s <= time.monotonic(), "there is always one that may be tried at once"
 
