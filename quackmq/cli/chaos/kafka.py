@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from quackmq.cli.chaos.runner import ReceivedMessage
+from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.errors import translated, translating
 from quackmq.errors import QuackError, QuackTimeout
@@ -53,7 +53,7 @@ class BadKafkaClient:
             raise translated(problems[0], "the broker to take a message")
         return times
 
-    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         if not self._topics:
             return None
         message = self._connect_consumer().poll(wait_s)
@@ -66,9 +66,9 @@ class BadKafkaClient:
             raise translated(error, "a message")
         found, partition, offset = message.topic(), message.partition(), message.offset()
         assert found is not None, "a message has a topic"
-        return ReceivedMessage(found, f"{found}/{partition}/{offset}", message.value() or b"")
+        return PendingMessage(found, f"{found}/{partition}/{offset}", message.value() or b"")
 
-    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+    def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         if self._consumer is None:
             return None
         _, partition, offset = message.id.rsplit("/", 2)

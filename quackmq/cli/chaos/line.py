@@ -14,7 +14,7 @@ from typing import Final
 
 from quackmq import limits
 from quackmq.cli.broker.address import UnixPath, parse_address_or_path
-from quackmq.cli.chaos.runner import ReceivedMessage
+from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.errors import InvalidRequest, QuackTimeout, Refused
 from quackmq.protocols.line.codec import (
     Choose,
@@ -62,13 +62,13 @@ class BadLineClient:
             raise Refused("the entry was not accepted")
         return accepted
 
-    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         if not self._topics:
             return None
         entry = self._connect_subscriber().receive_entry(wait_s)
         return None if entry is None else _to_received_message(entry)
 
-    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+    def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         connection = self._subscriber
         if connection is None:
             return None
@@ -235,6 +235,6 @@ class _Connection:
         return parse(line)
 
 
-def _to_received_message(entry: Entry) -> ReceivedMessage:
+def _to_received_message(entry: Entry) -> PendingMessage:
     text = entry.content.decode(errors="backslashreplace")
-    return ReceivedMessage(entry.topic, f"{entry.topic}/{text}", entry.content)
+    return PendingMessage(entry.topic, f"{entry.topic}/{text}", entry.content)

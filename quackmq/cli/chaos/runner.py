@@ -58,7 +58,7 @@ class ChaosOptions:
     keeps: bool
 
 
-class ReceivedMessage(NamedTuple):
+class PendingMessage(NamedTuple):
     """A received message that is not acknowledged yet. The id is the protocol's, or made from
     the content."""
 
@@ -75,10 +75,10 @@ class FaultyClient(Protocol):
         """Put the message `times` times at once and return how many messages that makes. Without
         `waits`, disconnect before the answer; the outcome is unknown."""
 
-    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         """Return a message of this topic (or of another, where the broker chooses), or None."""
 
-    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+    def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         """Acknowledge the last message `times` times, possibly 0. Return another message if a
         surplus acknowledgement has acknowledged one that was not taken."""
 
@@ -251,7 +251,7 @@ class _ChaosRun:
             self._stopping.wait(step.delay_ms / 1000)
         self._acknowledge(message, 2 if step.act is Act.DOUBLE else 1)
 
-    def _acknowledge(self, message: ReceivedMessage, times: int) -> None:
+    def _acknowledge(self, message: PendingMessage, times: int) -> None:
         """Record the message, then acknowledge it. In this order, a message is recognised when
         it comes again because its acknowledgement was lost."""
         self._count_received(message)
@@ -259,7 +259,7 @@ class _ChaosRun:
         if another is not None:
             self._count_received(another)
 
-    def _count_received(self, message: ReceivedMessage) -> None:
+    def _count_received(self, message: PendingMessage) -> None:
         self._has_answered = True
         if self._seen.note(message):
             self._summary.taken += 1
@@ -319,7 +319,7 @@ class _SeenMessages:
     def count(self) -> int:
         return len(self._ids)
 
-    def note(self, message: ReceivedMessage) -> bool:
+    def note(self, message: PendingMessage) -> bool:
         """Record a message; return whether it is new."""
         if message.id in self._ids:
             return False

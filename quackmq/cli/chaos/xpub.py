@@ -15,7 +15,7 @@ import time
 import zmq
 
 from quackmq.cli.broker.address import Address, parse_address
-from quackmq.cli.chaos.runner import ReceivedMessage
+from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.cli.chaos.zmq import ANSWER_S, RequestSocket
 from quackmq.errors import InvalidRequest, ProtocolError
 from quackmq.protocols.zmq.codec.proxy_language import (
@@ -67,12 +67,12 @@ class BadProxyClient:
             self._receive_reply(publish)
         return 1
 
-    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         if not self._topics:
             return None
         return self._open_sockets().receive(wait_s)
 
-    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+    def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         if self._sockets is None or times == 0:
             return None
         if self._sockets.send_reply(
@@ -165,7 +165,7 @@ class _Sockets:
     def unsubscribe(self, topic: str) -> None:
         self._sub.unsubscribe(ids_subscription(topic))
 
-    def receive(self, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, wait_s: float) -> PendingMessage | None:
         poller = zmq.Poller()
         poller.register(self._callback, zmq.POLLIN)
         poller.register(self._sub, zmq.POLLIN)
@@ -175,10 +175,10 @@ class _Sockets:
             data = parse_data(frame)
             # A repeated request means that the earlier one was not answered: keep only the last.
             self._unanswered[data.id] = envelope, data
-            return ReceivedMessage(data.topic, data.id, data.content)
+            return PendingMessage(data.topic, data.id, data.content)
         if self._sub in ready:
             first, body, message_id = self._sub.recv_multipart()
-            return ReceivedMessage(first.decode().partition(" ")[2], message_id.decode(), body)
+            return PendingMessage(first.decode().partition(" ")[2], message_id.decode(), body)
         return None
 
     def send_reply(self, message_id: str) -> bool:
@@ -188,7 +188,7 @@ class _Sockets:
         if request is None:
             return False
         envelope, data = request
-        self._callback.send_multipart([*envelope, received(data)])
+        self._callback.send_multipart([*envelope, encode_data_received(data)])
         return True
 
     def close(self) -> None:

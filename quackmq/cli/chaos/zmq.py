@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from quackmq.cli.chaos.runner import ReceivedMessage
+from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.errors import ProtocolError, QuackTimeout
 from quackmq.protocols.zmq.codec.queue_language import (
     Get,
@@ -81,16 +81,18 @@ class BadZmqClient:
             self._receive_reply(put, ANSWER_S)
         return times
 
-    def receive(self, topic: str, wait_s: float) -> ReceivedMessage | None:
+    def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         get = Get(self._name, topic, self._last_ids.get(topic))
         self._requests.send(encode_request(get))
         try:
             got = self._receive_reply(get, wait_s)
         except QuackTimeout:
             return None
-        return ReceivedMessage(topic, got.id, got.content) if isinstance(got, Got) else None
+        return (
+            PendingMessage(topic, got.id, got.content) if isinstance(got, ReceivedMessage) else None
+        )
 
-    def acknowledge(self, message: ReceivedMessage, times: int) -> ReceivedMessage | None:
+    def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         if times == 0:
             return None
         self._last_ids[message.topic] = message.id
@@ -121,11 +123,13 @@ class BadZmqClient:
             self._requests.disconnect()
             self._context.term()
 
-    def _request(self, request: Request) -> Got | bool | int | None:
+    def _request(self, request: Request) -> ReceivedMessage | bool | int | None:
         self._requests.send(encode_request(request))
         return self._receive_reply(request, ANSWER_S)
 
-    def _receive_reply(self, request: Request, wait_s: float) -> Got | bool | int | None:
+    def _receive_reply(
+        self, request: Request, wait_s: float
+    ) -> ReceivedMessage | bool | int | None:
         until_s = time.monotonic() + wait_s
         while True:
             frame = self._requests.receive_reply(until_s)
