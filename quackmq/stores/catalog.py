@@ -1,9 +1,9 @@
 """The catalog: topics, cursors and small state, as every store keeps them in memory.
 
-Only `apply` changes the catalog. It takes a change, a frozen value that can be encoded for a
-journal. A method here makes each change: it checks the request against the catalog, raises as the
-store contract says, and changes nothing itself. So a store asks for a change, writes it to disk if
-it has one, and applies it.
+Only `apply` changes the catalog. It takes a change: a frozen value that can be encoded for a
+journal. For each request a method checks it against the catalog and returns the change, or raises
+as the store contract says; the method itself changes nothing. So a store requests a change, writes
+it to disk if it has one, and applies it.
 
 Promised: a change that a catalog made can be applied to it. The same changes in the same order make
 equal catalogs. A catalog made from a snapshot equals the original. Invalid bytes, snapshots and
@@ -13,7 +13,7 @@ for its own dictionaries. Not thread-safe.
 A change is a JSON array, its first element the kind:
 
     ["topic", id, name, partitions, {policy field: value, where not the default}, created_ms]
-                                    (`partitioner` is always there; see `_policy_of_dict`)
+                                    (`partitioner` is always there; see `_decode_policy`)
     ["topic-deleted", id]
     ["cursor", name, topic id, partition, offset | null, metadata, updated_ms]
     ["state", key, base64 value | null, version]
@@ -64,7 +64,7 @@ NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
 #: A policy field that is stored even with its default, since its absence has a meaning.
 _PARTITIONER: Final = "partitioner"
-_Of = TypeVar("_Of")
+_Owner = TypeVar("_Owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class CapturedCatalog(NamedTuple):
 
     def rows(self) -> Iterator[list[Any]]:
         """Yield rows for JSON; `Catalog.from_snapshot` reads them."""
-        yield from (_row_of_change(TopicPut(topic)) for topic in self.topics)
-        yield from (_row_of_change(CursorSet(cursor)) for cursor in self.cursors)
-        yield from (_row_of_change(StateSet(key, state)) for key, state in self.states)
+        yield from (_encode_row(TopicPut(topic)) for topic in self.topics)
+        yield from (_encode_row(CursorSet(cursor)) for cursor in self.cursors)
+        yield from (_encode_row(StateSet(key, state)) for key, state in self.states)
 
 
 class Catalog:
@@ -132,7 +132,7 @@ class Catalog:
             raise DamagedStore("the catalog's snapshot is not a list of changes")
         catalog = cls()
         for row in snapshot:
-            catalog.apply(_change_of_row(row))
+            catalog.apply(_decode_row(row))
         return catalog
 
     def snapshot(self) -> list[list[Any]]:
@@ -193,10 +193,10 @@ class Catalog:
             if topic_id is None:
                 return dict(self._cursors)
             return dict(self._cursors_by_topic.get(topic_id, {}))
-        of_name = self._cursors_by_name.get(name, {})
+        named_cursors = self._cursors_by_name.get(name, {})
         if topic_id is None:
-            return dict(of_name)
-        return {key: cursor for key, cursor in of_name.items() if key.topic_id == topic_id}
+            return dict(named_cursors)
+        return {key: cursor for key, cursor in named_cursors.items() if key.topic_id == topic_id}
 
     def state(self, key: str) -> State:
         return self._states.get(key, NO_STATE)
@@ -209,7 +209,8 @@ class Catalog:
     def new_topic(
         self, name: str, partitions: int, policy: Policy, topic_id: uuid.UUID, created_ms: int
     ) -> TopicPut:
-        """Raises IllegalTopicName, TopicExists, InvalidRequest, LimitReached."""
+        """Return the change that creates a topic. Raises IllegalTopicName, TopicExists,
+        InvalidRequest, LimitReached."""
         check_topic_name(name)
         if name in self._topics_by_name:
             raise TopicExists(f"topic {name} already exists")
@@ -218,12 +219,13 @@ class Catalog:
                 f"there are already {limits.TOPICS} topics, the limit: delete one first"
             )
         self._check_partitions(partitions, 0)
-        return TopicPut(Topic(topic_id, name, partitions, _shared(policy), created_ms))
+        return TopicPut(Topic(topic_id, name, partitions, _share_policy(policy), created_ms))
 
     def altered_topic(
         self, topic_id: uuid.UUID, partitions: int | None, policy: Policy | None
     ) -> TopicPut:
-        """None leaves a value unchanged. Raises UnknownTopic, InvalidRequest, LimitReached."""
+        """Return the change that sets the partitions or the policy; None leaves a value unchanged.
+        Raises UnknownTopic, InvalidRequest, LimitReached."""
         topic = self.topic(topic_id)
         if partitions is None:
             partitions = topic.partitions
@@ -233,11 +235,11 @@ class Catalog:
                 f"it cannot be reduced to {partitions}"
             )
         self._check_partitions(partitions, topic.partitions)
-        policy = topic.policy if policy is None else _shared(policy)
+        policy = topic.policy if policy is None else _share_policy(policy)
         return TopicPut(dataclasses.replace(topic, partitions=partitions, policy=policy))
 
     def deleted_topic(self, topic_id: uuid.UUID) -> TopicDeleted:
-        """Raises UnknownTopic."""
+        """Return the change that deletes a topic. Raises UnknownTopic."""
         return TopicDeleted(self.topic(topic_id).id)
 
     def cursor_changes(self, cursors: Sequence[Cursor]) -> list[CursorSet]:
@@ -273,17 +275,17 @@ class Catalog:
                 f"the value of state {key} has {len(value)} bytes; at most "
                 f"{shared_limits.STATE_VALUE_BYTES} are allowed"
             )
-        present = self.state(key)
-        if present.version != expected_version:
+        current = self.state(key)
+        if current.version != expected_version:
             raise StateChanged(
-                f"the state {key} is at version {present.version}, not {expected_version}: "
+                f"the state {key} is at version {current.version}, not {expected_version}: "
                 "read it again and retry"
             )
         if value is None:
             return StateSet(key, NO_STATE)
-        return StateSet(key, State(_exact(value), present.version + 1))
+        return StateSet(key, State(_copy_exact(value), current.version + 1))
 
-    # --- the only way to change -------------------------------------------------------------
+    # --- applying changes -------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
         """Apply a change. Raises DamagedStore, and changes nothing, if it does not fit."""
@@ -304,15 +306,17 @@ class Catalog:
             self.apply(change)
 
     def _put_topic(self, topic: Topic) -> None:
-        named = self._topics_by_name.get(topic.name)
-        if named is not None and named.id != topic.id:
-            raise DamagedStore(f"two topics have the name {topic.name}: {named.id} and {topic.id}")
-        old = self._topics.get(topic.id)
-        if old is not None and old.name != topic.name:
-            raise DamagedStore(f"topic {topic.id} has two names: {old.name} and {topic.name}")
+        topic_with_name = self._topics_by_name.get(topic.name)
+        if topic_with_name is not None and topic_with_name.id != topic.id:
+            raise DamagedStore(
+                f"two topics have the name {topic.name}: {topic_with_name.id} and {topic.id}"
+            )
+        previous = self._topics.get(topic.id)
+        if previous is not None and previous.name != topic.name:
+            raise DamagedStore(f"topic {topic.id} has two names: {previous.name} and {topic.name}")
         self._topics[topic.id] = topic
         self._topics_by_name[topic.name] = topic
-        self._partition_count += topic.partitions - (0 if old is None else old.partitions)
+        self._partition_count += topic.partitions - (0 if previous is None else previous.partitions)
 
     def _delete_topic(self, topic_id: uuid.UUID) -> None:
         topic = self._topics.pop(topic_id, None)
@@ -322,7 +326,7 @@ class Catalog:
         self._partition_count -= topic.partitions
         for key in self._cursors_by_topic.pop(topic_id, {}):
             del self._cursors[key]
-            _remove(self._cursors_by_name, key.name, key)
+            _remove_cursor(self._cursors_by_name, key.name, key)
 
     def _set_cursor(self, cursor: Cursor) -> None:
         key = cursor.key
@@ -335,12 +339,13 @@ class Catalog:
             self._cursors_by_topic.setdefault(key.topic_id, {})[key] = cursor
         elif key in self._cursors:
             del self._cursors[key]
-            _remove(self._cursors_by_name, key.name, key)
-            _remove(self._cursors_by_topic, key.topic_id, key)
+            _remove_cursor(self._cursors_by_name, key.name, key)
+            _remove_cursor(self._cursors_by_topic, key.topic_id, key)
 
     # --- checks -----------------------------------------------------------------------------
 
-    def _check_partitions(self, partitions: int, present: int) -> None:
+    def _check_partitions(self, partitions: int, current: int) -> None:
+        """Raise unless a topic may grow from `current` to this number of partitions."""
         if partitions < 1:
             raise InvalidRequest(f"a topic must have at least one partition, not {partitions}")
         if partitions > shared_limits.PARTITIONS_PER_TOPIC:
@@ -348,9 +353,9 @@ class Catalog:
                 f"a topic may have at most {shared_limits.PARTITIONS_PER_TOPIC} partitions, "
                 f"not {partitions}"
             )
-        if self._partition_count + partitions - present > limits.PARTITIONS:
+        if self._partition_count + partitions - current > limits.PARTITIONS:
             raise LimitReached(
-                f"{partitions - present} more partitions would exceed the limit of "
+                f"{partitions - current} more partitions would exceed the limit of "
                 f"{limits.PARTITIONS} over all topics"
             )
 
@@ -364,12 +369,12 @@ class Catalog:
 
 
 def encode_change(change: Change) -> bytes:
-    return _exact(orjson.dumps(_row_of_change(change)))
+    return _copy_exact(orjson.dumps(_encode_row(change)))
 
 
-def _exact(data: bytes) -> bytes:
-    """Return a copy that takes no more memory than its length: orjson's results take at least
-    4 KiB, which matters for bytes that are kept."""
+def _copy_exact(data: bytes) -> bytes:
+    """Return a copy that takes no more memory than its length. A result of orjson takes at least
+    4 KiB, which is too much for bytes that stay in memory."""
     return memoryview(data).tobytes()
 
 
@@ -379,13 +384,13 @@ def decode_change(data: bytes | bytearray | memoryview) -> Change:
         row = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise DamagedStore(f"a change of the catalog is not JSON: {error}") from error
-    return _change_of_row(row)
+    return _decode_row(row)
 
 
-def _row_of_change(change: Change) -> list[Any]:
+def _encode_row(change: Change) -> list[Any]:
     match change:
         case TopicPut(Topic(topic_id, name, partitions, policy, created_ms)):
-            return ["topic", topic_id.hex, name, partitions, _policy_dict(policy), created_ms]
+            return ["topic", topic_id.hex, name, partitions, _encode_policy(policy), created_ms]
         case TopicDeleted(topic_id):
             return ["topic-deleted", topic_id.hex]
         case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms, epoch)):
@@ -398,16 +403,16 @@ def _row_of_change(change: Change) -> list[Any]:
 
 
 @lru_cache(limits.SHARED_POLICIES)
-def _shared(policy: Policy) -> Policy:
+def _share_policy(policy: Policy) -> Policy:
     """Return the policy that was first seen with these values: many topics have the same."""
     return policy
 
 
-def _change_of_row(row: object) -> Change:
+def _decode_row(row: object) -> Change:
     try:
         match row:
             case ["topic", str(id_), str(name), int(partitions), dict(fields), int(created_ms)]:
-                policy = _shared(_policy_of_dict(fields, partitions))
+                policy = _share_policy(_decode_policy(fields, partitions))
                 return TopicPut(Topic(uuid.UUID(id_), name, partitions, policy, created_ms))
             case ["topic-deleted", str(id_)]:
                 return TopicDeleted(uuid.UUID(id_))
@@ -420,7 +425,7 @@ def _change_of_row(row: object) -> Change:
                 str(metadata),
                 int(updated_ms),
                 *rest,
-            ] if (epoch := _leader_epoch_of(rest)) is not None:
+            ] if (epoch := _decode_leader_epoch(rest)) is not None:
                 key = CursorKey(name, uuid.UUID(id_), partition)
                 return CursorSet(Cursor(key, offset, metadata, updated_ms, epoch))
             case ["state", str(key), str() | None as text, int(version)]:
@@ -431,7 +436,7 @@ def _change_of_row(row: object) -> Change:
     raise DamagedStore(f"a change of the catalog has an unknown kind: {str(row)[:200]}")
 
 
-def _leader_epoch_of(rest: list[object]) -> int | None:
+def _decode_leader_epoch(rest: list[object]) -> int | None:
     """Return the leader epoch at the end of a cursor's row; None if the rest is invalid."""
     match rest:
         case []:
@@ -441,7 +446,7 @@ def _leader_epoch_of(rest: list[object]) -> int | None:
     return None
 
 
-def _policy_dict(policy: Policy) -> dict[str, Any]:
+def _encode_policy(policy: Policy) -> dict[str, Any]:
     """Return the fields that differ from the default, and always the partitioner. An enum is stored
     as its word."""
     values = ((field, getattr(policy, field.name)) for field in dataclasses.fields(policy))
@@ -452,30 +457,31 @@ def _policy_dict(policy: Policy) -> dict[str, Any]:
     }
 
 
-def _policy_of_dict(values: dict[str, Any], partitions: int) -> Policy:
+def _decode_policy(values: dict[str, Any], partitions: int) -> Policy:
     """Return the policy of a topic.
 
-    A topic without a partitioner was written before topics had one. If it has several partitions it
-    keeps the rule of that time, so that its keys stay where they are. With one partition there is
-    nothing to keep."""
+    A topic without a partitioner was written before topics had one. If it has several partitions,
+    it keeps the partitioner of that time, so that its keys stay in their partitions."""
     if _PARTITIONER not in values and partitions > 1:
         values = {**values, _PARTITIONER: Partitioner.LEGACY}
     fields = {field.name: field for field in dataclasses.fields(Policy)}
     unknown = values.keys() - fields.keys()
     if unknown:
         raise ValueError(f"unknown policy fields {sorted(unknown)}")
-    return Policy(**{name: _policy_value(fields[name], value) for name, value in values.items()})
+    return Policy(
+        **{name: _decode_policy_value(fields[name], value) for name, value in values.items()}
+    )
 
 
-def _policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
+def _decode_policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
     default = field.default
     if isinstance(default, StrEnum):
         return type(default)(value)
     if isinstance(default, bool):
-        expected = type(value) is bool
+        is_valid = type(value) is bool
     else:
-        expected = value is None or type(value) is int
-    if not expected:
+        is_valid = value is None or type(value) is int
+    if not is_valid:
         raise ValueError(f"the policy field {field.name} cannot be {value!r}")
     return value
 
@@ -489,9 +495,12 @@ def _check_text(what: str, text: str, most_bytes: int) -> None:
         raise LimitReached(f"{what} has {size} bytes; at most {most_bytes} are allowed")
 
 
-def _remove(index: dict[_Of, dict[CursorKey, Cursor]], of: _Of, key: CursorKey) -> None:
-    """Remove a cursor from an index; remove its inner index when empty, or names would pile up."""
-    cursors = index[of]
+def _remove_cursor(
+    index: dict[_Owner, dict[CursorKey, Cursor]], owner: _Owner, key: CursorKey
+) -> None:
+    """Remove a cursor from an index. Remove an owner's entry when it is empty, so that entries of
+    owners without cursors do not accumulate."""
+    cursors = index[owner]
     del cursors[key]
     if not cursors:
-        del index[of]
+        del index[owner]

@@ -57,7 +57,8 @@ class Watch(Protocol):
 
 
 class Store(ABC):
-    """Call it from the event loop that opened it. `cluster_id` is chosen once and kept."""
+    """A store of the broker's data. Call it from the event loop that opened it. `cluster_id` is
+    chosen when the store is created and never changes."""
 
     cluster_id: str
 
@@ -108,8 +109,8 @@ class Store(ABC):
         """
 
     def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        """Append one batch without a producer, if the store has a faster way for this. Return None,
-        and do nothing, if it has not."""
+        """Append one batch without a producer, if the store has a faster way for this. Else do
+        nothing and return None."""
         return None
 
     @abstractmethod
@@ -246,10 +247,12 @@ class Store(ABC):
         """Return the cursors of a name, of a topic, of both, or all."""
 
     @abstractmethod
-    async def state(self, key: str) -> State: ...
+    async def state(self, key: str) -> State:
+        """Return a small value with its version; version 0 if there is none."""
 
     @abstractmethod
-    async def states(self, prefix: str) -> Mapping[str, State]: ...
+    async def states(self, prefix: str) -> Mapping[str, State]:
+        """Return the small values whose keys begin with `prefix`, by key."""
 
     @abstractmethod
     async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
@@ -278,7 +281,7 @@ class Store(ABC):
 
 
 def changes_of_time(times: Iterable[OffsetTime]) -> list[OffsetTime]:
-    """Leave out each entry whose time equals that of the one before."""
+    """Return the entries without those whose time equals that of the entry before."""
     changes: list[OffsetTime] = []
     for each in times:
         if not changes or changes[-1].timestamp_ms != each.timestamp_ms:

@@ -85,7 +85,7 @@ class MemoryStore(Store):
         self._latest_append_ms = 0
         self._catalog = Catalog()
         self._partitions: dict[PartitionKey, _Partition] = {}
-        self._open = OpenTransactions()
+        self._open_transactions = OpenTransactions()
         self._waiting: set[_Waiter] = set()
         self._closed = False
 
@@ -115,7 +115,7 @@ class MemoryStore(Store):
         partitions = self._catalog.topic(topic_id).partitions
         self._catalog.apply(change)
         for key in [PartitionKey(topic_id, partition) for partition in range(partitions)]:
-            self._open.forget(key)
+            self._open_transactions.forget(key)
             self._partitions.pop(key).wake()
 
     async def topics(self) -> Mapping[str, Topic]:
@@ -133,16 +133,16 @@ class MemoryStore(Store):
         self._check_open()
         changes: list[Change] = [*self._catalog.cursor_changes(cursors)]
         changes += self._catalog.state_changes(states)
-        plans = {key: _Plan(key, self._partition(key)) for key, _, _ in appends}
+        plans = {key: _AppendPlan(key, self._partition(key)) for key, _, _ in appends}
         now_ms = self._latest_append_ms = max(self._latest_append_ms, self._clock.now_ms())
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
-        answers = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
-        # From here on nothing can fail: everything happens.
+        results = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
+        # All checks have passed: from here on nothing raises.
         for plan in plans.values():
-            plan.carry_out(forget_before_ms, self._open)
+            plan.apply(forget_before_ms, self._open_transactions)
         self._catalog.apply_all(changes)
         done: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
-        done.set_result(answers)
+        done.set_result(results)
         return done
 
     def is_repeat(self, append: Append) -> bool:
@@ -152,13 +152,13 @@ class MemoryStore(Store):
 
     def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
         self._check_open()
-        found = {}
+        states = {}
         for partition in range(self._catalog.topic(topic_id).partitions):
             key = PartitionKey(topic_id, partition)
             state = self._partition(key).producers.get(producer_id)
             if state is not None:
-                found[partition] = state
-        return found
+                states[partition] = state
+        return states
 
     @property
     def pending_bytes(self) -> int:
@@ -185,9 +185,9 @@ class MemoryStore(Store):
                 "are allowed"
             )
         max_bytes = min(max_bytes, shared_limits.READ_BYTES)
-        found = self._find(reads, max_bytes)
-        if found.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
-            return found.slices
+        result = self._read_available(reads, max_bytes)
+        if result.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
+            return result.slices
         if len(self._waiting) >= limits.WAITING_READERS:
             raise LimitReached(
                 f"{limits.WAITING_READERS} reads are already waiting: try again later"
@@ -197,13 +197,13 @@ class MemoryStore(Store):
         waiter = _Waiter()
         self._waiting.add(waiter)
         try:
-            while found.missing_bytes(min_bytes) > 0 and loop.time() < deadline:
-                await self._wait(waiter, reads, found.missing_bytes(min_bytes), deadline)
+            while result.missing_bytes(min_bytes) > 0 and loop.time() < deadline:
+                await self._wait(waiter, reads, result.missing_bytes(min_bytes), deadline)
                 self._check_open()
-                found = self._find(reads, max_bytes)
+                result = self._read_available(reads, max_bytes)
         finally:
             self._waiting.discard(waiter)
-        return found.slices
+        return result.slices
 
     async def offsets(self, key: PartitionKey) -> Offsets:
         self._check_open()
@@ -221,29 +221,31 @@ class MemoryStore(Store):
     ) -> OffsetTime | None:
         self._check_open()
         partition = self._partition(key)
-        for held in partition.batches:
-            held_ms = held.max_timestamp_ms if kind == "timestamp" else held.append_time_ms
-            if held_ms >= time_ms:
-                return OffsetTime(max(held.base_offset, partition.first_offset), held_ms)
+        for batch in partition.batches:
+            batch_ms = batch.max_timestamp_ms if kind == "timestamp" else batch.append_time_ms
+            if batch_ms >= time_ms:
+                return OffsetTime(max(batch.base_offset, partition.first_offset), batch_ms)
         return None
 
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
         self._check_open()
         partition = self._partition(key)
         first = max(first, partition.first_offset)
-        held = [each for each in partition.batches if first < each.next_offset]
         return changes_of_time(
-            OffsetTime(max(first, each.base_offset), each.append_time_ms)
-            for each in held
-            if each.base_offset < next
+            OffsetTime(max(first, batch.base_offset), batch.append_time_ms)
+            for batch in partition.batches
+            if first < batch.next_offset and batch.base_offset < next
         )
 
     async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
         self._check_open()
         partition = self._partition(key)
         first = max(first, partition.first_offset)
-        held = (each for each in partition.batches if first <= each.base_offset)
-        return sum(len(each.data) for each in held if each.next_offset <= next)
+        return sum(
+            len(batch.data)
+            for batch in partition.batches
+            if first <= batch.base_offset and batch.next_offset <= next
+        )
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         self._check_open()
@@ -255,7 +257,7 @@ class MemoryStore(Store):
         self, producer_id: int | None = None
     ) -> Mapping[PartitionKey, Mapping[int, int]]:
         self._check_open()
-        return self._open.find(producer_id)
+        return self._open_transactions.find(producer_id)
 
     async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
         self._check_open()
@@ -294,7 +296,7 @@ class MemoryStore(Store):
         for waiter in self._waiting:
             waiter.wake()
         self._partitions.clear()
-        self._open = OpenTransactions()
+        self._open_transactions = OpenTransactions()
         self._catalog = Catalog()
 
     # --- helpers ----------------------------------------------------------------------------
@@ -314,8 +316,8 @@ class MemoryStore(Store):
         for partition in range(present, topic.partitions):
             self._partitions[PartitionKey(topic.id, partition)] = _Partition()
 
-    def _find(self, reads: Sequence[Read], max_bytes: int) -> _Found:
-        """Return the available batches for a read, within its bounds."""
+    def _read_available(self, reads: Sequence[Read], max_bytes: int) -> _ReadResult:
+        """Return the batches that these reads can get now, within their bounds."""
         slices: list[Slice] = []
         size, is_full = 0, False
         for read in reads:
@@ -324,11 +326,11 @@ class MemoryStore(Store):
             except NotFound as error:
                 slices.append(Slice(read.key, (), 0, _NO_OFFSET, _NO_OFFSET, error))
                 continue
-            part, is_cut = partition.find(read, max_bytes - size, whole=size == 0)
-            slices.append(part)
-            size += part.size
+            slice_, is_cut = partition.read(read, max_bytes - size, whole=size == 0)
+            slices.append(slice_)
+            size += slice_.size
             is_full = is_full or is_cut
-        return _Found(slices, size, is_full)
+        return _ReadResult(slices, size, is_full)
 
     async def _wait(
         self, waiter: _Waiter, reads: Sequence[Read], missing_bytes: int, deadline: float
@@ -351,7 +353,7 @@ class MemoryStore(Store):
                 partition.waiters.pop(waiter, None)
 
 
-class _Found(NamedTuple):
+class _ReadResult(NamedTuple):
     slices: list[Slice]
     size: int
     is_full: bool
@@ -359,7 +361,7 @@ class _Found(NamedTuple):
     def missing_bytes(self, min_bytes: int) -> int:
         """Return how many more bytes are needed before the read is answered; 0 if there is an
         error, or if more is available than the answer may hold."""
-        if self.is_full or any(part.error is not None for part in self.slices):
+        if self.is_full or any(slice_.error is not None for slice_ in self.slices):
             return 0
         return min_bytes - self.size
 
@@ -386,7 +388,7 @@ class _Waiter:
             self._woken.set_result(None)
 
 
-class _Held(NamedTuple):
+class _StoredBatch(NamedTuple):
     """A batch in a partition, with its stamped bytes."""
 
     data: memoryview
@@ -401,11 +403,11 @@ class _Partition:
         self.first_offset = 0
         self.next_offset = 0
         self.size = 0
-        self.batches: list[_Held] = []
+        self.batches: list[_StoredBatch] = []
         self.producers: dict[int, Producer] = {}
         self.transactions = PartitionTransactions()
         self.aborted = bytearray()
-        #: Each with whether it waits only for committed records.
+        #: Waiting readers, and whether each reads only committed records.
         self.waiters: dict[_Waiter, bool] = {}
         self._ends: list[int] = []
 
@@ -413,11 +415,11 @@ class _Partition:
     def stable_offset(self) -> int:
         return max(self.first_offset, self.transactions.stable(self.next_offset))
 
-    def add(self, held: _Held) -> None:
-        self.batches.append(held)
-        self._ends.append(held.next_offset)
-        self.next_offset = held.next_offset
-        self.size += len(held.data)
+    def add(self, batch: _StoredBatch) -> None:
+        self.batches.append(batch)
+        self._ends.append(batch.next_offset)
+        self.next_offset = batch.next_offset
+        self.size += len(batch.data)
 
     def trim(self, before: int) -> int:
         if before > self.next_offset:
@@ -427,15 +429,15 @@ class _Partition:
         if before <= self.first_offset:
             return self.first_offset
         self.first_offset = before
-        gone = bisect_right(self._ends, before)
-        self.size -= sum(len(held.data) for held in self.batches[:gone])
-        del self.batches[:gone]
-        del self._ends[:gone]
+        trimmed_count = bisect_right(self._ends, before)
+        self.size -= sum(len(batch.data) for batch in self.batches[:trimmed_count])
+        del self.batches[:trimmed_count]
+        del self._ends[:trimmed_count]
         trim_aborted(self.aborted, before)
         self.wake()
         return before
 
-    def find(self, read: Read, room_bytes: int, whole: bool) -> tuple[Slice, bool]:
+    def read(self, read: Read, room_bytes: int, whole: bool) -> tuple[Slice, bool]:
         """Return the batches from an offset on, and whether a bound left any out. With `whole` the
         first batch is returned even if there is no room for it."""
         if not self.first_offset <= read.offset <= self.next_offset:
@@ -460,11 +462,11 @@ class _Partition:
             chunks.append(data)
             size += len(data)
             last_offset = next_offset - 1
-        part = self._slice(read.key, chunks, size)
+        slice_ = self._slice(read.key, chunks, size)
         if read.committed and chunks:
             aborted, _ = find_aborted(self.aborted, read.offset, last_offset)
-            part = part._replace(aborted=tuple(sorted(aborted, key=_by_first_offset)))
-        return part, is_cut
+            slice_ = slice_._replace(aborted=tuple(sorted(aborted, key=_by_first_offset)))
+        return slice_, is_cut
 
     def wake(self) -> None:
         for waiter in self.waiters:
@@ -484,18 +486,19 @@ class _Partition:
         )
 
 
-class _Plan:
+class _AppendPlan:
     """The effect of one append on one partition, computed before anything is changed."""
 
     def __init__(self, key: PartitionKey, partition: _Partition) -> None:
         self._key = key
         self._partition = partition
         self._next_offset = partition.next_offset
-        self._held: list[_Held] = []
+        self._new_batches: list[_StoredBatch] = []
         self._producers: dict[int, Producer] = {}
         self._boundaries: list[TransactionBoundary] = []
 
     def add(self, batch: Batch, now_ms: int) -> AppendResult:
+        """Check a batch and plan its append; return the result that the caller will get."""
         base_offset = self._next_offset
         first_offset = self._partition.first_offset
         if has_producer(batch):
@@ -512,38 +515,42 @@ class _Plan:
                     repeated=True,
                 )
             if batch.attributes & TRANSACTION_FLAGS:
-                self._note_boundary(batch, outcome, base_offset, now_ms)
+                self._add_boundary(batch, outcome, base_offset, now_ms)
             self._producers.pop(batch.producer_id, None)
             self._producers[batch.producer_id] = outcome
         data = bytearray(batch.view)
         stamp(data, 0, base_offset, _LEADER_EPOCH)
         self._next_offset = base_offset + batch.last_offset_delta + 1
         view = memoryview(data).toreadonly()
-        self._held.append(_Held(view, base_offset, self._next_offset, batch.max_timestamp, now_ms))
+        self._new_batches.append(
+            _StoredBatch(view, base_offset, self._next_offset, batch.max_timestamp, now_ms)
+        )
         return AppendResult(base_offset, self._next_offset, now_ms, first_offset)
 
-    def _note_boundary(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
+    def _add_boundary(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
+        """Plan the beginning or the end of a transaction, if the batch is one."""
         if not batch.is_control and state.transaction_offset != base_offset:
             return  # it continues an open transaction
         if not batch.is_control:
-            opened = sum(boundary.marker is None for boundary in self._boundaries)
-            check_room(self._key, len(self._partition.transactions.open) + opened)
+            opened_count = sum(boundary.marker is None for boundary in self._boundaries)
+            check_room(self._key, len(self._partition.transactions.open) + opened_count)
         self._boundaries.append(read_boundary(batch, base_offset, now_ms))
 
-    def carry_out(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
+    def apply(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
+        """Change the partition as planned, and wake the readers that now have enough bytes."""
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
         for boundary in self._boundaries:
             partition.aborted += partition.transactions.apply(boundary)
             open_transactions.apply(self._key, boundary)
         for producer_id, state in self._producers.items():
-            partition.producers.pop(producer_id, None)  # to be inserted last, as `expired` needs
+            partition.producers.pop(producer_id, None)  # insert it last: the most recently active
             partition.producers[producer_id] = state
         for producer_id in expired_producers(partition.producers, forget_before_ms):
             del partition.producers[producer_id]
-        for held in self._held:
-            partition.add(held)
-        size = sum(len(held.data) for held in self._held)
+        for batch in self._new_batches:
+            partition.add(batch)
+        size = sum(len(batch.data) for batch in self._new_batches)
         undecided = undecided or bool(partition.transactions.open)
         for waiter, committed in partition.waiters.items():
             if not committed or not undecided:

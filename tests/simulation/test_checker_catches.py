@@ -86,7 +86,7 @@ def test_a_leader_epoch_forgotten_by_recovery_is_caught() -> None:
     def forget(rest: object) -> int:
         return -1
 
-    with mock.patch.object(catalog, "_leader_epoch_of", forget):
+    with mock.patch.object(catalog, "_decode_leader_epoch", forget):
         assert_caught("nobody set the leader epoch")
 
 

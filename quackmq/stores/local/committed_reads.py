@@ -30,7 +30,8 @@ _first_offset: Final = attrgetter("first_offset")
 
 
 class CommittedReader:
-    """Not thread-safe: call from the event loop."""
+    """Reads decided batches and lists the aborted ones among them. Not thread-safe: call from the
+    event loop."""
 
     def __init__(self, reader: Reader, disk: Disk, files: Packs) -> None:
         self._reader = reader
@@ -43,8 +44,9 @@ class CommittedReader:
     async def read(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> tuple[Pieces, tuple[AbortedTransaction, ...]]:
-        """Read as `Reader.read` does, up to the current stable offset, which is taken first: more
-        undecided batches may be appended during the read."""
+        """Read as `Reader.read` does, up to the stable offset at the time of the call: undecided
+        batches may be appended during the read. Return the batches and the aborted transactions
+        among them."""
         end_offset = log.stable_offset
         if end_offset <= offset <= log.high_watermark:
             return (), ()
@@ -53,7 +55,7 @@ class CommittedReader:
             pieces = _before(pieces, end_offset)
         if not pieces or log.last_aborted_offset < offset:
             return pieces, ()
-        aborted = await self._aborted_in(log, offset, _last_offset(pieces))
+        aborted = await self._find_aborted(log, offset, _last_offset(pieces))
         if offset < log.first_offset:
             # Trimmed meanwhile, and with it the transactions of these records.
             raise OffsetOutOfRange(
@@ -61,7 +63,7 @@ class CommittedReader:
             )
         return pieces, aborted
 
-    async def _aborted_in(
+    async def _find_aborted(
         self, log: PartitionLog, first: int, last: int
     ) -> tuple[AbortedTransaction, ...]:
         aborted: list[AbortedTransaction] = []
@@ -90,7 +92,7 @@ class CommittedReader:
         return tuple(sorted(aborted, key=_first_offset))
 
     async def _written(self, segment: Segment) -> bytes:
-        """Return the entries in the segment's file."""
+        """Return the entries of aborted transactions in the segment's file."""
         while True:
             count = segment.aborted_count
             if not count:
@@ -105,10 +107,11 @@ class CommittedReader:
             if (
                 segment.aborted_count == count
             ):  # no checkpoint has moved entries into the file meanwhile
-                self._keep(segment.aborted_path, entries)
+                self._cache(segment.aborted_path, entries)
                 return entries
 
-    def _keep(self, path: str, entries: bytes) -> None:
+    def _cache(self, path: str, entries: bytes) -> None:
+        """Cache the content of a file; drop the least recently used ones beyond the bound."""
         self._cached_bytes += len(entries) - len(self._cached.pop(path, b""))
         self._cached[path] = entries
         while self._cached_bytes > limits.CACHED_ABORTED_BYTES:
@@ -131,6 +134,7 @@ def _before(pieces: Pieces, end_offset: int) -> Pieces:
 
 
 def _last_offset(pieces: Pieces) -> int:
+    """Return the last offset of the last batch."""
     last_offset = -1
     for span in spans(pieces[-1]):
         last_offset = span.next_offset - 1

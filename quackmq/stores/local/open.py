@@ -52,6 +52,8 @@ _BEGINNINGS: Final = {
 async def open_committer(
     disk: Disk, options: LocalOptions, now_ms: Callable[[], int]
 ) -> tuple[Committer, Meta]:
+    """Lock the directory, create or recover its content, and write the first checkpoint of a new
+    run. Raises StoreLocked, NewerFormat, DamagedStore, UnusableDirectory, OSError."""
     if recovery.read_meta(disk) is None:
         _check_new(disk)
     disk.lock(LOCK_PATH)
@@ -83,6 +85,8 @@ async def open_committer(
 
 
 def _check_new(disk: Disk) -> None:
+    """Raise unless a store may be created here: in an empty directory, or in one whose creation was
+    interrupted."""
     strange = set(disk.list("")) - _BEGINNINGS
     if _ARCHIVE_DIRECTORY in strange:
         raise DamagedStore(

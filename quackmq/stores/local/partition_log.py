@@ -131,15 +131,15 @@ class PartitionLog:
     # --- accepting batches --------------------------------------------------------------------
 
     def check(
-        self, batch: Batch, base_offset: int, now_ms: int, ahead: dict[int, Producer]
+        self, batch: Batch, base_offset: int, now_ms: int, submitted: dict[int, Producer]
     ) -> Producer | RememberedBatch | None:
         """Return the verdict of `producers.advance` on a batch; None if it has no producer.
 
-        `ahead` are the producers' states after earlier batches of the same call.
+        `submitted` are the producers' states after earlier batches of the same call.
         """
         if not producers.has_producer(batch):
             return None
-        state = ahead.get(batch.producer_id) or self.producer(batch.producer_id)
+        state = submitted.get(batch.producer_id) or self.producer(batch.producer_id)
         return producers.advance(state, batch, base_offset, now_ms)
 
     def is_repeat(self, batch: Batch) -> bool:
@@ -157,8 +157,8 @@ class PartitionLog:
         owned: bool,
         boundary: TransactionBoundary | None = None,
     ) -> AppendResult:
-        """Assign an offset to a checked batch and copy it. A large batch whose buffer was handed
-        over is kept as it is."""
+        """Assign an offset to a checked batch and copy it into a chunk. A large batch whose buffer
+        the caller handed over (`owned`) is not copied."""
         base_offset, size = self.end_offset, batch.size
         pending = self.pending
         if pending is None:
@@ -205,8 +205,8 @@ class PartitionLog:
 
     def pop_pending(self) -> list[Chunk]:
         """Remove and return the waiting chunks; later batches begin new ones."""
-        taken, self.pending = self.pending, None
-        return taken or []
+        chunks, self.pending = self.pending, None
+        return chunks or []
 
     def assign_positions(self, chunks: list[Chunk]) -> None:
         """Assign positions to these chunks. They will be committed in this order."""
@@ -223,6 +223,7 @@ class PartitionLog:
                 chunk.producers = None
 
     def _assign_position(self, chunk: Chunk) -> None:
+        """Append a chunk to the last segment and region, or begin new ones if they are full."""
         size = len(chunk.data)
         segment = self.segments[-1] if self.segments else None
         if segment is None or (
@@ -248,6 +249,7 @@ class PartitionLog:
             self.region_since_ms = chunk.append_time_ms
 
     def descriptor(self, chunk: Chunk) -> Descriptor:
+        """Return the journal's description of a chunk that has a position."""
         # Faster than the class's constructor, which takes three times as long.
         return _new_tuple(
             Descriptor,
@@ -273,34 +275,36 @@ class PartitionLog:
         that were last active at `forget_before_ms` or before."""
         segment = self.segment_with_base(chunk.segment_base)
         if segment is not self.segments[0] and not segment.size:
-            at = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
-            self.segments[at - 1].seal()
+            index = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
+            self.segments[index - 1].seal()
         segment.extend(chunk)
         self.high_watermark = chunk.next_offset
         for producer_id, epoch, batch in chunk.producers:
-            known = self.producers.pop(producer_id, None)
-            self._store_producer(producers.replay(known, producer_id, epoch, batch))
+            state = self.producers.pop(producer_id, None)
+            self._store_producer(producers.replay(state, producer_id, epoch, batch))
         for boundary in chunk.boundaries:
             self._apply_boundary(boundary, segment)
         if chunk.producers or chunk.boundaries:
-            for forgotten in producers.expired_producers(self.producers, forget_before_ms):
-                del self.producers[forgotten]
+            for expired_id in producers.expired_producers(self.producers, forget_before_ms):
+                del self.producers[expired_id]
 
     def _store_producer(self, state: Producer) -> None:
-        """Store it as the most recently active producer."""
+        """Store a producer's durable state as that of the most recently active producer. Drop the
+        submitted state if it is the same now."""
         if self.producers is _NO_PRODUCERS:
             self.producers = {}
         self.producers[state.producer_id] = state
-        ahead = self.submitted_producers.get(state.producer_id)
+        submitted = self.submitted_producers.get(state.producer_id)
         if (
-            ahead is not None
-            and ahead.batches[-1:] == state.batches[-1:]
-            and ahead.epoch == state.epoch
-            and ahead.transaction_offset == state.transaction_offset
+            submitted is not None
+            and submitted.batches[-1:] == state.batches[-1:]
+            and submitted.epoch == state.epoch
+            and submitted.transaction_offset == state.transaction_offset
         ):
-            del self.submitted_producers[state.producer_id]  # it has no other batches in flight
+            del self.submitted_producers[state.producer_id]
 
     def _apply_boundary(self, boundary: TransactionBoundary, segment: Segment) -> None:
+        """Begin or end a transaction; record an aborted one in the segment of its marker."""
         if self.transactions is _NO_TRANSACTIONS:
             self.transactions = PartitionTransactions()
         aborted = self.transactions.apply(boundary)
@@ -309,10 +313,10 @@ class PartitionLog:
             self.last_aborted_offset = boundary.offset
         producer_id, epoch, offset, append_time_ms, marker = boundary
         transaction_offset = offset if marker is None else producers.NO_TRANSACTION
-        known = self.producers.pop(producer_id, None)
+        state = self.producers.pop(producer_id, None)
         self._store_producer(
             producers.replay_transaction(
-                known, producer_id, epoch, transaction_offset, append_time_ms
+                state, producer_id, epoch, transaction_offset, append_time_ms
             )
         )
 
@@ -357,19 +361,20 @@ class PartitionLog:
 
     def segment_for(self, offset: int) -> Segment | None:
         """Return the segment with `offset`, or the next one after a gap; None if there is none."""
-        at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
-        for number in range(max(at, 0), len(self.segments)):
+        index = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
+        for number in range(max(index, 0), len(self.segments)):
             following = self.segments[number + 1 : number + 2]
             if self.segments[number].size and (not following or offset < following[0].base_offset):
                 return self.segments[number]
         return None
 
     def segments_from(self, offset: int) -> list[Segment]:
-        """Return the segment that contains `offset`, and those after it."""
-        at = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
-        return self.segments[max(at, 0) :]
+        """Return the segment that contains `offset`, and the segments after it."""
+        index = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
+        return self.segments[max(index, 0) :]
 
     def needs_index(self, segment: Segment, offset: int) -> bool:
+        """Return whether the region with `offset` is found only in the segment's index file."""
         if not segment.indexed_count:
             return False
         pending_base = segment.pending_base
@@ -378,8 +383,8 @@ class PartitionLog:
     def plan_read(
         self, segment: Segment, index: bytes, offset: int, max_bytes: int, first_max_bytes: int
     ) -> ReadPlan | None:
-        """Plan a read of regions of one segment; None if it has none from `offset` on. If there is
-        a gap before the first region, that one may not be written yet."""
+        """Plan a read of regions of one segment; return None if it has none from `offset` on. After
+        a gap in the offsets, the first region may not be written yet."""
         regions: list[Region] = []
         size = 0
         for region in segment.regions(offset, index):
@@ -387,7 +392,7 @@ class PartitionLog:
                 break
             length = _bytes_from(region, offset)
             if regions and size >= max_bytes // 2 and size + length > max_bytes:
-                break  # most of it would be read in vain
+                break  # most of the region would not fit into the result
             regions.append(region)
             size += length
         if not regions:
@@ -399,9 +404,9 @@ class PartitionLog:
         return not self.unwritten or region.next_offset <= self.unwritten[0].base_offset
 
     def can_evict(self, chunk: Chunk) -> bool:
-        """Return whether the tail may evict its oldest chunk here. A segment is read in whole
-        regions, so all of the chunk's region must be in the file. The region must not grow any
-        more, since later chunks of it would be only in the tail."""
+        """Return whether the tail may evict this log's oldest chunk. A segment is read in whole
+        regions, so all of the chunk's region must be in the file. If the region could still grow,
+        end it here: later chunks of it would be only in the tail."""
         offset = chunk.base_offset
         if not chunk.is_written:
             return False
@@ -438,57 +443,60 @@ class PartitionLog:
         count = bisect.bisect_right(self.segments, self.first_offset, key=_base_offset) - 1
         while count > 0 and not self.segments[count].size:
             count -= 1  # its first chunk is not committed yet
-        gone = self.segments[: max(count, 0)]
+        removed = self.segments[: max(count, 0)]
         del self.segments[: max(count, 0)]
-        return gone
+        return removed
 
     # --- over all segments --------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """The stored bytes, of whole segments."""
-        known = self._count_sealed()
-        size = sum(segment.size for segment in self.segments[known:])
-        return size + self._sealed_sums.bytes_of(known, 0, known) if self._sealed_sums else size
+        sealed_count = self._count_sealed()
+        size = sum(segment.size for segment in self.segments[sealed_count:])
+        if self._sealed_sums:
+            size += self._sealed_sums.sum_bytes(sealed_count, 0, sealed_count)
+        return size
 
     def offset_after(self, segment: Segment) -> int:
         """Return the first offset of the next segment, or the end. `segment` itself may have been
         trimmed."""
-        at = bisect.bisect_right(self.segments, segment.base_offset, key=_base_offset)
-        if at == len(self.segments) or not self.segments[at].size:
+        index = bisect.bisect_right(self.segments, segment.base_offset, key=_base_offset)
+        if index == len(self.segments) or not self.segments[index].size:
             return self.high_watermark
-        return self.segments[at].base_offset
+        return self.segments[index].base_offset
 
     def bytes_between(self, first: int, next: int) -> int:
-        """Estimate the bytes between two offsets; a segment counts in proportion."""
+        """Estimate the bytes in [first, next). A segment that is partly in the range counts in
+        proportion to its offsets."""
         begin = max(0, bisect.bisect_right(self.segments, first, key=_base_offset) - 1)
         end = bisect.bisect_left(self.segments, next, key=_base_offset)
-        # The segments in between count as a whole.
+        # Sealed segments that are wholly in the range are summed up without visiting each.
         inner, inner_end = begin + 1, min(end - 1, self._count_sealed())
         total = 0
         if self._sealed_sums and inner < inner_end:
-            total = self._sealed_sums.bytes_of(self._count_sealed(), inner, inner_end)
+            total = self._sealed_sums.sum_bytes(self._count_sealed(), inner, inner_end)
         else:
             inner = inner_end = end
         for number in (*range(begin, inner), *range(inner_end, end)):
             segment = self.segments[number]
-            stop = self.offset_after(segment)
-            low, high = max(first, segment.base_offset), min(next, stop)
+            segment_end_offset = self.offset_after(segment)
+            low, high = max(first, segment.base_offset), min(next, segment_end_offset)
             if segment.size and low < high:
-                total += segment.size * (high - low) // (stop - segment.base_offset)
+                total += segment.size * (high - low) // (segment_end_offset - segment.base_offset)
         return total
 
     def segment_with_timestamp_since(self, time_ms: int, begin: int) -> Segment | None:
         """Return the first segment with a base offset of `begin` or more that has a record with
         this timestamp or a later one."""
-        at = bisect.bisect_left(self.segments, begin, key=_base_offset)
-        known = self._count_sealed()
-        if self._sealed_sums and at < known:
-            found = self._sealed_sums.first_since(known, at, time_ms)
+        index = bisect.bisect_left(self.segments, begin, key=_base_offset)
+        sealed_count = self._count_sealed()
+        if self._sealed_sums and index < sealed_count:
+            found = self._sealed_sums.find_since(sealed_count, index, time_ms)
             if found is not None:
                 return self.segments[found]
-            at = known
-        rest = self.segments[at:]
+            index = sealed_count
+        rest = self.segments[index:]
         return next((each for each in rest if each.size and time_ms <= each.max_timestamp_ms), None)
 
     def segment_appended_since(self, time_ms: int) -> Segment | None:
@@ -497,8 +505,8 @@ class PartitionLog:
         count = len(self.segments)
         while count and not self.segments[count - 1].size:
             count -= 1
-        at = bisect.bisect_left(self.segments, time_ms, hi=count, key=_last_append_ms)
-        return self.segments[at] if at < count else None
+        index = bisect.bisect_left(self.segments, time_ms, hi=count, key=_last_append_ms)
+        return self.segments[index] if index < count else None
 
     def _count_sealed(self) -> int:
         """Return how many of the first segments `_sealed_sums` covers: 0 if there are few."""
@@ -507,7 +515,7 @@ class PartitionLog:
             return 0
         if self._sealed_sums is None or self._sealed_sums.is_stale(self.segments):
             self._sealed_sums = SealedSegments()
-        return self._sealed_sums.follow(self.segments)
+        return self._sealed_sums.add_sealed(self.segments)
 
 
 def _bytes_from(region: Region, offset: int) -> int:

@@ -42,12 +42,14 @@ Pieces = tuple[memoryview, ...]
 
 
 class Reader:
-    """Not thread-safe: call from the event loop."""
+    """Reads the batches of any partition, committed or not. Not thread-safe: call from the event
+    loop."""
 
     def __init__(self, disk: Disk, files: Packs) -> None:
         self._disk = disk
         self._files = files
-        #: By path, with the number of entries, which grows while the segment is the last one.
+        #: The content of index files by path, with the number of entries. A file grows while its
+        #: segment is the last one.
         self._indexes: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
         #: The greatest timestamps of sealed regions, for segments that were searched by time.
         self._maxima: OrderedDict[str, Maxima] = OrderedDict()
@@ -92,7 +94,8 @@ class Reader:
     async def _read_segments_and_tail(
         self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
-        """Read segment after segment, then the tail, until there is enough or a read fails."""
+        """Return batches from segment after segment, then from the tail, until there is enough. If
+        a read fails after others succeeded, return those."""
         pieces: Pieces = ()
         remaining_bytes = max_bytes
         while (remaining_bytes > max_bytes // 2 or not pieces) and offset < log.high_watermark:
@@ -126,6 +129,8 @@ class Reader:
         return pieces
 
     async def _read_regions(self, plan: ReadPlan) -> ReadResult:
+        """Read the regions of a plan. Raises DamagedData, which also names the packs if the bytes
+        lie in some."""
         try:
             return await self._read_plan(plan)
         except DamagedData as damage:
@@ -139,6 +144,7 @@ class Reader:
             ) from damage
 
     async def _read_plan(self, plan: ReadPlan) -> ReadResult:
+        """Read bytes in the page cache here on the loop, others in the read lane."""
         with storage_errors(plan.path):
             with self._files.borrow(plan.path) as file:
                 if file.is_cached(plan.length, plan.position):
@@ -147,7 +153,7 @@ class Reader:
             return await self._disk.run(lambda: self._read_in_lane(plan), "read")
 
     def _read_in_lane(self, plan: ReadPlan) -> ReadResult:
-        """Read in the read lane."""
+        """Read and check the regions; runs in the read lane."""
         with self._files.borrow(plan.path) as file:
             return extract_batches(plan, read(file, plan))
 
@@ -157,6 +163,7 @@ class Reader:
         return log.offset_after(segment) if pending is None else pending
 
     async def _load_index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
+        """Return the segment's index file, cached or loaded; b"" if `offset` does not need it."""
         if not log.needs_index(segment, offset):
             return b""
         cached = self._indexes.get(segment.index_path)
@@ -179,6 +186,7 @@ class Reader:
         return index
 
     def forget(self, segment: Segment) -> None:
+        """Drop the cached index of a segment that was removed."""
         self._indexes.pop(segment.index_path, None)
         self._maxima.pop(segment.index_path, None)
 
@@ -239,7 +247,8 @@ class Reader:
         return size
 
     async def append_times(self, log: PartitionLog, first: int, next: int) -> list[OffsetTime]:
-        """Return append times: of regions, and exact ones for the tail."""
+        """Return (offset, append time) of each region in [first, next). Offsets in the tail have
+        exact times, one for each chunk."""
         times: list[OffsetTime] = []
         first = max(first, log.first_offset)
         if first >= next:
@@ -288,6 +297,7 @@ class Reader:
     async def _region_appended_since(
         self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> Region | None:
+        """Return the first region of a segment with a batch appended at `time_ms` or later."""
         entries = await self._sealed_regions(log, segment)
         if entries is None:
             return None
@@ -309,8 +319,8 @@ class Reader:
         return SealedRegions(index, bytes(segment.pending_regions))
 
     def _update_maxima(self, segment: Segment, entries: SealedRegions) -> Maxima:
-        """Return the greatest timestamps of a segment's sealed regions; add those of regions that
-        were sealed since the last call."""
+        """Return the greatest timestamps of a segment's sealed regions, after adding those of the
+        regions that were sealed since the last call."""
         maxima = self._maxima.pop(segment.index_path, None)
         if maxima is None:
             maxima = Maxima()
@@ -324,6 +334,8 @@ class Reader:
     async def _find_batch_since(
         self, log: PartitionLog, region: Region, time_ms: int
     ) -> OffsetTime | None:
+        """Return the first batch of a region whose greatest timestamp is `time_ms` or later. Skip
+        damaged batches."""
         offset = max(region.base_offset, log.first_offset)
         while offset < region.next_offset:
             try:

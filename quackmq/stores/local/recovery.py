@@ -78,12 +78,16 @@ class Meta:
 
 
 class SegmentWrite(NamedTuple):
+    """Bytes that only the journal contains and that a segment needs."""
+
     path: str
     position: int
     data: memoryview
 
 
 class Reference(NamedTuple):
+    """Bytes of a segment that a journal frame refers to."""
+
     path: str
     position: int
     length: int
@@ -91,6 +95,8 @@ class Reference(NamedTuple):
 
 @dataclass(slots=True)
 class Recovered:
+    """The state of a directory after its checkpoint and journal were read."""
+
     meta: Meta
     #: As in the last checkpoint, except for the journal's end.
     header: CheckpointHeader
@@ -237,6 +243,7 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
 
 
 def _apply_frame(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
+    """Apply the changes of a frame to the recovered state."""
     for entry in entries(frame.payload):
         match entry:
             case AppendEntry(descriptor, data):
@@ -306,6 +313,7 @@ def _are_references_complete(disk: Disk, frame: Frame, recovered: Recovered) -> 
 
 
 def _references(frame: Frame) -> list[Reference]:
+    """Return the bytes in segments that a frame refers to."""
     return [
         Reference(
             Segment(descriptor.key, descriptor.segment_base).path,
@@ -319,12 +327,14 @@ def _references(frame: Frame) -> list[Reference]:
 
 
 def _open_region_checksum(recovered: Recovered, descriptor: Descriptor) -> int:
+    """Return the checksum of the region that a chunk continues; 0 if there is none."""
     log = recovered.logs.get(descriptor.key)
     region = None if log is None or not log.segments else log.segments[-1].open_region
     return 0 if region is None else region.data_crc
 
 
 def _read_content(disk: Disk, descriptor: Descriptor) -> bytes:
+    """Return the bytes of a chunk in its segment, or fewer if the file ends or is missing."""
     try:
         file = disk.open(Segment(descriptor.key, descriptor.segment_base).path)
     except FileNotFoundError:

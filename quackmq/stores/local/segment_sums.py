@@ -38,65 +38,68 @@ class Maxima:
                 self._levels.append(array("q"))
             self._levels[level].append(number)
 
-    def first_at_least(self, least: int, start: int = 0) -> int | None:
-        """Return the index of the first number from `start` on that is `least` or more."""
-        at, level, levels = start, 0, self._levels
-        while at < len(levels[0]):
-            while at >> level >= len(levels[level]):
+    def first_at_least(self, minimum: int, start: int = 0) -> int | None:
+        """Return the index of the first number from `start` on that is `minimum` or more."""
+        index, level, levels = start, 0, self._levels
+        while index < len(levels[0]):
+            while index >> level >= len(levels[level]):
                 level -= 1  # the larger block is not complete
-            if levels[level][at >> level] >= least:
-                return self._within(least, at, level)
-            at += 1 << level
-            while level + 1 < len(levels) and at & ((2 << level) - 1) == 0:
+            if levels[level][index >> level] >= minimum:
+                return self._find_in_block(minimum, index, level)
+            index += 1 << level
+            while level + 1 < len(levels) and index & ((2 << level) - 1) == 0:
                 level += 1
         return None
 
-    def _within(self, least: int, at: int, level: int) -> int:
-        """Find it within a block that contains one."""
+    def _find_in_block(self, minimum: int, index: int, level: int) -> int:
+        """Return the index of the first such number in a block that contains one."""
         while level:
             level -= 1
-            if self._levels[level][at >> level] < least:
-                at += 1 << level
-        return at
+            if self._levels[level][index >> level] < minimum:
+                index += 1 << level
+        return index
 
 
 class SealedSegments:
     """Segments that no longer grow, in offset order. Trimmed segments stay here; the owner makes a
     new object when there are too many of them (`is_stale`)."""
 
-    __slots__ = ("_bases", "_latest", "_sizes")
+    __slots__ = ("_base_offsets", "_max_timestamps", "_cumulative_bytes")
 
     def __init__(self) -> None:
-        self._bases: list[int] = []
+        self._base_offsets: list[int] = []
         #: The bytes of all segments before each one, and at the end of all.
-        self._sizes = [0]
-        self._latest = Maxima()
+        self._cumulative_bytes = [0]
+        self._max_timestamps = Maxima()
 
-    def follow(self, segments: Sequence[Segment]) -> int:
+    def add_sealed(self, segments: Sequence[Segment]) -> int:
         """Add the log's segments that no longer grow. Return how many of the log's segments, from
-        the first on, are known here."""
-        first = bisect_left(self._bases, segments[0].base_offset)
-        for number in range(len(self._bases) - first, len(segments) - 1):
+        the first on, are sealed."""
+        first_index = bisect_left(self._base_offsets, segments[0].base_offset)
+        for number in range(len(self._base_offsets) - first_index, len(segments) - 1):
             if not segments[number + 1].size:
                 break  # it may still grow
             segment = segments[number]
-            self._bases.append(segment.base_offset)
-            self._sizes.append(self._sizes[-1] + segment.size)
-            self._latest.append(segment.max_timestamp_ms)
-        return len(self._bases) - first
+            self._base_offsets.append(segment.base_offset)
+            self._cumulative_bytes.append(self._cumulative_bytes[-1] + segment.size)
+            self._max_timestamps.append(segment.max_timestamp_ms)
+        return len(self._base_offsets) - first_index
 
     def is_stale(self, segments: Sequence[Segment]) -> bool:
-        """Return whether the log has trimmed half of the segments that are known here."""
-        return bisect_left(self._bases, segments[0].base_offset) * 2 > len(self._bases)
+        """Return whether the log has trimmed more than half of these segments."""
+        return bisect_left(self._base_offsets, segments[0].base_offset) * 2 > len(
+            self._base_offsets
+        )
 
-    def bytes_of(self, known: int, begin: int, end: int) -> int:
-        """Return the bytes of the segments [begin, end) among the log's `known` ones."""
-        first = len(self._bases) - known
-        return self._sizes[first + end] - self._sizes[first + begin]
+    def sum_bytes(self, sealed_count: int, begin: int, end: int) -> int:
+        """Return the bytes of the segments [begin, end) among the log's `sealed_count` ones."""
+        first_index = len(self._base_offsets) - sealed_count
+        sums = self._cumulative_bytes
+        return sums[first_index + end] - sums[first_index + begin]
 
-    def first_since(self, known: int, begin: int, time_ms: int) -> int | None:
-        """Return the index of the first of the log's `known` segments, from `begin` on, that has a
-        record with this timestamp or a later one; None if there is none."""
-        first = len(self._bases) - known
-        found = self._latest.first_at_least(time_ms, first + begin)
-        return None if found is None else found - first
+    def find_since(self, sealed_count: int, begin: int, time_ms: int) -> int | None:
+        """Return the index of the first of the log's `sealed_count` segments, from `begin` on, that
+        has a record with this timestamp or a later one; None if there is none."""
+        first_index = len(self._base_offsets) - sealed_count
+        index = self._max_timestamps.first_at_least(time_ms, first_index + begin)
+        return None if index is None else index - first_index

@@ -82,15 +82,15 @@ class LocalStore(Store):
         self.cluster_id = cluster_id
         #: The log of the last plain append.
         self._last_log: PartitionLog | None = None
-        #: The last arguments of `read_at_once`, with the number of commits then, and its result:
-        #: many readers of a topic ask for the same.
+        #: The last arguments of `read_at_once`, with the number of commits then, and its result,
+        #: because many readers of a topic request the same.
         self._cached_read: tuple[int, int, int | None, Read] | None = None
         self._cached_slice: Slice | None = None
         self._closed = False
 
     @property
     def disk(self) -> Disk:
-        """Its disk, for a part that stores more in the same directory. Closed with the store."""
+        """The disk, for the archive in the same directory. It is closed with the store."""
         return self._committer.disk
 
     @property
@@ -229,10 +229,10 @@ class LocalStore(Store):
         # Mostly it is the same log as before; then no id has to be hashed.
         if log is None or log.key != key or log.being_deleted or log.is_deleted:
             log = self._last_log = self._writable_log(key)
-        queue = self._committer.commit_queue
-        queue.reserve_entries(BATCH_ENTRY_BYTES)
+        commit_queue = self._committer.commit_queue
+        commit_queue.reserve_entries(BATCH_ENTRY_BYTES)
         appended = log.accept(batch, self._committer.now_ms(), None, owned)
-        queue.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
+        commit_queue.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
         return appended
 
     def _encode_changes(
@@ -245,7 +245,8 @@ class LocalStore(Store):
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
     ) -> list[tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]]:
-        """Return the verdict on each batch; raise before any batch is accepted."""
+        """Return for each batch its log; its producer's new state, or the earlier batch that it
+        repeats; and the transaction boundary that it is, if any. Raise before any is accepted."""
         checked: list[
             tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]
         ] = []
@@ -274,7 +275,8 @@ class LocalStore(Store):
     def _check_room_for_transaction(
         self, log: PartitionLog, begun_in_call_by_partition: dict[PartitionKey, int]
     ) -> None:
-        """`begun_in_call_by_partition` counts the transactions that begin in the same call."""
+        """Raise LimitReached if the log has too many open transactions, including those that begin
+        in the same call; count one more in `begun_in_call_by_partition`."""
         begun_in_call = begun_in_call_by_partition.get(log.key, 0)
         open_count = self._committer.open_transactions.count(log.key) + begun_in_call
         check_room(log.key, open_count)
@@ -543,7 +545,7 @@ class LocalStore(Store):
 
 
 def _make_directory(directory: Path) -> None:
-    """Create it with its parents, and make their names durable."""
+    """Create a directory with its parents, and make their names durable."""
     if directory.is_dir():
         return
     _make_directory(directory.parent)

@@ -131,8 +131,8 @@ class WaitingReaders:
 def _notify(
     log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int
 ) -> bool:
-    """Notify a reader; return whether it was woken. If there are transactions, a reader of
-    committed records checks again when any is decided: the number of bytes is unknown."""
+    """Notify a reader; return whether it was woken. If the log has transactions, wake a reader of
+    committed records when the stable offset has moved: how many bytes it gets is unknown."""
     if awaited.stable_offset is None or not log.has_transactions:
         return waiter.notify(appended_bytes)
     return awaited.stable_offset < log.stable_offset and waiter.wake()

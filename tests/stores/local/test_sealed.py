@@ -152,14 +152,14 @@ def test_a_segment_is_taken_in_when_the_next_one_has_begun() -> None:
     for each in segments[:2]:
         each.size, each.max_timestamp_ms = 100, 5
     sealed = SealedSegments()
-    assert sealed.follow(segments) == 1  # the second may still grow: the third has nothing yet
+    assert sealed.add_sealed(segments) == 1  # the second may still grow: the third has nothing yet
     segments[1].size, segments[1].max_timestamp_ms = 150, 7
     segments[2].size = 1
-    assert sealed.follow(segments) == 2
-    assert sealed.bytes_of(2, 0, 2) == 250
-    assert sealed.first_since(2, 0, 6) == 1
+    assert sealed.add_sealed(segments) == 2
+    assert sealed.sum_bytes(2, 0, 2) == 250
+    assert sealed.find_since(2, 0, 6) == 1
     assert not sealed.is_stale(segments)
-    assert sealed.follow(segments[1:]) == 1
-    assert sealed.bytes_of(1, 0, 1) == 150
-    assert sealed.first_since(1, 0, 6) == 0
+    assert sealed.add_sealed(segments[1:]) == 1
+    assert sealed.sum_bytes(1, 0, 1) == 150
+    assert sealed.find_since(1, 0, 6) == 0
     assert sealed.is_stale(segments[2:])

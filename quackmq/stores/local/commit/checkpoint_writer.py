@@ -38,6 +38,8 @@ class Removal(NamedTuple):
 
 
 class CheckpointWriter:
+    """Writes segments, indexes and checkpoints. See the module for threads."""
+
     def __init__(self, disk: Disk, files: OpenFiles, packs: Packs, packed_bytes: int) -> None:
         """Runs of fewer than `packed_bytes` are written to packs."""
         self._disk = disk
@@ -60,6 +62,7 @@ class CheckpointWriter:
         capture: Capture,
         removal: Removal,
     ) -> None:
+        """Write everything that the checkpoint names, sync it, and replace the checkpoint."""
         self.write_back(capture.unwritten)
         self._packs.write(_index_entry_runs(capture.indexes), self._packed_bytes)
         self._packs.rewrite()

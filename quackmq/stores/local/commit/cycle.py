@@ -32,7 +32,8 @@ _LARGE_BATCH_BYTES: Final = 128 * limits.KIB
 
 
 class PartitionWrite(NamedTuple):
-    """One partition's part of a cycle. `inline`: the frame contains its bytes."""
+    """The chunks of one partition in a cycle. If `inline`, the frame contains their bytes; else it
+    refers to the segment."""
 
     log: PartitionLog
     chunks: list[Chunk]
@@ -40,6 +41,8 @@ class PartitionWrite(NamedTuple):
 
 
 class Cycle:
+    """One frame: planned on the loop, written in the flush lane, committed on the loop."""
+
     def __init__(
         self, pending_commit: PendingCommit, inline_bytes: int, frame_inline_bytes: int
     ) -> None:
@@ -71,12 +74,12 @@ class Cycle:
             payload += format.append_bytes(len(chunks), producer_batches, in_frame, boundaries)
             self.writes.append(PartitionWrite(log, chunks, inline))
         self.frame_bytes = format.frame_bytes(payload) if payload else 0
-        #: Set by `write`, for the commit.
+        #: The descriptors of each write's chunks; set by `write_segments`, used by the commit.
         self.descriptors: list[list[Descriptor]] = []
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write: it contains only repeats of an earlier cycle."""
+        """Whether there is nothing to write, because all batches repeat those of earlier cycles."""
         return self.frame_bytes == 0
 
     @property
@@ -91,6 +94,7 @@ class Cycle:
     # --- in the flush lane --------------------------------------------------------------------
 
     def write_segments(self, files: OpenFiles) -> None:
+        """Write the batches that the frame only refers to; compute all checksums."""
         for log, chunks, inline in self.writes:
             if not inline:
                 write_chunks(files, chunks)
@@ -146,8 +150,9 @@ def _find_max_inline_bytes(
 
 
 def _extend_checksum(chunk: Chunk, start: int) -> int:
-    """Return the checksum of a region including this chunk. A large batch was read once, when its
-    own checksum was verified, so that checksum is used instead of its bytes."""
+    """Return the checksum of a region including this chunk, given the checksum before it. The
+    checksum of a large batch was verified when it arrived, so it is joined instead of computed
+    again from the bytes."""
     if len(chunk.data) < chunk.batches * _LARGE_BATCH_BYTES:
         return crc32c(chunk.data, start)
     checksum = start

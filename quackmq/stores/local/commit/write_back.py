@@ -20,6 +20,8 @@ from quackmq.stores.local.tail import CHUNK_OVERHEAD, Chunk
 
 
 class UnwrittenChunks(NamedTuple):
+    """Committed chunks of one log that are not in its segments yet."""
+
     log: PartitionLog
     chunks: tuple[Chunk, ...]
 

@@ -138,6 +138,8 @@ def encode(
 
 
 class Decoded(NamedTuple):
+    """The content of a checkpoint."""
+
     header: CheckpointHeader
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
@@ -173,6 +175,7 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
 def new_logs(
     catalog: Catalog, options: LocalOptions, epoch: int
 ) -> dict[PartitionKey, PartitionLog]:
+    """Return an empty log for every partition in the catalog."""
     keys = (
         PartitionKey(topic.id, partition)
         for topic in catalog.topics.values()

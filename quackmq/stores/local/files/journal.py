@@ -27,11 +27,15 @@ DIRECTORY = "journal"
 
 
 class JournalLocation(NamedTuple):
+    """A byte position in a slot."""
+
     slot: int
     position: int
 
 
 class Journal:
+    """The writing side. The section comments below say where each method may be called."""
+
     def __init__(
         self, disk: Disk, *, slot_bytes: int, slots: int, start: JournalLocation, number: int
     ):
@@ -88,6 +92,7 @@ class Journal:
     # --- in the flush lane, or on the loop ----------------------------------------------------
 
     def write(self, location: JournalLocation, frame: bytes | bytearray) -> None:
+        """Write a frame at its reserved location; grow the slot's file if necessary."""
         file = self._files.get(location.slot)
         if file is None:
             file = self._files[location.slot] = self._disk.open(
@@ -119,6 +124,8 @@ def slot_path(slot: int) -> str:
 
 
 class SlotRange(NamedTuple):
+    """Bytes [start, end) of a slot; `end` is 0 if the file is missing or empty."""
+
     slot: int
     start: int
     end: int
@@ -248,7 +255,7 @@ def good_frames(data: bytes, start: int, salt: int) -> Iterator[tuple[int, Frame
 
 
 def read_slot(disk: Disk, slot: int) -> bytes:
-    """Return the whole content; no bytes if the slot was never used."""
+    """Return the whole content of a slot; no bytes if it was never used."""
     try:
         file = disk.open(slot_path(slot))
     except FileNotFoundError:

@@ -48,6 +48,7 @@ class _Entry(AbstractContextManager[File]):
 
 class OpenFiles:
     def __init__(self, disk: Disk, max_open: int) -> None:
+        """Keep at most `max_open` files open, unless more are in use or unsynced."""
         self._disk = disk
         self._max_open = max_open
         self._lock = threading.Lock()
@@ -141,6 +142,7 @@ class OpenFiles:
                 raise
 
     def list_unsynced(self) -> list[str]:
+        """Return the paths whose bytes or names are not durable."""
         with self._lock:
             return sorted(self._dirty.keys() | self._new_names)
 
@@ -167,6 +169,7 @@ class OpenFiles:
             entry.file.close()
 
     def _acquire(self, path: str, create: bool) -> _Entry:
+        """Return the open file of a path with one more user; open it if necessary."""
         with self._lock:
             entry = self._entries.get(path)
             if entry is not None:
@@ -185,6 +188,7 @@ class OpenFiles:
         return entry
 
     def _open(self, path: str, create: bool) -> File:
+        """Open a file; with `create`, create it and its directory if it does not exist."""
         try:
             return self._disk.open(path)
         except FileNotFoundError:

@@ -58,6 +58,8 @@ NOTHING_PACKED: Final = Packed({}, {})
 
 
 class Packs:
+    """The packs of a store, and the extents of each path. See the module for threads."""
+
     def __init__(
         self, disk: Disk, files: OpenFiles, packed: Packed = NOTHING_PACKED, first: int = 1
     ) -> None:
@@ -85,6 +87,7 @@ class Packs:
         return self._files.borrow(path)
 
     def rows(self, path: str) -> bytes:
+        """Return the encoded extents of a path (extents.py)."""
         return self._extents.get(path, NO_EXTENTS)
 
     def describe_pack_ranges(self, path: str, start: int, end: int) -> str:
@@ -120,6 +123,7 @@ class Packs:
                 yield run
 
     def _append_all(self, runs: Iterable[Run]) -> None:
+        """Append runs to packs, in blocks of a bounded size."""
         batch: list[Run] = []
         size = 0
         for run in runs:
@@ -157,6 +161,7 @@ class Packs:
             pack_position += run.size
 
     def _add_extent(self, path: str, extent: Extent) -> None:
+        """Record where bytes of a path lie now; count older bytes that it replaces as unused."""
         rows, replaced = extents.lay_over(self.rows(path), extent)
         self._extents[path] = rows
         self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
@@ -166,10 +171,10 @@ class Packs:
         for extent in released:
             self._live[extent.pack] -= extent.length
 
-    def _read_extents(self, wanted_extents: Iterable[Extent]) -> list[bytes] | None:
+    def _read_extents(self, extents_to_read: Iterable[Extent]) -> list[bytes] | None:
         """Return the bytes of extents; None if any of them cannot be read."""
         content: list[bytes] = []
-        for extent in wanted_extents:
+        for extent in extents_to_read:
             try:
                 with self._files.borrow(pack_path(extent.pack)) as file:
                     data = read_all(file, extent.length, extent.pack_position)
@@ -198,6 +203,7 @@ class Packs:
         return [pack for pack in self._sizes if pack != self._active and pack not in packed.sizes]
 
     def remove_packs(self, numbers: Iterable[int]) -> None:
+        """Remove packs. Raises InternalError if an extent still refers to one."""
         for pack in numbers:
             if self._live.pop(pack, 0):
                 raise InternalError(f"{pack_path(pack)} cannot be removed: it is in use")
@@ -259,6 +265,7 @@ class Packs:
 
     @property
     def live_bytes(self) -> int:
+        """The bytes in packs that an extent refers to."""
         return sum(self._live.values())
 
     @property
@@ -274,6 +281,7 @@ class Packs:
             self._append_all(self._runs_in(self._emptiest()))
 
     def _emptiest(self) -> set[int]:
+        """Choose the closed packs with the fewest used bytes, up to the bound of one rewrite."""
         closed = [
             pack
             for pack in self._sizes

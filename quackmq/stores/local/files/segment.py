@@ -45,7 +45,8 @@ _NO_ENTRIES: Final = bytearray()
 
 
 class Segment:
-    """Not thread-safe: call from the event loop (during recovery, before there is one)."""
+    """The state of one segment in memory. Not thread-safe: call from the event loop, or during
+    recovery, before there is one."""
 
     __slots__ = (
         "aborted_count",
@@ -64,7 +65,7 @@ class Segment:
     def __init__(self, key: PartitionKey, base_offset: int) -> None:
         self.base_offset = base_offset
         self.path = f"{segment_stem(key, base_offset)}.log"
-        #: Committed bytes, and bytes that have a position.
+        #: The committed bytes, and all bytes that a position was assigned to.
         self.size = 0
         self.planned_bytes = 0
         self.indexed_count = 0
@@ -85,7 +86,7 @@ class Segment:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file that it may have."""
+        """The files that the segment may have: batches, index, aborted transactions."""
         return self.path, self.index_path, self.aborted_path
 
     def extend(self, chunk: Descriptor) -> None:
@@ -214,6 +215,7 @@ class PendingEntries(NamedTuple):
             yield segment.aborted_path, segment.aborted_count * ABORTED_BYTES, self.aborted
 
     def mark_written(self) -> None:
+        """Record that the files now contain these entries."""
         segment = self.segment
         segment.indexed_count += len(self.regions) // REGION_ENTRY_BYTES
         segment.pending_regions = segment.pending_regions[len(self.regions) :] or _NO_ENTRIES
@@ -222,6 +224,7 @@ class PendingEntries(NamedTuple):
 
 
 def segment_stem(key: PartitionKey, base_offset: int) -> str:
+    """Return the path of a segment's files without the suffix."""
     return f"{topic_directory(key)}/{key.partition}-{base_offset:020}"
 
 
@@ -252,7 +255,8 @@ def load_index(files: Packs, segment: Segment, indexed: int) -> bytes:
 
 
 def load_aborted(files: Packs, segment: Segment, count: int) -> bytes:
-    """Return the entries of aborted transactions in the same way."""
+    """Return the entries of aborted transactions that the last checkpoint names, after checking
+    them. Thread-safe. Raises DamagedData, which names the first damaged entry."""
     with files.borrow(segment.aborted_path) as file:
         entries = read_all(file, count * ABORTED_BYTES, 0)
     whole = len(entries) // ABORTED_BYTES
@@ -288,8 +292,10 @@ class ReadPlan(NamedTuple):
 
 
 class ReadResult(NamedTuple):
+    """Whole batches that a read returned."""
+
     pieces: tuple[memoryview, ...]
-    #: Whether it contains everything of the plan from its offset on.
+    #: Whether these are all batches of the plan from its offset on.
     complete: bool
 
 
@@ -299,8 +305,8 @@ def read(file: File, plan: ReadPlan) -> memoryview:
 
 
 def extract_batches(plan: ReadPlan, data: memoryview) -> ReadResult:
-    """Return the whole batches of a plan from its offset on, within its bounds. Thread-safe. Raises
-    DamagedData if the batch with the offset is damaged."""
+    """Check the regions that were read, and return their whole batches from the plan's offset on,
+    within its bounds. Thread-safe. Raises DamagedData if the batch with the offset is damaged."""
     pieces: list[memoryview] = []
     remaining_bytes = plan.max_bytes
     for region in plan.regions:
@@ -379,6 +385,7 @@ def inspect(region: Region, content: memoryview) -> tuple[list[Span], list[BadRa
 
 
 def _parse_intact(region: Region, content: memoryview, position: int, expected: int) -> Span | None:
+    """Return the batch at `position` if it is provably intact and has the expected offset."""
     try:
         batch = Batch.parse(content[position:])
     except QuackError:
@@ -440,6 +447,7 @@ def describe_damage(path: str, damaged: BadRange) -> str:
 
 
 def _run_from(good: Sequence[Span], offset: int) -> list[Span]:
+    """Return the adjacent batches from the one with `offset` on."""
     run: list[Span] = []
     for span in good:
         if span.next_offset <= offset:

@@ -92,6 +92,7 @@ class Inspection:
         return any(finding.kind is Kind.DAMAGE for finding in self.findings)
 
     def _load(self) -> None:
+        """Read the metadata, the checkpoint and the journal; turn damage into findings."""
         try:
             self.meta = read_meta(self.disk)
             if self.meta is None:
@@ -111,6 +112,7 @@ class Inspection:
             self._replay(self.checkpoint, options)
 
     def _report_missing_meta(self) -> None:
+        """Report lost metadata. Raises UnusableDirectory if there is no data either."""
         if not holds_data(self.disk):
             raise UnusableDirectory(
                 f"there is no {META_PATH}: this is not a QuackMQ directory, or its creation was "
@@ -141,6 +143,7 @@ class Inspection:
     # --- the journal --------------------------------------------------------------------------
 
     def _replay(self, header: CheckpointHeader, options: LocalOptions) -> None:
+        """Apply the journal after the checkpoint, as recovery would."""
         path, position = slot_path(header.location.slot), header.location.position
         if self.meta is None:
             what = f"its frames cannot be identified without {META_PATH}"
@@ -179,6 +182,7 @@ class Inspection:
             next_damage = scan.damage
 
     def _report_lost_frames(self, damage: Damage) -> None:
+        """Add a finding for each range of bytes that held the lost frames."""
         what = (
             f"frames {damage.first_number} to {damage.last_number} of the journal were on disk "
             "and are now damaged; they held acknowledged data"
@@ -203,6 +207,7 @@ class Inspection:
             self.findings.append(finding)
 
     def _examine_end(self, recovered: Recovered, meta: Meta) -> None:
+        """Add a note if recovery would discard frames at the end of the journal."""
         end = recovered.header
         path = slot_path(end.location.slot)
         if recovered.discarded_frames:

@@ -58,7 +58,7 @@ class StoredBatch(NamedTuple):
 
 
 class OfflineSegments:
-    """Not thread-safe."""
+    """Reads segments with the writes that recovery would make. Not thread-safe."""
 
     def __init__(self, disk: Disk, packed: Packed = NOTHING_PACKED) -> None:
         self._open_files = OpenFiles(disk, limits.OPEN_SEGMENT_FILES)
@@ -160,6 +160,7 @@ class OfflineSegments:
             yield Finding(Kind.DAMAGE, path, what, start, end)
 
     def _scan_region(self, path: str, region: Region) -> ScannedRange:
+        """Return a region with its batches; if its checksum is wrong, with findings too."""
         content, problem = self._read(path, region.position, region.length)
         if crc32c(content) == region.data_crc:
             good = _parse_consecutive(content, region)
@@ -242,6 +243,7 @@ def _apply_writes(content: bytearray, start: int, writes: list[SegmentWrite]) ->
 
 
 def _examine_batches(path: str, region: Region, content: memoryview, problem: str) -> ScannedRange:
+    """Examine a region batch by batch."""
     good, damaged = inspect(region, content)
     bad = (
         Finding(
@@ -292,6 +294,7 @@ def _end_offsets(log: PartitionLog) -> Iterator[int]:
 
 
 def _misplaced_entry(segment: Segment, region: Region) -> Finding:
+    """Return the finding about an index entry that does not continue the one before it."""
     what = (
         f"the entry for offsets {region.base_offset} to {region.next_offset - 1} at byte "
         f"{region.position} does not continue the one before it"

@@ -59,7 +59,8 @@ class Tally:
 
 
 class Verification:
-    """Use once. `progress` is called with the bytes examined and the total after each piece."""
+    """Checks a directory; for one use. It calls `progress` with the bytes examined so far and the
+    total."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Verification:
             yield finding
 
     def _add_pack_ranges(self, finding: Finding) -> Finding:
-        """Add in which packs the bytes lie, if any: users look for them there."""
+        """Return the finding with the packs in which the bytes lie, where users look for them."""
         if finding.start is None or finding.end is None:
             return finding
         pack_ranges = self._inspection.segments.describe_pack_ranges(
@@ -136,6 +137,7 @@ class Verification:
                     yield from self._examine_without_checkpoint(Segment(key, int(match[2])))
 
     def _examine_without_checkpoint(self, segment: Segment) -> Iterator[Finding]:
+        """Yield the damage of a segment before its last good batch."""
         self.tally.segments += 1
         size = self._inspection.size(segment.index_path)
         segment.indexed_count = (size or 0) // REGION_ENTRY_BYTES
@@ -147,6 +149,7 @@ class Verification:
                 unconfirmed.clear()
 
     def _find_orphans(self) -> Iterator[Finding]:
+        """Yield a note about each file in the directory that nothing refers to."""
         inspection = self._inspection
         slots = inspection.meta.slots if inspection.meta is not None else 0
         topics = {f"{LOG_DIRECTORY}/{topic_id.hex}" for topic_id in inspection.catalog.topics_by_id}
@@ -171,6 +174,7 @@ class Verification:
 
 
 def _find_poison(scanned: ScannedRange) -> Iterator[Finding]:
+    """Yield the batches whose checksum is right and that cannot be decoded."""
     for span in scanned.good:
         start, end = scanned.position + span.position, scanned.position + span.position + span.size
         batch = Batch.peek(scanned.content[span.position : span.position + span.size])
