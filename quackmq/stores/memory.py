@@ -31,22 +31,16 @@ from quackmq.errors import (
     QuackError,
 )
 from quackmq.model.log_transactions import (
-    TRANSACTION_FLAGS,
     OpenTransactions,
     PartitionTransactions,
     TransactionBoundary,
-    check_room,
     find_aborted,
-    read_boundary,
     trim_aborted,
 )
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import (
     Producer,
-    RememberedBatch,
-    advance,
     expired_producers,
-    has_producer,
     is_repeat,
 )
 from quackmq.model.topic import (
@@ -66,6 +60,7 @@ from quackmq.model.topic import (
 )
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores import limits
+from quackmq.stores.append_checks import PartitionChecks, repeated_result
 from quackmq.stores.catalog import Catalog, Change
 from quackmq.stores.contract import Store, changes_of_time
 
@@ -133,13 +128,16 @@ class MemoryStore(Store):
         self._check_open()
         changes: list[Change] = [*self._catalog.cursor_changes(cursors)]
         changes += self._catalog.state_changes(states)
-        plans = {key: _AppendPlan(key, self._partition(key)) for key, _, _ in appends}
+        plans = {
+            key: _AppendPlan(key, self._partition(key), self._open_transactions)
+            for key, _, _ in appends
+        }
         now_ms = self._latest_append_ms = max(self._latest_append_ms, self._clock.now_ms())
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
         results = [plans[key].add(batch, now_ms) for key, batch, _ in appends]
         # All checks have passed: from here on nothing raises.
         for plan in plans.values():
-            plan.apply(forget_before_ms, self._open_transactions)
+            plan.apply(forget_before_ms)
         self._catalog.apply_all(changes)
         done: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
         done.set_result(results)
@@ -489,61 +487,43 @@ class _Partition:
 class _AppendPlan:
     """The effect of one append on one partition, computed before anything is changed."""
 
-    def __init__(self, key: PartitionKey, partition: _Partition) -> None:
+    def __init__(
+        self, key: PartitionKey, partition: _Partition, open_transactions: OpenTransactions
+    ) -> None:
         self._key = key
         self._partition = partition
-        self._next_offset = partition.next_offset
+        self._checks = PartitionChecks(
+            key, partition.next_offset, partition.producers.get, open_transactions
+        )
+        self._open_transactions = open_transactions
         self._new_batches: list[_StoredBatch] = []
-        self._producers: dict[int, Producer] = {}
         self._boundaries: list[TransactionBoundary] = []
 
     def add(self, batch: Batch, now_ms: int) -> AppendResult:
         """Check a batch and plan its append; return the result that the caller will get."""
-        base_offset = self._next_offset
-        first_offset = self._partition.first_offset
-        if has_producer(batch):
-            state = self._producers.get(batch.producer_id)
-            if state is None:
-                state = self._partition.producers.get(batch.producer_id)
-            outcome = advance(state, batch, base_offset, now_ms)
-            if isinstance(outcome, RememberedBatch):
-                return AppendResult(
-                    outcome.base_offset,
-                    outcome.next_offset,
-                    outcome.append_time_ms,
-                    first_offset,
-                    repeated=True,
-                )
-            if batch.attributes & TRANSACTION_FLAGS:
-                self._add_boundary(batch, outcome, base_offset, now_ms)
-            self._producers.pop(batch.producer_id, None)
-            self._producers[batch.producer_id] = outcome
+        base_offset, first_offset = self._checks.next_offset, self._partition.first_offset
+        repeats, _, boundary = self._checks.check(batch, now_ms)
+        if repeats is not None:
+            return repeated_result(repeats, first_offset)
+        if boundary is not None:
+            self._boundaries.append(boundary)
+        next_offset = self._checks.next_offset
         data = bytearray(batch.view)
         stamp(data, 0, base_offset, _LEADER_EPOCH)
-        self._next_offset = base_offset + batch.last_offset_delta + 1
         view = memoryview(data).toreadonly()
         self._new_batches.append(
-            _StoredBatch(view, base_offset, self._next_offset, batch.max_timestamp, now_ms)
+            _StoredBatch(view, base_offset, next_offset, batch.max_timestamp, now_ms)
         )
-        return AppendResult(base_offset, self._next_offset, now_ms, first_offset)
+        return AppendResult(base_offset, next_offset, now_ms, first_offset)
 
-    def _add_boundary(self, batch: Batch, state: Producer, base_offset: int, now_ms: int) -> None:
-        """Plan the beginning or the end of a transaction, if the batch is one."""
-        if not batch.is_control and state.transaction_offset != base_offset:
-            return  # it continues an open transaction
-        if not batch.is_control:
-            opened_count = sum(boundary.marker is None for boundary in self._boundaries)
-            check_room(self._key, len(self._partition.transactions.open) + opened_count)
-        self._boundaries.append(read_boundary(batch, base_offset, now_ms))
-
-    def apply(self, forget_before_ms: int, open_transactions: OpenTransactions) -> None:
+    def apply(self, forget_before_ms: int) -> None:
         """Change the partition as planned, and wake the readers that now have enough bytes."""
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
         for boundary in self._boundaries:
             partition.aborted += partition.transactions.apply(boundary)
-            open_transactions.apply(self._key, boundary)
-        for producer_id, state in self._producers.items():
+            self._open_transactions.apply(self._key, boundary)
+        for producer_id, state in self._checks.producers.items():
             partition.producers.pop(producer_id, None)  # insert it last: the most recently active
             partition.producers[producer_id] = state
         for producer_id in expired_producers(partition.producers, forget_before_ms):

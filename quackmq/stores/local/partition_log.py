@@ -20,7 +20,7 @@ from quackmq import limits as shared_limits
 from quackmq.clock import NEVER_MS
 from quackmq.model import producer_state as producers
 from quackmq.model.log_transactions import PartitionTransactions, TransactionBoundary
-from quackmq.model.producer_state import Producer, RememberedBatch
+from quackmq.model.producer_state import Producer
 from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores import limits
@@ -129,18 +129,6 @@ class PartitionLog:
         self.flushed_crc = 0
 
     # --- accepting batches --------------------------------------------------------------------
-
-    def check(
-        self, batch: Batch, base_offset: int, now_ms: int, submitted: dict[int, Producer]
-    ) -> Producer | RememberedBatch | None:
-        """Return the verdict of `producers.advance` on a batch; None if it has no producer.
-
-        `submitted` are the producers' states after earlier batches of the same call.
-        """
-        if not producers.has_producer(batch):
-            return None
-        state = submitted.get(batch.producer_id) or self.producer(batch.producer_id)
-        return producers.advance(state, batch, base_offset, now_ms)
 
     def is_repeat(self, batch: Batch) -> bool:
         return producers.is_repeat(self.producer(batch.producer_id), batch)

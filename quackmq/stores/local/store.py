@@ -39,12 +39,9 @@ from quackmq.errors import (
 )
 from quackmq.model.log_transactions import (
     TRANSACTION_FLAGS,
-    TransactionBoundary,
-    check_room,
-    read_boundary,
 )
 from quackmq.model.policy import Policy
-from quackmq.model.producer_state import Producer, RememberedBatch
+from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
     AbortedTransaction,
     Append,
@@ -63,6 +60,7 @@ from quackmq.model.topic import (
 )
 from quackmq.records.batch import NO_PRODUCER_ID, Batch
 from quackmq.stores import limits
+from quackmq.stores.append_checks import CheckedBatch, PartitionChecks, repeated_result
 from quackmq.stores.catalog import Change
 from quackmq.stores.contract import Store, Watch, changes_of_time
 from quackmq.stores.local.commit.committer import Committer
@@ -192,21 +190,20 @@ class LocalStore(Store):
         elif len(appends) == 1 and _is_plain(appends[0].batch):
             return committer.submit([self._accept_plain(appends[0])])
         checked = self._check_appends(appends, now_ms)
-        new_batches = sum(not isinstance(verdict, RememberedBatch) for _, verdict, _ in checked)
-        committer.commit_queue.reserve_entries(
-            new_batches * BATCH_ENTRY_BYTES + entry_bytes(changes)
-        )
+        new_count = sum(effect.repeats is None for _, effect in checked)
+        committer.commit_queue.reserve_entries(new_count * BATCH_ENTRY_BYTES + entry_bytes(changes))
         committer.submit_encoded(changes)
         results: list[AppendResult] = []
         is_durable = not changes
-        for (key, batch, owned), (log, verdict, boundary) in zip(appends, checked, strict=True):
-            if isinstance(verdict, RememberedBatch):
-                results.append(_repeated_result(log, verdict))
-                is_durable = is_durable and verdict.next_offset <= log.high_watermark
+        for (key, batch, owned), (log, effect) in zip(appends, checked, strict=True):
+            repeats, producer, boundary = effect
+            if repeats is not None:
+                results.append(repeated_result(repeats, log.first_offset))
+                is_durable = is_durable and repeats.next_offset <= log.high_watermark
                 continue
-            results.append(log.accept(batch, now_ms, verdict, owned, boundary))
+            results.append(log.accept(batch, now_ms, producer, owned, boundary))
             overhead = limits.PENDING_BATCH_OVERHEAD
-            if verdict is not None:
+            if producer is not None:
                 overhead += limits.PENDING_PRODUCER_OVERHEAD
             committer.commit_queue.add_batch(log, batch.size, overhead)
             if boundary is not None:
@@ -244,43 +241,20 @@ class LocalStore(Store):
 
     def _check_appends(
         self, appends: Sequence[Append], now_ms: int
-    ) -> list[tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]]:
-        """Return for each batch its log; its producer's new state, or the earlier batch that it
-        repeats; and the transaction boundary that it is, if any. Raise before any is accepted."""
-        checked: list[
-            tuple[PartitionLog, Producer | RememberedBatch | None, TransactionBoundary | None]
-        ] = []
-        end_offsets: dict[PartitionKey, int] = {}
-        newer_states_by_partition: dict[PartitionKey, dict[int, Producer]] = {}
-        begun_in_call_by_partition: dict[PartitionKey, int] = {}
+    ) -> list[tuple[PartitionLog, CheckedBatch]]:
+        """Check all batches of a call, and return them with their logs. Raise before any of them is
+        accepted."""
+        open_transactions = self._committer.open_transactions
+        checks_by_partition: dict[PartitionKey, PartitionChecks] = {}
+        checked: list[tuple[PartitionLog, CheckedBatch]] = []
         for key, batch, _ in appends:
             log = self._writable_log(key)
-            base_offset = end_offsets.get(key, log.end_offset)
-            states = newer_states_by_partition.setdefault(key, {})
-            verdict = log.check(batch, base_offset, now_ms, states)
-            if isinstance(verdict, RememberedBatch):
-                checked.append((log, verdict, None))
-                continue
-            boundary: TransactionBoundary | None = None
-            if batch.attributes & TRANSACTION_FLAGS and _is_boundary(batch, verdict, base_offset):
-                boundary = read_boundary(batch, base_offset, now_ms)
-                if boundary.marker is None:
-                    self._check_room_for_transaction(log, begun_in_call_by_partition)
-            checked.append((log, verdict, boundary))
-            end_offsets[key] = base_offset + batch.last_offset_delta + 1
-            if verdict is not None:
-                states[batch.producer_id] = verdict
+            checks = checks_by_partition.get(key)
+            if checks is None:
+                checks = PartitionChecks(key, log.end_offset, log.producer, open_transactions)
+                checks_by_partition[key] = checks
+            checked.append((log, checks.check(batch, now_ms)))
         return checked
-
-    def _check_room_for_transaction(
-        self, log: PartitionLog, begun_in_call_by_partition: dict[PartitionKey, int]
-    ) -> None:
-        """Raise LimitReached if the log has too many open transactions, including those that begin
-        in the same call; count one more in `begun_in_call_by_partition`."""
-        begun_in_call = begun_in_call_by_partition.get(log.key, 0)
-        open_count = self._committer.open_transactions.count(log.key) + begun_in_call
-        check_room(log.key, open_count)
-        begun_in_call_by_partition[log.key] = begun_in_call + 1
 
     def is_repeat(self, append: Append) -> bool:
         return self._readable_log(append.key).is_repeat(append.batch)
@@ -559,17 +533,6 @@ def _make_directory(directory: Path) -> None:
 
 def _is_plain(batch: Batch) -> bool:
     return batch.producer_id == NO_PRODUCER_ID and not batch.attributes & TRANSACTION_FLAGS
-
-
-def _is_boundary(batch: Batch, state: Producer | None, base_offset: int) -> bool:
-    """Return whether a batch begins or ends a transaction, rather than continuing one."""
-    return batch.is_control or (state is not None and state.transaction_offset == base_offset)
-
-
-def _repeated_result(log: PartitionLog, first: RememberedBatch) -> AppendResult:
-    return AppendResult(
-        first.base_offset, first.next_offset, first.append_time_ms, log.first_offset, True
-    )
 
 
 def _finished_future(results: list[AppendResult]) -> asyncio.Future[list[AppendResult]]:
