@@ -13,7 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -171,17 +171,17 @@ class Plans:
                 return
 
 
+@dataclass(slots=True, eq=False)
 class ActivePlan:
     """A plan together with the pins that it holds."""
 
-    def __init__(self, plan_id: str, topic: Topic, offers: bool) -> None:
-        self.id = plan_id
-        self.topic = topic
-        self.offers = offers
-        self.expires_ms = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self.partitions: dict[int, PartitionArchive] = {}
-        self._pins: dict[int, Pin] = {}
+    id: str
+    topic: Topic
+    offers: bool
+    expires_ms: int = 0
+    timer: asyncio.TimerHandle | None = None
+    partitions: dict[int, PartitionArchive] = field(default_factory=dict)
+    _pins: dict[int, Pin] = field(default_factory=dict)
 
     def describe(self) -> Plan:
         """Return the plan as callers see it."""

@@ -6,6 +6,7 @@ Only `Coordinator` calls this. Not thread-safe: call from the broker's event loo
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Final
 
 from quackmq.broker.groups.state import GroupSettings, StoredGroup
@@ -32,46 +33,29 @@ Waiter = asyncio.Future[
 UNSTORED_GROUP: Final = StoredGroup(GroupKind.CLASSIC, 0, "", {}, (), GroupSettings(), None)
 
 
+@dataclass(slots=True, eq=False)
 class GroupEntry:
     """A group of either kind, in memory."""
 
-    __slots__ = (
-        "former_members",
-        "group",
-        "is_flushing",
-        "lock",
-        "memory_bytes",
-        "name",
-        "pending_responses",
-        "running_updates",
-        "stored",
-        "stored_changes",
-        "stored_members_bytes",
-        "timer",
-        "timer_ms",
-        "version",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: The stored state and its version; None if the store has no state for this group.
-        self.stored: StoredGroup | None = None
-        self.version = 0
-        #: The stored size of the members.
-        self.stored_members_bytes = 0
-        #: The members before a restart, which may return.
-        self.former_members: FormerMembers | None = None
-        self.group: Group | ConsumerGroup | None = None
-        #: The group's change counter when it was last stored.
-        self.stored_changes = 0
-        self.memory_bytes = 0
-        self.pending_responses: list[WaiterResponse] = []
-        self.is_flushing = False
-        self.timer: LoopTimer | None = None
-        self.timer_ms = 0
-        self.lock = asyncio.Lock()
-        #: The number of unfinished updates of the stored state.
-        self.running_updates = 0
+    name: str
+    #: The stored state and its version; None if the store has no state for this group.
+    stored: StoredGroup | None = None
+    version: int = 0
+    #: The stored size of the members.
+    stored_members_bytes: int = 0
+    #: The members before a restart, which may return.
+    former_members: FormerMembers | None = None
+    group: Group | ConsumerGroup | None = None
+    #: The group's change counter when it was last stored.
+    stored_changes: int = 0
+    memory_bytes: int = 0
+    pending_responses: list[WaiterResponse] = field(default_factory=list)
+    is_flushing: bool = False
+    timer: LoopTimer | None = None
+    timer_ms: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: The number of unfinished updates of the stored state.
+    running_updates: int = 0
 
     @property
     def kind(self) -> GroupKind:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -58,17 +59,15 @@ class Call(NamedTuple):
     offset: int
 
 
+@dataclass(slots=True, eq=False)
 class Part:
     """The calls of one writer of a stage."""
 
-    __slots__ = ("calls", "digest", "lock", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: Serialises the calls of one writer.
-        self.lock = asyncio.Lock()
-        self.calls: list[Call] = []
-        self.digest = ""
+    name: str
+    #: Serialises the calls of one writer.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: list[Call] = field(default_factory=list)
+    digest: str = ""
 
     def add(self, call: Call) -> None:
         """Add a call that was appended to the stage's log."""
@@ -95,35 +94,23 @@ class Part:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class Stage:
     """The parts of one stage, and whether it still accepts calls."""
 
-    __slots__ = (
-        "batches",
-        "is_ending",
-        "is_removed",
-        "key",
-        "parts",
-        "size",
-        "topic_id",
-        "touched_ms",
-        "turn",
-    )
-
-    def __init__(self, key: str, topic_id: UUID, now_ms: int, turn: Turn | None = None) -> None:
-        self.key = key
-        #: The turn of a series that this stage writes; None without a series.
-        self.turn = turn
-        self.topic_id = topic_id
-        self.parts: dict[str, Part] = {}
-        #: These two include calls that are still being appended.
-        self.batches = 0
-        self.size = 0
-        self.touched_ms = now_ms
-        #: The stage is being committed, or has ended.
-        self.is_ending = False
-        #: The stage was committed or aborted, and is not in memory any more.
-        self.is_removed = False
+    key: str
+    topic_id: UUID
+    touched_ms: int
+    #: The turn of a series that this stage writes; None without a series.
+    turn: Turn | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    #: These two include calls that are still being appended.
+    batches: int = 0
+    size: int = 0
+    #: The stage is being committed, or has ended.
+    is_ending: bool = False
+    #: The stage was committed or aborted, and is not in memory any more.
+    is_removed: bool = False
 
     @property
     def source(self) -> PartitionKey:

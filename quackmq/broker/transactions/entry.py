@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -48,44 +49,30 @@ class Pending(NamedTuple):
     offsets: Mapping[PartitionKey, PendingOffset]
 
 
+@dataclass(slots=True, eq=False)
 class TransactionalIdEntry:
     """A transactional id, its producer, and its open transaction if there is one."""
 
-    __slots__ = (
-        "groups",
-        "is_ending",
-        "is_ongoing",
-        "is_recovered",
-        "lock",
-        "partitions",
-        "pending",
-        "serial",
-        "stored",
-        "started_ms",
-        "timer",
-        "transactional_id",
-        "users",
-        "version",
-    )
-
-    def __init__(self, transactional_id: str) -> None:
-        self.transactional_id = transactional_id
-        #: The stored state and its version; None if the store has no state for this id.
-        self.stored: TransactionalIdState | None = None
-        self.version = 0
-        #: Hold `lock` while changing this entry. `users` counts the tasks that hold it or wait for
-        #: it.
-        self.lock = asyncio.Lock()
-        self.users = 0
-        #: Loaded at a restart, and no transaction has ended and no producer was initialised since.
-        self.is_recovered = False
-        #: The markers are being appended: nothing more may be added to the transaction.
-        self.is_ending = False
-        self.timer: LoopTimer | None = None
-        #: Distinguishes one open transaction from the next.
-        self.serial = 0
-        self.started_ms: int | None = None
-        self.clear_transaction()
+    transactional_id: str
+    #: The stored state and its version; None if the store has no state for this id.
+    stored: TransactionalIdState | None = None
+    version: int = 0
+    #: Hold `lock` while changing this entry. `users` counts the tasks that hold it or wait for it.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    #: Loaded at a restart, and no transaction has ended and no producer was initialised since.
+    is_recovered: bool = False
+    #: The markers are being appended: nothing more may be added to the transaction.
+    is_ending: bool = False
+    timer: LoopTimer | None = None
+    #: Distinguishes one open transaction from the next.
+    serial: int = 0
+    started_ms: int | None = None
+    #: The open transaction, if `is_ongoing`. `groups` are those whose offsets it may commit.
+    is_ongoing: bool = False
+    partitions: dict[PartitionKey, None] = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
+    pending: dict[str, Pending] = field(default_factory=dict)
 
     @property
     def state(self) -> TransactionState:
@@ -116,10 +103,9 @@ class TransactionalIdEntry:
     def clear_transaction(self) -> None:
         """Clear the open transaction."""
         self.is_ongoing = False
-        self.partitions: dict[PartitionKey, None] = {}
-        #: Groups whose offsets this transaction may commit.
-        self.groups: set[str] = set()
-        self.pending: dict[str, Pending] = {}
+        self.partitions = {}
+        self.groups = set()
+        self.pending = {}
         self.stop_timer()
 
     def add_partitions(self, keys: Iterable[PartitionKey]) -> None:
