@@ -45,6 +45,11 @@ LENGTH_OVERHEAD: Final = 12
 #: The position of the checksum, and the position from which on it covers the batch.
 CRC_POSITION: Final = 17
 CRC_START: Final = 21
+_ATTRIBUTES: Final = struct.Struct(">h")
+#: Producer id, epoch and base sequence, which are adjacent in a batch header.
+_PRODUCER: Final = struct.Struct(">qhi")
+_PRODUCER_POSITION: Final = 43
+_CRC: Final = struct.Struct(">I")
 _STAMP_OFFSET: Final = struct.Struct(">q")
 _STAMP_EPOCH: Final = struct.Struct(">i")
 _SPAN: Final = struct.Struct(">qi11xi")
@@ -161,6 +166,17 @@ def stamp(buffer: bytearray | memoryview, position: int, base_offset: int, epoch
     """Write offset and leader epoch into the batch at `position`, in place."""
     _STAMP_OFFSET.pack_into(buffer, position, base_offset)
     _STAMP_EPOCH.pack_into(buffer, position + 12, epoch)
+
+
+def with_producer(
+    batch: Batch, attributes: int, producer_id: int, producer_epoch: int, base_sequence: int
+) -> Batch:
+    """Return a copy of a batch with these attributes and this producer, and its new checksum."""
+    data = bytearray(batch.view)
+    _ATTRIBUTES.pack_into(data, CRC_START, attributes)
+    _PRODUCER.pack_into(data, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
+    _CRC.pack_into(data, CRC_POSITION, crc32c(memoryview(data)[CRC_START:]))
+    return Batch.peek(data)
 
 
 class Span(NamedTuple):

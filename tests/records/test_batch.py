@@ -19,6 +19,7 @@ from quackmq.records.batch import (
     batches,
     spans,
     stamp,
+    with_producer,
 )
 from quackmq.records.codec import decode, encode, single
 from tests.kit.batches import resealed, sealed
@@ -207,3 +208,12 @@ def test_a_run_of_batches_is_one_that_another_implementation_reads() -> None:
         assert batch.validate_crc()
         values += [record.value for record in batch]
     assert values == [b"first", b"", None] * len(COMPRESSIONS)
+
+
+def test_a_copy_with_another_producer_is_a_valid_batch_with_the_same_records() -> None:
+    batch = Batch.parse(encode(RECORDS, base_offset=7, producer_id=1, base_sequence=2))
+    copy = Batch.parse(with_producer(batch, 0x10, 77, 3, 41).view)
+    assert (copy.attributes, copy.producer_id, copy.producer_epoch) == (0x10, 77, 3)
+    assert (copy.base_sequence, copy.base_offset) == (41, 7)
+    assert decode(copy) == decode(batch)
+    assert batch.producer_id == 1, "the original is unchanged"

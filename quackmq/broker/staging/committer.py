@@ -20,8 +20,9 @@ from quackmq.broker.staging.stage import Call
 from quackmq.broker.staging.stage_log import with_transaction
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.entry import ProducerEpoch
+from quackmq.broker.transactions.markers import make_marker_appends
 from quackmq.errors import QuackError
-from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.log_transactions import Marker
 from quackmq.model.producer_state import sequence_after
 from quackmq.model.topic import Append, AppendResult, PartitionKey, Read, StatePut
 from quackmq.model.transactional_id import is_exhausted
@@ -128,14 +129,13 @@ class StageCopier:
     ) -> None:
         """Append markers with the next epoch, as newer Kafka clients end a transaction (EndTxn with
         an epoch bump), and store `states` with them."""
-        producer_id, epoch = producer
-        data = marker_batch(producer_id, epoch + 1, marker, self._now_ms())
+        producer = producer._replace(epoch=producer.epoch + 1)
+        now_ms = self._now_ms()
 
         async def append_markers() -> None:
             existing_topics = self._topics.by_id
-            appends = [
-                Append(key, Batch.peek(data)) for key in keys if key.topic_id in existing_topics
-            ]
+            existing_keys = (key for key in keys if key.topic_id in existing_topics)
+            appends = make_marker_appends(producer, marker, now_ms, existing_keys)
             await self._append(appends, states)
 
         await self._topics.retry_on_topic_deletion(append_markers)

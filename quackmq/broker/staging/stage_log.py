@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import uuid
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
 from quackmq.broker.staging.series import Turn
 from quackmq.broker.topics import HIDDEN_PREFIX
@@ -32,22 +30,16 @@ from quackmq.model.stored_json import decode_stored
 from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import (
-    CRC_POSITION,
-    CRC_START,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     TRANSACTIONAL_FLAG,
     Batch,
     Record,
+    with_producer,
 )
 
 #: Prefix of the names of the stages' topics.
 STAGE_PREFIX: Final = HIDDEN_PREFIX + "stage."
-_ATTRIBUTES: Final = struct.Struct(">h")
-#: Producer id, epoch and base sequence, which are adjacent in a batch header.
-_PRODUCER: Final = struct.Struct(">qhi")
-_PRODUCER_POSITION: Final = 43
-_CRC: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 
 
@@ -156,20 +148,10 @@ def without_producer(batch: Batch) -> Batch:
     """Return the batch without producer id, epoch and sequence, which belong to the target log."""
     if batch.producer_id == NO_PRODUCER_ID:
         return batch
-    return _with_producer(batch, batch.attributes, NO_PRODUCER_ID, -1, NO_SEQUENCE)
+    return with_producer(batch, batch.attributes, NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
 def with_transaction(batch: Batch, producer_id: int, epoch: int, sequence: int) -> Batch:
     """Return a copy of the batch as part of a transaction of this producer."""
     attributes = batch.attributes | TRANSACTIONAL_FLAG
-    return _with_producer(batch, attributes, producer_id, epoch, sequence)
-
-
-def _with_producer(
-    batch: Batch, attributes: int, producer_id: int, epoch: int, sequence: int
-) -> Batch:
-    data = bytearray(batch.view)
-    _ATTRIBUTES.pack_into(data, CRC_START, attributes)
-    _PRODUCER.pack_into(data, _PRODUCER_POSITION, producer_id, epoch, sequence)
-    _CRC.pack_into(data, CRC_POSITION, crc32c(memoryview(data)[CRC_START:]))
-    return Batch.peek(data)
+    return with_producer(batch, attributes, producer_id, epoch, sequence)

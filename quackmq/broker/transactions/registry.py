@@ -18,7 +18,8 @@ from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.groups.service import Groups
 from quackmq.broker.topics import Topics
-from quackmq.broker.transactions.entry import Pending, TransactionalIdEntry
+from quackmq.broker.transactions.entry import Pending, ProducerEpoch, TransactionalIdEntry
+from quackmq.broker.transactions.markers import make_marker_appends
 from quackmq.broker.transactions.state import (
     OFFSETS_PREFIX,
     STATE_PREFIX,
@@ -33,10 +34,9 @@ from quackmq.broker.transactions.state import (
     transactional_id_in,
 )
 from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
-from quackmq.model.log_transactions import Marker, marker_batch
+from quackmq.model.log_transactions import Marker
 from quackmq.model.topic import Append, AppendResult, PartitionKey
 from quackmq.model.transactional_id import TransactionalIdState, TransactionEnd
-from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -174,13 +174,13 @@ class TransactionalIdRegistry:
         appends: list[Append] = []
         async with self._groups.committing(cursors) if cursors else nullcontext(()) as receipts:
             if entry.is_ongoing:
-                producer_id, _ = entry.producer()
-                batch = Batch.peek(marker_batch(producer_id, after.marker_epoch, marker, now_ms))
+                producer = entry.producer()._replace(epoch=after.marker_epoch)
                 # Nothing runs between this call and the append, so the append meets exactly these
                 # transactions.
-                open_partitions = await self._store.open_transactions(producer_id)
+                open_partitions = await self._store.open_transactions(producer.producer_id)
                 keys = entry.partitions | dict.fromkeys(open_partitions)
-                appends = [Append(key, batch) for key in keys if key.topic_id in existing_topics]
+                existing_keys = (key for key in keys if key.topic_id in existing_topics)
+                appends = make_marker_appends(producer, marker, now_ms, existing_keys)
             appends.extend(receipts)
             end_state_puts = entry.end_state_puts(encode_id_state(after.id_state))
             appended = await self._store.append(appends, cursors, end_state_puts)
@@ -205,11 +205,11 @@ class TransactionalIdRegistry:
         log.warning(
             "aborting the open transaction of producer %d: no transactional id owns it", producer_id
         )
-        appends = []
+        appends: list[Append] = []
         for key in keys:
             epoch = (await self._store.producers(key))[producer_id].epoch
-            data = marker_batch(producer_id, epoch, Marker.ABORT, self._now_ms())
-            appends.append(Append(key, Batch.peek(data)))
+            producer = ProducerEpoch(producer_id, epoch)
+            appends += make_marker_appends(producer, Marker.ABORT, self._now_ms(), [key])
         try:
             await self._store.append(appends)
         except StoreReadOnly as error:
