@@ -146,6 +146,24 @@ async def test_files_of_a_second_trim_are_removed_like_those_of_the_first(
     await store.close()
 
 
+async def test_files_are_removed_by_the_timer_again_after_another_checkpoint_cancelled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores_limits, "GARBAGE_INTERVAL_MS", 3_600_000)
+    options = LocalOptions(segment_bytes=1, journal_inline_bytes=0)
+    store = await LocalStore.open_on(RealDisk(tmp_path), options=options)
+    key = await new_partition(store)
+    for _ in range(9):
+        await append_values(store, key, b"x")
+    await store.trim(key, 3)
+    await soon(store._committer._start_checkpoint())
+    assert len(list(tmp_path.glob("log/*/*.log"))) == 6
+    monkeypatch.setattr(stores_limits, "GARBAGE_INTERVAL_MS", 10)
+    await store.trim(key, 6)
+    await until(lambda: len(list(tmp_path.glob("log/*/*.log"))) == 3)
+    await store.close()
+
+
 class CountedSyncs(RealDisk):
     """Counts the syncs of the journal."""
 

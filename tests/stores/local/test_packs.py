@@ -12,8 +12,13 @@ from quackmq.disk.interface import read_all
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.errors import InternalError
 from quackmq.stores import limits as stores_limits
+from quackmq.stores.catalog import CapturedCatalog
+from quackmq.stores.local.commit.checkpoint_capture import Capture
+from quackmq.stores.local.commit.checkpoint_writer import CheckpointWriter, Removal
 from quackmq.stores.local.files import extents
+from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.extents import Extent
+from quackmq.stores.local.files.journal import JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packed, Packs, Run, list_packs, pack_path
 
@@ -306,6 +311,29 @@ def test_a_pack_goes_when_a_checkpoint_does_not_name_it(
     packs.remove_packs(unnamed)
     assert (unnamed, list_packs(disk)) == ([1], [2])
     assert content(packs, B, 3) == b"two"
+
+
+def test_a_pack_that_the_last_checkpoint_names_stays_until_the_next_one(
+    packs: Packs, files: OpenFiles, disk: FlakyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores_limits, "PACK_BYTES", 1)
+    write(packs, A, 0, b"one")
+    write(packs, B, 0, b"two")
+    writer = CheckpointWriter(disk, files, packs, SMALL)
+    header = CheckpointHeader(
+        run=1,
+        epoch=1,
+        clean=False,
+        sync="always",
+        boot_id="",
+        frame=0,
+        location=JournalLocation(0, 0),
+    )
+    for left in ([1, 2], [2]):
+        writer.write_checkpoint(header, CapturedCatalog((), (), ()), Capture({}), Removal([], []))
+        packs.forget(A)  # its bytes were moved to its own file meanwhile
+        writer.remove(Removal([], []))
+        assert list_packs(disk) == left
 
 
 def test_the_active_pack_stays_although_nothing_names_it(packs: Packs) -> None:
