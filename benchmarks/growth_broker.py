@@ -49,18 +49,18 @@ class TurnMeter:
     def _fire(self) -> None:
         used_s = time.thread_time() - self._cpu_s
         late_s = time.monotonic() - self._due_s
-        self._note(used_s if self._wait_s == _FINE_S else min(used_s, late_s))
+        self._note(used_s if self._wait_s == _FINE_S else min(used_s, late_s), late_s)
         if used_s < self._wait_s * _RESTING_SHARE:
             self._quiet_firings += 1
         else:
             self._quiet_firings = 0
         self._wait(_FINE_S if self._quiet_firings < _RESTING_FIRINGS else _COARSE_S)
 
-    def _note(self, turn_s: float) -> None:
+    def _note(self, turn_s: float, late_s: float) -> None:
         if turn_s > min(self._heaviest_s, _MANY_S):
             self._heaviest_s = max(turn_s, self._heaviest_s)
             turn_ms = turn_s * 1_000
-            cause = self._clock.find_cause(int(turn_ms), int(turn_ms))
+            cause = self._clock.find_cause(int(late_s * 1_000), int(turn_ms))
             print(f"turn {turn_ms:.1f} {cause}", flush=True)
 
 

@@ -24,7 +24,14 @@ from benchmarks.doors import ask
 from benchmarks.growth_curves import KAFKA, OURS
 from benchmarks.peers.kafka import Kafka
 from benchmarks.processes import HOST, Command, Server, free_ports, running
-from benchmarks.requests import kafka_create, kafka_put, kafka_put_errors, kafka_puts, message
+from benchmarks.requests import (
+    kafka_create,
+    kafka_create_errors,
+    kafka_put,
+    kafka_put_errors,
+    kafka_puts,
+    message,
+)
 from benchmarks.streams import answer, connect, receive_frame
 
 SMALL: Final = b"x" * 100
@@ -37,6 +44,8 @@ REQUESTS_IN_FLIGHT: Final = 4
 #: The slowest start and stop that is waited for.
 LIFE_SECONDS: Final = 900.0
 _LOOK_EVERY_SECONDS: Final = 0.02
+#: The error code of Kafka's protocol.
+_TOPIC_EXISTS: Final = 36
 _ROOT: Final = str(Path(__file__).parent.parent)
 
 
@@ -197,8 +206,11 @@ def write_when_ready(address: str, requests: Sequence[bytes]) -> None:
 
 
 def create(stream: socket.socket, topics: Sequence[str]) -> None:
+    """Create topics, unless they exist. Another error raises RuntimeError."""
     for start in range(0, len(topics), CREATED_AT_ONCE):
-        answer(stream, kafka_create(topics[start : start + CREATED_AT_ONCE]))
+        created = answer(stream, kafka_create(topics[start : start + CREATED_AT_ONCE]))
+        if errors := kafka_create_errors(created) - {0, _TOPIC_EXISTS}:
+            raise RuntimeError(f"topics were not created, with errors {errors}")
 
 
 def requests_for(topics: Sequence[str], batch: bytes | None = None) -> list[bytes]:

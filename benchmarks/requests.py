@@ -11,8 +11,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kio.index import load_request_schema
-from kio.serial import entity_writer
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32
 
 from quackmq.protocols.kafka.codec.writer import write_entity
@@ -160,6 +160,13 @@ def kafka_create(topics: Sequence[str]) -> bytes:
         for topic in topics
     ]
     return kafka_request(*_CREATE_TOPICS, topics=wanted, timeout=_TIMEOUT_MS, validate_only=False)
+
+
+def kafka_create_errors(answer: bytes) -> set[int]:
+    """Return the error codes in the answer to `kafka_create`, without its length."""
+    found: Any
+    found, _ = entity_reader(load_response_schema(*_CREATE_TOPICS))(answer, _AFTER_CORRELATION_ID)
+    return {int(topic.error_code) for topic in found.topics}
 
 
 def kafka_metadata() -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,26 @@ async def test_every_partition_is_looked_at_however_many_there_are(
         for _ in range(5):
             await home.archiver.archive_due()
         assert all(home.ranges(key) == [(0, 1)] for key in keys)
+
+
+async def test_many_changed_partitions_are_noted_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS", 0)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS_AT_ONCE", 2)
+    async with pond(tmp_path / "data") as home:
+        for number in range(10):
+            await home.put(await home.create(f"ducks-{number}"), b"quack")
+        for topic in home.archiver._topics().values():
+            home.archiver.follow(topic)
+        home.archiver._unseen.clear()
+        looking = asyncio.create_task(home.archiver._look())
+        seen = [0]
+        while not looking.done():
+            await asyncio.sleep(0)
+            seen.append(len(home.archiver._unseen))
+        assert seen[-1] == 10
+        assert all(after - before <= 2 for before, after in pairwise(seen))
 
 
 async def test_a_topic_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -177,12 +177,8 @@ class Archiver:
         """Find out which partitions are due: check those that have changed, those whose time has
         come, and a few others."""
         changed = self._store.inner.take_changed()
-        for key in changed or ():
-            if key.topic_id in self._names:
-                self._unseen[key] = self._names[key.topic_id]
-        for key in self._agenda.pop_due(self._now_ms()):
-            if key.topic_id in self._names:
-                self._unseen[key] = self._names[key.topic_id]
+        await self._look_soon(changed or ())
+        await self._look_soon(self._agenda.pop_due(self._now_ms()))
         for count, key in enumerate(tuple(islice(self._unseen, limits.ARCHIVE_LOOKS)), start=1):
             name = self._unseen.pop(key, None)
             if name is not None:
@@ -191,6 +187,14 @@ class Archiver:
                 await asyncio.sleep(0)
         knows_all = changed is not None and len(self._names) == len(self._topics())
         await self._go_round(limits.ARCHIVE_ROUND_LOOKS if knows_all else limits.ARCHIVE_LOOKS)
+
+    async def _look_soon(self, keys: Iterable[PartitionKey]) -> None:
+        """Schedule a check of partitions; let other work run in between."""
+        for count, key in enumerate(keys, start=1):
+            if key.topic_id in self._names:
+                self._unseen[key] = self._names[key.topic_id]
+            if count % limits.ARCHIVE_LOOKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _go_round(self, looks: int) -> None:
         """Check the next `looks` partitions of all, in turn."""
