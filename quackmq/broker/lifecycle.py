@@ -196,6 +196,7 @@ class _Only(Generic[T]):
 
 
 def _pass_on(element: asyncio.Future[T], elements: asyncio.Future[list[T]]) -> None:
+    """Give `element` the outcome of `elements`, which has ended."""
     if element.cancelled():
         if not elements.cancelled():
             elements.exception()  # mark it as retrieved: nobody waits for it

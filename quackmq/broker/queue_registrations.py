@@ -181,6 +181,7 @@ class Registrations:
             return f"producer-{counters.producers}"
 
     async def _register_again(self, topic: Topic, number: int) -> str:
+        """Register an existing producer that has no topic. Raise AlreadyRegistered."""
         async with self._lock:
             registered_topic = self._find_topic(number)
             if registered_topic is not None:
@@ -191,6 +192,7 @@ class Registrations:
             return f"producer-{number}"
 
     async def _register(self, topic: Topic, number: int, counters: _Counters) -> None:
+        """Store a producer's topic, with new counters if they have changed."""
         await self._store.room()
         self._topics.with_id(topic.id)  # a deletion from now on removes the producer, too
         # The producer still has a stored state while its former topic is being deleted.
@@ -213,6 +215,7 @@ class Registrations:
         self._producers.move_to_end(number)
 
     async def _new_consumer(self) -> str:
+        """Allocate the id of a new consumer: a number whose name is not in use."""
         async with self._lock:
             number = self._counters.consumers + 1
             while self._is_name_used(f"consumer-{number}"):
@@ -234,6 +237,7 @@ class Registrations:
     # --- lookup -----------------------------------------------------------------------------
 
     def _parse_producer_id(self, producer_id: str) -> int:
+        """Return the number in a producer's id. Raise UnknownProducerId."""
         number = _parse_number(_PRODUCER_ID, producer_id)
         if number is None or number > self._counters.producers:
             raise UnknownProducerId(
@@ -246,6 +250,8 @@ class Registrations:
         return None if registration is None else self._topics.by_id.get(registration.topic_id)
 
     def _check_consumer_exists(self, consumer_id: str) -> None:
+        """Raise UnknownConsumerId if nobody subscribes by this name and no such id was
+        allocated."""
         if self._pull.has_name(consumer_id):
             return
         number = _parse_number(_CONSUMER_ID, consumer_id)

@@ -95,6 +95,7 @@ class Timekeeping:
         return await self._lifecycle.run_shielded(self._confirm(caller, passed))
 
     async def _confirm(self, caller: Caller, passed: bool | None) -> bool:
+        """Store the correction of the clock, then apply it. Return whether there was one."""
         async with self._locks.hold(STATE_KEY):
             correction = self._clock.correction(passed)
             if correction is None:

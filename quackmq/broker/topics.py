@@ -139,6 +139,7 @@ class Topics:
         partitions: int | None,
         policy: Policy | Callable[[Policy], Policy] | None,
     ) -> Topic:
+        """Change a topic in the store, then in this view. Raise UnknownTopic."""
         async with self._locks.hold(name):
             topic = self.named(name)
             if callable(policy):
@@ -148,6 +149,8 @@ class Topics:
             )
 
     async def delete(self, name: str) -> None:
+        """Delete a topic in the store, then in this view; inform the parts that follow topics.
+        Raise UnknownTopic."""
         async with self._locks.hold(name):
             topic = self.named(name)
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -182,6 +185,7 @@ class Topics:
                     raise
 
     def _put(self, topic: Topic) -> Topic:
+        """Add or replace a topic in this view; inform the parts that follow topics."""
         self.by_name[topic.name] = topic
         self.by_id[topic.id] = topic
         self.changes += 1

@@ -51,11 +51,11 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, key = heapq.heappop(self._heap)
             if self._queued_by_key.get(key) != queued_ms:
-                continue
+                continue  # a stale entry: the deadline was moved to an earlier time
             del self._queued_by_key[key]
             at_ms = self._deadline_by_key.pop(key, None)
             if at_ms is None:
-                continue
+                continue  # the key was dropped
             if at_ms <= now_ms:
                 keys.append(key)
             else:

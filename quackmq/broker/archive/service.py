@@ -302,6 +302,7 @@ class Archives:
     async def _describe(
         self, key: PartitionKey, find_manifest: Callable[[PartitionKey], Manifest | None]
     ) -> PartitionArchive:
+        """Describe a partition with the manifest that `find_manifest` returns for it."""
         # Read the log's offsets first: the log never begins after the end of a manifest read later.
         offsets = await self._store.inner.offsets(key)
         manifest = find_manifest(key) or manifests.empty(key, "", offsets.first)
@@ -326,6 +327,7 @@ class Archives:
     def _make_page(
         self, topic: Topic, found: list[PartitionArchive], numbers: Sequence[int]
     ) -> TopicArchive:
+        """Return the partitions `found`, which are the first of `numbers`, as one page."""
         next_partition = numbers[len(found)] if len(found) < len(numbers) else None
         directory = self._disk.location(archive_files.topic_path(topic.name))
         return TopicArchive(topic, directory, tuple(found), next_partition)
@@ -335,6 +337,7 @@ class Archives:
     async def _replace(
         self, key: PartitionKey, version: int, old: Sequence[str], new: Sequence[str]
     ) -> None:
+        """Compare the offered files with the old ones, then replace these in the manifest."""
         async with self._replace_lock:
             with self._partitions.pin(key) as pin:
                 offered = await self._compare_offered(pin.manifest, old, new, version)
@@ -344,6 +347,8 @@ class Archives:
             await self._partitions.replace(key, make, new)
 
     def _check_offered(self, name: str) -> None:
+        """Check that a name is that of a file offered under a plan. Raise InvalidRequest or
+        UnknownPlan."""
         plan_id = manifests.plan_of_offered(name)
         if plan_id is None:
             raise InvalidRequest(
@@ -377,6 +382,7 @@ class Archives:
             raise StorageError(f"cannot read the offered files: {error}") from error
 
     async def _merge_periodically(self) -> None:
+        """Merge files at intervals, until cancelled."""
         while True:
             await asyncio.sleep(limits.MERGE_INTERVAL_MS / 1000)
             try:

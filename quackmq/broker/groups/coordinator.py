@@ -119,7 +119,7 @@ class Coordinator:
                 entry.former_members = _former_members_of(entry.stored)
                 if entry.stored.members is not None:
                     self._count_stored_members(entry, members_bytes(entry.stored.members))
-                    self._deliver(entry, self._group(entry), [])
+                    self._deliver(entry, self._group(entry), [])  # this sets the timer
 
     def stop(self) -> None:
         """Stop the timers and end every wait with BrokerClosing."""
@@ -328,6 +328,8 @@ class Coordinator:
             entry.running_updates -= 1
 
     async def _write_stored(self, entry: GroupEntry, stored: StoredGroup | None) -> None:
+        """Write the state of a group, or delete it. Count its members before, and restore the count
+        if writing fails."""
         previous_bytes = entry.stored_members_bytes
         # Count the new size now, since other groups are written meanwhile.
         self._count_stored_members(entry, 0 if stored is None else members_bytes(stored.members))
@@ -390,6 +392,7 @@ class Coordinator:
         return entry
 
     def _find_or_add(self, name: str) -> GroupEntry:
+        """Return the entry of a group; add an empty one if there is none. Raise LimitReached."""
         entry = self._entries.get(name)
         if entry is None:
             if len(self._entries) >= limits.GROUPS:
@@ -485,6 +488,8 @@ class Coordinator:
         self._drop_if_unused(entry)
 
     async def _flush(self, entry: GroupEntry) -> None:
+        """Store the group until nothing is left to store; after each write, send the responses that
+        waited for it."""
         failure: QuackError | None = None
         while entry.pending_responses or (failure is None and not entry.is_durable()):
             count = len(entry.pending_responses)
@@ -506,6 +511,7 @@ class Coordinator:
         self._drop_if_unused(entry)
 
     async def _wait(self, entry: GroupEntry, waiter: Waiter, expected: type[_Outcome]) -> _Outcome:
+        """Wait for the response to a call and return it; raise it if it is an error."""
         try:
             outcome = await self._waits.wait(waiter)
         finally:
@@ -517,6 +523,7 @@ class Coordinator:
         return outcome
 
     def _schedule(self, entry: GroupEntry, group: Group | ConsumerGroup) -> None:
+        """Set the timer to the group's next deadline."""
         deadline_ms = group.next_deadline_ms
         if deadline_ms is None or self._lifecycle.is_closing:
             entry.stop_timer()
@@ -528,6 +535,7 @@ class Coordinator:
             entry.timer = loop_clock().call_at(when, self._tick, entry)
 
     def _tick(self, entry: GroupEntry) -> None:
+        """Let the group expire what its timer was set for."""
         entry.timer = None
         group = entry.group
         # Members that wait for a write do not time out; the flush sets a new timer.
@@ -556,6 +564,7 @@ class Coordinator:
             raise LimitReached(f"{limits.GROUP_WAITERS} members are waiting: ask again later")
 
     def _check_room_for_publisher(self) -> None:
+        """Raise LimitReached if there are too many groups of publishers."""
         if len(self._entries) < limits.PUBLISHERS:
             return  # most brokers never have to count
         if sum(name.startswith(PUBLISHER_PREFIX) for name in self._entries) >= limits.PUBLISHERS:
@@ -565,6 +574,7 @@ class Coordinator:
             )
 
     def _check_bytes(self, request_bytes: int) -> None:
+        """Raise LimitReached if the members of all groups would take too much memory."""
         if request_bytes and self._memory_bytes + request_bytes > limits.GROUPS_BYTES:
             raise LimitReached(
                 f"the members of all groups take {self._memory_bytes} bytes; {request_bytes} more "

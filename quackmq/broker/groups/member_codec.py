@@ -38,6 +38,7 @@ def members_bytes(stored: StoredMembership | None) -> int:
 
 
 def encode_members(stored: StoredMembership) -> dict[str, object]:
+    """Return the members as JSON fields."""
     members = [
         {
             **member._asdict(),
@@ -78,6 +79,8 @@ def decode_members(
 
 
 def _is_consistent(stored: StoredMembership, static_members: Mapping[str, str]) -> bool:
+    """Return whether the members fit each other, the leader, the protocol and the static
+    members."""
     ids = {member.member_id for member in stored.members}
     has_protocol = stored.state is not GroupState.PREPARING_REBALANCE
     return (
@@ -96,6 +99,7 @@ def _is_consistent(stored: StoredMembership, static_members: Mapping[str, str]) 
 
 
 def _member_bytes(member: StoredMember) -> int:
+    """Return the size of a member as JSON, or slightly more."""
     texts = (member.member_id, member.instance_id or "", member.client_id, member.client_host)
     return (
         _FIELD_BYTES

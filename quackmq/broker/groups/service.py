@@ -311,6 +311,8 @@ class Groups:
     async def _commit(
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
+        """Commit offsets, then create or end the subscriptions that notes in their metadata ask
+        for."""
         outcomes = await self._commit_offsets(name, member, commits)
         indexes_by_note: dict[tuple[UUID, str, bool, Start], list[int]] = {}
         for index, commit in enumerate(commits):
@@ -346,6 +348,8 @@ class Groups:
     async def _commit_offsets(
         self, name: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
+        """Check and commit offsets, with the group's cursors locked. Return the error of each, or
+        None."""
         async with self._cursors.changing(name):
             self._check_commit(name, member)
             outcomes = [self._find_commit_error(name, each) for each in commits]
@@ -411,6 +415,7 @@ class Groups:
         return outcomes
 
     async def _set_single_cursor(self, name: str, cursor: Cursor) -> QuackError | None:
+        """Set one cursor. Return the error if its topic was deleted, else None."""
         try:
             # The deleted topic may be the topic of receipts; that must not fail the commit.
             await self._topics.retry_on_topic_deletion(partial(self._pull.move, name, [cursor]))
@@ -421,6 +426,7 @@ class Groups:
     async def _delete_offsets(
         self, name: str, keys: Sequence[PartitionKey]
     ) -> list[QuackError | None]:
+        """Delete the committed offsets that may be deleted. Return the error of each, or None."""
         async with self._cursors.changing(name):
             self._check_exists(name)
             outcomes = [self._find_deletion_error(name, key) for key in keys]
@@ -453,6 +459,7 @@ class Groups:
     # --- removing groups ----------------------------------------------------------------------
 
     async def _delete(self, name: str) -> None:
+        """Delete a group that has no members and no subscription."""
         async with self._cursors.changing(name):
             self._check_exists(name)
             if self._coordinator.is_live(name):
@@ -474,6 +481,8 @@ class Groups:
         self._apply_settings(name)
 
     def _is_expired(self, name: str) -> bool:
+        """Return whether a group has had no members and no commits for its expiry time, and nothing
+        needs it."""
         # An active group without members: its first member has got an id and has not joined yet.
         if self._pull.has_name(name) or self._coordinator.group(name) is not None:
             return False
@@ -512,6 +521,8 @@ class Groups:
         return GroupSettings() if stored is None else stored.settings
 
     def _check_exists(self, name: str) -> None:
+        """Raise UnknownGroup if there is neither a group nor an offset nor a subscription of this
+        name."""
         if not (
             self._coordinator.has_entry(name)
             or self._cursors.has(name)

@@ -95,6 +95,7 @@ def find_matches(pattern: str, names: Iterable[str]) -> frozenset[str]:
 
 
 def _compile(pattern: str) -> Any:
+    """Compile a pattern with bounded memory. Raise InvalidPattern."""
     options = re2.Options()
     options.max_mem = limits.PATTERN_BYTES
     options.log_errors = False

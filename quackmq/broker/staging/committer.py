@@ -80,6 +80,8 @@ class StageCopier:
         producer: ProducerEpoch,
         sequences: dict[PartitionKey, int],
     ) -> None:
+        """Copy the batches of calls to their target partitions, several per append. Count the next
+        sequence numbers in `sequences`."""
         appends: list[Append] = []
         size = 0
         for call in calls:
@@ -113,6 +115,7 @@ class StageCopier:
                     offset = batch.next_offset
 
     async def _append(self, appends: Sequence[Append], states: Sequence[StatePut] = ()) -> None:
+        """Append batches and states as one unit, when the store has room."""
         await self._store.room()
         # The store may take ownership of the batches, so read their sizes first.
         sizes = [append.batch.size for append in appends]

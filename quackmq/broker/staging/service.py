@@ -35,6 +35,7 @@ from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.publish.admission import check_records
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
+from quackmq.broker.staging.checks import check_call, check_name, check_turn
 from quackmq.broker.staging.committer import StageCopier
 from quackmq.broker.staging.series import CommittedTurn, SeriesRegistry, Turn
 from quackmq.broker.staging.stage import (
@@ -131,6 +132,7 @@ class Staging:
                 await self._load_stage(topic)
 
     async def _load_stage(self, topic: Topic) -> None:
+        """Load one stage; delete it if it was committed, ignore it if it is unreadable."""
         try:
             stage = await self._read_stage(topic)
         except (DamagedData, DamagedStore, CorruptBatch) as error:
@@ -167,11 +169,11 @@ class Staging:
         or InvalidRequest.
         """
         self._lifecycle.check_open()
-        _check_name("a stage's key", key)
-        _check_name("a part's name", part)
-        _check_turn(turn)
+        check_name("a stage's key", key)
+        check_name("a part's name", part)
+        check_turn(turn)
         header = make_header(key, part, number, staged_batches, turn)
-        self._check_call(header)
+        check_call(header)
         for target, batch in staged_batches:
             self._check_batch(self._topics.of(target), batch)
         return await self._lifecycle.run_shielded(self._stage(header, staged_batches))
@@ -198,10 +200,10 @@ class Staging:
         match its receipt).
         """
         self._lifecycle.check_open()
-        _check_name("a stage's key", key)
+        check_name("a stage's key", key)
         if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
             raise InvalidRequest(f"contents may have {shared_limits.STATE_KEY_BYTES} bytes at most")
-        _check_turn(turn)
+        check_turn(turn)
         if turn is None:
             commit = self._commit(key, receipts, contents)
         else:
@@ -211,7 +213,7 @@ class Staging:
     async def abort(self, caller: Caller, key: str) -> bool:
         """Delete a stage; return whether it existed. Raise StageConflict if it was committed."""
         self._lifecycle.check_open()
-        _check_name("a stage's key", key)
+        check_name("a stage's key", key)
         return await self._lifecycle.run_shielded(self._abort(key))
 
     # --- administration -----------------------------------------------------------------------
@@ -259,6 +261,8 @@ class Staging:
     # --- implementation ---------------------------------------------------------------------
 
     async def _stage(self, header: Header, staged_batches: Sequence[StagedBatch]) -> Receipt:
+        """Append a call to its part, unless it repeats an earlier one. Return the receipt of the
+        part."""
         if header.key not in self._stages:
             # Check the limits before creating a stage: an empty stage counts as one, too.
             self._check_limits(len(staged_batches), header.size)
@@ -288,6 +292,8 @@ class Staging:
                 stage.check_accepts_calls()
 
     async def _open_turn(self, key: str, turn: Turn) -> Stage:
+        """Return the stage of a turn; create it if needed. Delete the oldest stages of the series
+        if there are too many."""
         # Lock order: the lock of a series before the lock of a key.
         async with self._locks.hold(_series_lock(turn)):
             self._series.check_writable(turn)
@@ -298,6 +304,8 @@ class Staging:
             return await self._find_or_create(key, turn)
 
     async def _find_or_create(self, key: str, turn: Turn | None) -> Stage:
+        """Return the stage of this key; create it if there is none. Raise StageCommitted or
+        LimitReached."""
         async with self._locks.hold(key):
             if key in self._committed:
                 raise StageCommitted(f"stage {key} was committed: use another key")
@@ -318,6 +326,7 @@ class Staging:
     async def _append(
         self, stage: Stage, header: Header, staged_batches: Sequence[StagedBatch]
     ) -> Call:
+        """Append a call to the stage's log. Raise StageConflict if the stage has ended."""
         await self._store.room()
         now_ms = self._now_ms()
         appends = [Append(stage.source, encode_header(header, now_ms))]
@@ -332,6 +341,7 @@ class Staging:
     async def _commit(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str
     ) -> CommittedStage:
+        """Commit a stage without a series, or repeat the result of its commit."""
         async with self._locks.hold(key):
             committed = self._committed.get(key)
             if committed is not None:
@@ -341,6 +351,8 @@ class Staging:
     async def _commit_turn(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
     ) -> CommittedStage:
+        """Commit a turn of a series, or repeat the result of the last turn. Remove the stages of
+        earlier turns."""
         async with self._locks.hold(_series_lock(turn)):
             self._series.check_not_outdated(turn)
             last = self._series.last(turn.series)
@@ -364,6 +376,8 @@ class Staging:
     async def _commit_and_record(
         self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
     ) -> CommittedStage:
+        """Commit a stage, record the commit, and remove the stage. A stage that was never created
+        may be committed without parts."""
         stage = self._stages.get(key)
         topics: tuple[str, ...] = ()
         if stage is None:
@@ -412,6 +426,7 @@ class Staging:
         return committed, topics
 
     async def _abort(self, key: str) -> bool:
+        """Delete a stage; return whether it existed."""
         async with self._locks.hold(key):
             if key in self._committed:
                 raise StageConflict(f"stage {key} was committed")
@@ -482,6 +497,7 @@ class Staging:
             raise LimitReached(f"{self._staged_bytes} bytes are staged: commit or abort some")
 
     def _add_usage(self, stage: Stage, count: int, size: int) -> None:
+        """Count batches and bytes for the limits; negative numbers subtract. Raise LimitReached."""
         self._check_limits(count, size)
         stage.batches += count
         stage.size += size
@@ -510,19 +526,6 @@ class Staging:
         if stage is None or stage.is_ending:
             return False
         return stage.touched_ms <= self._clock.expired_before(limits.STAGE_EXPIRY_MS)
-
-    def _check_call(self, header: Header) -> None:
-        if header.number < 0:
-            raise InvalidRequest(f"calls are numbered from 0, not {header.number}")
-        if not 1 <= len(header.entries) <= shared_limits.STAGE_CALL_BATCHES:
-            raise InvalidRequest(
-                f"a call stages 1 to {shared_limits.STAGE_CALL_BATCHES} batches, not "
-                f"{len(header.entries)}"
-            )
-        if header.size > shared_limits.STAGE_CALL_BYTES:
-            raise LimitReached(
-                f"{header.size} bytes in one call: use at most {shared_limits.STAGE_CALL_BYTES}"
-            )
 
     def _check_batch(self, topic: Topic, batch: Batch) -> None:
         """Check a batch as `publish` does. Raise UnsupportedBatch, CorruptBatch or
@@ -553,6 +556,7 @@ class Staging:
 def _repeat_commit(
     key: str, committed: CommittedStage, receipts: Sequence[Receipt] | None, contents: str
 ) -> CommittedStage:
+    """Return the first result of a repeated commit. Raise StageConflict if its contents differ."""
     if not contents and receipts is not None:
         contents = digest_receipts(receipts)
     if contents and contents != committed.contents:
@@ -573,25 +577,6 @@ def _make_committed_turn(
 def _series_lock(turn: Turn) -> Hashable:
     """Return a lock name that differs from every stage's key."""
     return ("series", turn.series)
-
-
-def _check_turn(turn: Turn | None) -> None:
-    if turn is None:
-        return
-    _check_name("a series' name", turn.series)
-    if turn.number < 0:
-        raise InvalidRequest(f"turns are numbered from 0, not {turn.number}")
-
-
-def _check_name(what: str, name: str) -> None:
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} cannot be encoded as UTF-8") from None
-    if not 1 <= size <= shared_limits.NAME_BYTES:
-        raise InvalidRequest(
-            f"{what} takes 1 to {shared_limits.NAME_BYTES} bytes as UTF-8, not {size}"
-        )
 
 
 def _unknown_error(key: str) -> UnknownStage:

@@ -90,6 +90,7 @@ def make_header(
     staged_batches: Sequence[StagedBatch],
     turn: Turn | None = None,
 ) -> Header:
+    """Return the header of a staging call."""
     entries = tuple(
         BatchSummary(target, batch.last_offset_delta + 1, batch.size, batch.crc)
         for target, batch in staged_batches
@@ -98,6 +99,7 @@ def make_header(
 
 
 def encode_header(header: Header, now_ms: int) -> Batch:
+    """Return the header as a batch of one record."""
     fields: dict[str, object] = {
         "key": header.key,
         "part": header.part,

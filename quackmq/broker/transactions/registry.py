@@ -99,6 +99,7 @@ class TransactionalIdRegistry:
         return self._by_producer.get(producer_id)
 
     def ensure(self, transactional_id: str) -> TransactionalIdEntry:
+        """Return the entry of a transactional id; add one if there is none. Raise LimitReached."""
         entry = self._entries.get(transactional_id)
         if entry is None:
             if len(self._entries) >= limits.TRANSACTIONAL_IDS:
@@ -168,6 +169,8 @@ class TransactionalIdRegistry:
     async def _append_end(
         self, entry: TransactionalIdEntry, marker: Marker, after: TransactionEnd
     ) -> None:
+        """Append markers, group offsets and the new state of the id as one unit; then update the
+        entry."""
         await self._store.room()
         existing_topics, now_ms = self._topics.by_id, self._now_ms()
         cursors = entry.cursors(existing_topics, now_ms) if marker is Marker.COMMIT else []
@@ -194,6 +197,7 @@ class TransactionalIdRegistry:
     def _load_pending(
         self, key: str, offsets: Mapping[PartitionKey, PendingOffset], version: int
     ) -> None:
+        """Add stored offsets to their transaction. Raise DamagedStore if its id is unknown."""
         transactional_id, group = parse_offsets_key(key)
         entry = self._entries.get(transactional_id)
         if entry is None:
@@ -202,6 +206,7 @@ class TransactionalIdRegistry:
         self._add_pending(entry, group, Pending(version, offsets))
 
     async def _abort_orphan(self, producer_id: int, keys: list[PartitionKey]) -> None:
+        """Abort a transaction that no transactional id can end."""
         log.warning(
             "aborting the open transaction of producer %d: no transactional id owns it", producer_id
         )
@@ -232,6 +237,7 @@ class TransactionalIdRegistry:
         self._by_group.setdefault(group, {})[entry.transactional_id] = entry
 
     def _clear_transaction(self, entry: TransactionalIdEntry) -> None:
+        """Clear the open transaction of an entry, and remove it from the index by group."""
         for group in entry.pending:
             del self._by_group[group][entry.transactional_id]
             if not self._by_group[group]:

@@ -315,6 +315,8 @@ class Transactions:
     async def _init(
         self, transactional_id: str, timeout_ms: int, producer_id: int, epoch: int
     ) -> ProducerEpoch:
+        """Store the next producer of a transactional id, and abort the open transaction. Do neither
+        if the request repeats the last one."""
         async with self._registry.lock_entry(self._registry.ensure(transactional_id)) as entry:
             stored, now_ms = entry.stored, self._now_ms()
             if stored is None:
@@ -341,6 +343,7 @@ class Transactions:
         commits: Sequence[Commit],
         implicit: bool,
     ) -> list[QuackError | None]:
+        """Store the offsets that may be committed. Return the error of each, or None."""
         async with self._registry.lock_entry(entry):
             check_current(entry.stored, ref)
             if not implicit and not entry.is_recovered and group not in entry.groups:
@@ -363,6 +366,8 @@ class Transactions:
     async def _end(
         self, entry: TransactionalIdEntry, ref: ProducerRef, commit: bool, bump: bool
     ) -> ProducerEpoch:
+        """End the open transaction, unless the request repeats the one that ended it. Return the
+        producer that may write next."""
         async with self._registry.lock_entry(entry):
             stored = entry.stored
             state = TransactionState.EMPTY if stored is None else entry.state
@@ -440,6 +445,8 @@ class Transactions:
     # --- helpers ----------------------------------------------------------------------------
 
     def _find(self, ref: ProducerRef) -> TransactionalIdEntry:
+        """Return the entry of a transactional id. Raise InvalidProducerIdMapping if there is
+        none."""
         self._check_id(ref.transactional_id)
         entry = self._registry.get(ref.transactional_id)
         if entry is None:
@@ -456,6 +463,8 @@ class Transactions:
         return None
 
     def _check_id(self, transactional_id: str) -> None:
+        """Raise InvalidRequest for an invalid transactional id, BrokerClosing while the broker
+        closes."""
         self._lifecycle.check_open()
         try:
             size = len(transactional_id.encode())

@@ -69,7 +69,7 @@ from quackmq.groups.classic.messages import (
     WaiterResponse,
     check_join,
 )
-from quackmq.groups.classic.stored_members import StoredMember, StoredMembership
+from quackmq.groups.classic.stored_members import StoredMembership
 from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE, NEXT_STATES, RULES, GroupKind, GroupState
 
@@ -134,7 +134,7 @@ class Group:
     def stored_members(self) -> StoredMembership | None:
         """The members that a restart must not forget: those that know a generation. None if there
         are none."""
-        members = tuple(_stored_member(member) for member in self._members if not member.is_new)
+        members = tuple(member.to_stored() for member in self._members if not member.is_new)
         if not members:
             return None
         ids = [member.member_id for member in members]
@@ -174,7 +174,7 @@ class Group:
             return None
         key = (self._members.changes, self._protocol)
         if self._topics_cache is None or self._topics_cache[:2] != key:
-            metadata = (_metadata_of(member, self._protocol) for member in self._members)
+            metadata = (member.metadata(self._protocol) for member in self._members)
             self._topics_cache = (*key, subscribed_topics(metadata))
         topics = self._topics_cache[2]
         return None if topics is None else topic_name in topics
@@ -188,7 +188,7 @@ class Group:
                 member.instance_id,
                 member.client_id,
                 member.client_host,
-                _metadata_of(member, self._protocol) if is_stable else b"",
+                member.metadata(self._protocol) if is_stable else b"",
                 member.assignment if is_stable else b"",
             )
             for member in self._members
@@ -292,6 +292,8 @@ class Group:
     # --- joining ---
 
     def _join(self, call: _JoinCall) -> None:
+        """Add or update a member, by the ids of its request. Raises MemberIdRequired for a new
+        member that must join again with a reserved id."""
         request = call.request
         self._check_protocols(request.protocol_type, call.protocols)
         if request.member_id in self._members.reserved and request.instance_id is None:
@@ -307,6 +309,8 @@ class Group:
             self._add_member(call)
 
     def _check_protocols(self, protocol_type: str, protocols: Mapping[str, bytes]) -> None:
+        """Check that a join offers a protocol that all members support. Raises
+        OtherGroupProtocol."""
         if not protocol_type or not protocols:
             raise OtherGroupProtocol(f"a join of group {self.name} must name a protocol and type")
         if self.state is GroupState.EMPTY:
@@ -322,6 +326,7 @@ class Group:
             )
 
     def _add_member(self, call: _JoinCall) -> None:
+        """Add a new member, which waits for the end of the join."""
         member = self._members.add(call.request, call.protocols)
         if self.protocol_type != call.request.protocol_type:
             self.protocol_type = call.request.protocol_type
@@ -331,6 +336,8 @@ class Group:
         self._await_join(call, member)
 
     def _rejoin(self, call: _JoinCall, member: Member) -> None:
+        """Let a member join again: if nothing has changed, it gets the current generation,
+        otherwise the group rebalances."""
         rank: Literal["leader", "follower"] = (
             "leader" if member.id == self._members.leader else "follower"
         )
@@ -344,6 +351,8 @@ class Group:
         self._await_join(call, member)
 
     def _join_by_instance(self, call: _JoinCall, instance_id: str) -> None:
+        """Let a static member join. If it replaces a member with its instance id, it takes over
+        that member's assignment, without a rebalance if the group is stable."""
         member_id = self._members.statics.member_id_by_instance.get(instance_id)
         if member_id is None or member_id not in self._members:
             self._add_member(call)
@@ -388,6 +397,7 @@ class Group:
         self._end_join_if_complete(now_ms)
 
     def _begin_join(self, now_ms: int) -> None:
+        """Begin the phase in which all members join again; end a running sync."""
         if self.state is GroupState.COMPLETING_REBALANCE:
             for member in self._members:
                 if member.awaited_phase == "sync":
@@ -402,6 +412,8 @@ class Group:
         self._enter(GroupState.PREPARING_REBALANCE)
 
     def _end_join_if_complete(self, now_ms: int) -> None:
+        """End the join if all members have joined. The first join of an empty group waits
+        longer."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             return
         if self._initial_join is not None:
@@ -427,6 +439,8 @@ class Group:
         self._end_join(now_ms)
 
     def _end_join(self, now_ms: int) -> None:
+        """Begin a new generation with the members that have joined; remove dynamic members that
+        have not."""
         self._initial_join = None
         members = self._members
         if members.joined_count < len(members):
@@ -457,6 +471,7 @@ class Group:
             members.restart_session(now_ms, member)
 
     def _make_join_response(self, member: Member) -> JoinResponse:
+        """Return the response to a join; only the leader's lists all members."""
         members: tuple[JoinedMember, ...] = ()
         if member.id == self._members.leader:
             members = tuple(
@@ -476,6 +491,7 @@ class Group:
     # --- syncing ---
 
     def _sync(self, now_ms: int, request: SyncRequest, waiter: Hashable) -> None:
+        """Send a member its assignment, or let it wait for the leader's assignments."""
         member = self._find_in_generation(request.member)
         for ours, requested in (
             (self.protocol_type, request.protocol_type),
@@ -514,6 +530,7 @@ class Group:
     # --- helpers ---
 
     def _restore(self, now_ms: int, stored: StoredMembership) -> None:
+        """Continue from the members that were stored before a restart."""
         self.state = stored.state
         self._protocol = stored.protocol
         self._members.restore(now_ms, stored)
@@ -528,6 +545,8 @@ class Group:
             self._changes += 1
 
     def _find_in_generation(self, ref: MemberRef) -> Member:
+        """Return the member that a request names. Raises IllegalGeneration if the request has
+        another generation."""
         member = self._members.find(ref.member_id, ref.instance_id)
         if ref.generation != self.generation:
             raise IllegalGeneration(
@@ -578,23 +597,3 @@ class _InitialJoin:
 
     latest_end_ms: int
     has_newcomers: bool = False
-
-
-def _stored_member(member: Member) -> StoredMember:
-    return StoredMember(
-        member.id,
-        member.instance_id,
-        member.client_id,
-        member.client_host,
-        member.session_timeout_ms,
-        member.rebalance_timeout_ms,
-        tuple(member.protocols.items()),
-        member.assignment,
-    )
-
-
-def _metadata_of(member: Member, protocol: str) -> bytes:
-    """Return the metadata of the chosen protocol; before one is chosen, of the preferred one."""
-    if protocol in member.protocols:
-        return member.protocols[protocol]
-    return next(iter(member.protocols.values()))

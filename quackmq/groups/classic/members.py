@@ -17,7 +17,7 @@ from quackmq import limits as shared_limits
 from quackmq.errors import LimitReached, QuackError
 from quackmq.groups import limits
 from quackmq.groups.classic.messages import JoinRequest, JoinResponse, SyncResponse, WaiterResponse
-from quackmq.groups.classic.stored_members import StoredMembership
+from quackmq.groups.classic.stored_members import StoredMember, StoredMembership
 from quackmq.groups.deadlines import Deadlines
 from quackmq.groups.static_members import StaticMembers
 
@@ -48,6 +48,25 @@ class Member:
     def offers(self, protocols: Mapping[str, bytes]) -> bool:
         """Return whether these are the same protocols, in the same order, with equal metadata."""
         return list(self.protocols.items()) == list(protocols.items())
+
+    def metadata(self, protocol: str) -> bytes:
+        """Return the metadata of `protocol`; of the preferred one if none is chosen yet."""
+        if protocol in self.protocols:
+            return self.protocols[protocol]
+        return next(iter(self.protocols.values()))
+
+    def to_stored(self) -> StoredMember:
+        """Return the data of this member that a restart must not forget."""
+        return StoredMember(
+            self.id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.session_timeout_ms,
+            self.rebalance_timeout_ms,
+            tuple(self.protocols.items()),
+            self.assignment,
+        )
 
 
 class Members:

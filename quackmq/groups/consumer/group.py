@@ -188,6 +188,7 @@ class ConsumerGroup:
         return self._topics.has_reader(topic_name)
 
     def description(self) -> ConsumerGroupDescription:
+        """Describe the group with its members, their partitions and targets."""
         members = tuple(
             ConsumerMemberDescription(
                 member.id,
@@ -281,6 +282,7 @@ class ConsumerGroup:
     def _heartbeat(
         self, now_ms: int, heartbeat: Heartbeat, matches: Mapping[str, PatternMatches]
     ) -> HeartbeatResponse:
+        """Process a heartbeat and return its response. Raises the errors of `heartbeat`."""
         check_heartbeat(heartbeat)
         if heartbeat.epoch in (LEAVE_EPOCH, LEAVE_TEMPORARILY_EPOCH):
             return self._leave(heartbeat)
@@ -401,6 +403,7 @@ class ConsumerGroup:
         return member
 
     def _leave(self, heartbeat: Heartbeat) -> HeartbeatResponse:
+        """Remove a member, or let a static member leave temporarily with its partitions."""
         self._former_members.remove(heartbeat.member_id)
         member = self._members.find(heartbeat.member_id, heartbeat.instance_id)
         if heartbeat.epoch == LEAVE_TEMPORARILY_EPOCH:
@@ -414,6 +417,8 @@ class ConsumerGroup:
     def _make_response(
         self, member: ConsumerMember, assignment: frozenset[PartitionKey] | None
     ) -> HeartbeatResponse:
+        """Return the response to a heartbeat. A member that is not at its target sends the next one
+        soon."""
         interval_ms = self.timing.heartbeat_interval_ms
         if member.state is not MemberState.STABLE or self.generation > self._assignment_epoch:
             interval_ms = min(interval_ms, limits.RECONCILING_HEARTBEAT_MS)
@@ -436,6 +441,7 @@ class ConsumerGroup:
     # --- targets ---
 
     def _remove(self, members: Iterable[ConsumerMember]) -> None:
+        """Remove members and begin a new epoch, if there are any to remove."""
         removed = list(members)
         for member in removed:
             self._members.remove(member)
@@ -449,6 +455,8 @@ class ConsumerGroup:
         self._changes += 1
 
     def _assign_if_needed(self, now_ms: int) -> None:
+        """Compute new targets if the group epoch has grown and the last computation is long enough
+        ago."""
         if self._awaits_former_members:
             # All members that will return have returned. Start from the partitions that they have,
             # so that most of these stay where they are.

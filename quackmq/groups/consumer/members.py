@@ -206,6 +206,7 @@ class ConsumerMembers:
         member.subscription = subscription
 
     def _unsubscribe(self, member: ConsumerMember) -> None:
+        """Remove a member from the index by subscription."""
         members = self.members_by_subscription[member.subscription]
         del members[member.id]
         if not members:

@@ -150,6 +150,7 @@ def check_heartbeat(heartbeat: Heartbeat) -> None:
 
 
 def _check_joining(heartbeat: Heartbeat) -> None:
+    """Check the fields that only a join must have."""
     if heartbeat.rebalance_timeout_ms is None:
         raise InvalidRequest("a joining member must send its rebalance timeout")
     if heartbeat.topics is None and heartbeat.pattern is None:
