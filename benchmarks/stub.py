@@ -95,8 +95,8 @@ class Answers:
         record = Record(0, 1_700_000_000_000, None, value, ())
         record_bytes = len(encode([record] * 100)) // 100
         self._batch = bytearray(encode([record] * (BATCH_BYTES // record_bytes)))
-        partition = produce.PartitionAnswer(0, 0, 0, 0)
-        produced = produce.write_response(7, [produce.TopicAnswer(TOPIC, [partition])])
+        partition = produce.PartitionResponse(0, 0, 0, 0)
+        produced = produce.write_response(7, [produce.TopicResponse(TOPIC, [partition])])
         self._produced_size = len(produced) + 4
         self._produced = bytes(produced)
         data = fetch.PartitionData(0, 0, FAR_OFF, 0, [self._batch], len(self._batch))

@@ -17,6 +17,12 @@ from tests.protocols.kafka.client import on_both_loops
 from tests.protocols.test_crossed import DOORS, PROTOCOLS, Opened, opened
 
 PEERS = 20
+#: The attributes of each server that refer to its peers, besides `connections`.
+SHARED_STATE = {
+    "kafka": ("_waiting_for_room", "waiting_for_memory"),
+    "line": ("_subscriber_connections", "_tasks"),
+    "xpub": ("_subscriber_by_client", "_feed_by_topic"),
+}
 
 
 def connections(running: Opened, door: str) -> Iterable[Any]:
@@ -60,5 +66,5 @@ async def test_a_door_forgets_peers_that_have_gone(
         await until(are_forgotten)
         names: dict[str, Any] = vars(running.doors[door])
         await asyncio.sleep(0)
-        for name in ("_subscribers", "_work", "_for_room", "for_memory", "_clients", "_feeds"):
-            assert not names.get(name), f"{name} holds something"
+        for name in SHARED_STATE.get(door, ()):
+            assert not names[name], f"{name} holds something"

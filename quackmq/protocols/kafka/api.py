@@ -47,19 +47,19 @@ class Peer(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether a handler may wait; False while the server closes, when it must answer at
+        """Whether a handler may wait; False while the server closes, when it must respond at
         once."""
 
     @property
-    def answer_bytes(self) -> int:
+    def response_bytes(self) -> int:
         """The size that a response should not exceed by much at the moment."""
 
     @property
-    def described(self) -> TopicDescriptions:
+    def encoded_topics(self) -> TopicDescriptions:
         """The encoded topics of Metadata, shared by all connections."""
 
     @property
-    def last_answer(self) -> LastAnswer:
+    def last_response(self) -> LastResponse:
         """The last Fetch response of this server, which other connections may send too."""
 
 
@@ -76,16 +76,16 @@ class TopicDescriptions(Protocol):
         """Encode an error instead of a topic that cannot be described."""
 
 
-class LastAnswer:
+class LastResponse:
     """The body of one response that many peers get, and the inputs it was built from. The same read
-    returns the same slice, so `part` is compared by identity.
+    returns the same slice, so `slice_` is compared by identity.
     """
 
-    __slots__ = ("body", "made_of", "part")
+    __slots__ = ("body", "inputs", "slice_")
 
     def __init__(self) -> None:
-        self.part: Slice | None = None
-        self.made_of: tuple[object, ...] = ()
+        self.slice_: Slice | None = None
+        self.inputs: tuple[object, ...] = ()
         self.body: list[Buffer] = []
 
 
@@ -105,7 +105,7 @@ class Call(NamedTuple):
     peer: Peer
 
 
-class Reply(Protocol):
+class ResponseSlot(Protocol):
     """The slot of one response in its connection's order. Call exactly one method, once."""
 
     def send(self, body: Sequence[Buffer]) -> None:
@@ -123,9 +123,9 @@ class Reply(Protocol):
 class PublishedInPortions(Protocol):
     """A request with so many batches that they are published in several turns of the loop."""
 
-    is_over: bool
+    is_finished: bool
 
-    def publish(self, most: int) -> int:
+    def publish(self, most_batches: int) -> int:
         """Publish at most this many batches; return their number. The request's bytes need to be
         valid only during the first call."""
 
@@ -136,12 +136,13 @@ class Api(NamedTuple):
     `read` decodes a body into a request. It may keep views of the bytes only as far as `submit`
     uses them: until `submit` returns, or longer if `submit` is told that it owns the bytes. Then
     one of two functions answers the request. `handle` starts when all earlier responses of the
-    connection have been sent. `submit` starts at once and answers through the reply. If it returns
-    an object, the connection calls its `publish` at once, and again in later turns of the loop.
+    connection have been sent. `submit` starts at once and sends the response through its slot. If
+    `submit` returns an object, the connection calls its `publish` at once, and again in later turns
+    of the loop.
 
-    `at_once` is called before `handle`, if all earlier responses have been sent. It returns the
-    body of the response; or a wait, which ends with a call of the reply; or None, and then `handle`
-    answers.
+    `try_immediately` is called before `handle`, if all earlier responses have been sent. It returns
+    the body of the response; or a wait, which ends with a call of the response slot; or None, and
+    then `handle` makes the response.
     """
 
     key: int
@@ -151,13 +152,13 @@ class Api(NamedTuple):
     flexible_from: int
     read: Callable[[int, memoryview], Any]
     handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
-    submit: Callable[[Call, Any, Reply, bool], PublishedInPortions | None] | None = None
+    submit: Callable[[Call, Any, ResponseSlot, bool], PublishedInPortions | None] | None = None
     #: Whether `handle` may wait for an event; it is then interrupted when the server closes.
     waits: bool = False
     flexible_response: bool = True
     #: Called when a request arrives that cannot start yet.
-    arrived: Callable[[Call, Any], None] | None = None
-    at_once: Callable[[Call, Any, Reply], list[Buffer] | Watch | None] | None = None
+    on_arrival: Callable[[Call, Any], None] | None = None
+    try_immediately: Callable[[Call, Any, ResponseSlot], list[Buffer] | Watch | None] | None = None
 
 
 def schema_api(
@@ -165,19 +166,19 @@ def schema_api(
     first_version: int,
     last_version: int,
     flexible_from: int,
-    answer: Callable[[Call, Any], Awaitable[Fields]],
+    respond: Callable[[Call, Any], Awaitable[Fields]],
     *,
     waits: bool = False,
     flexible_response: bool = True,
-    arrived: Callable[[Call, Any], None] | None = None,
+    on_arrival: Callable[[Call, Any], None] | None = None,
 ) -> Api:
-    """Make an API from kio's schemas; `answer` returns the response's fields for any version."""
+    """Make an API from kio's schemas; `respond` returns the response's fields for any version."""
 
     def read(version: int, body: memoryview) -> Any:
         return read_request(key, version, body)
 
     async def handle(call: Call, request: Any) -> Sequence[Buffer]:
-        return [write_response(key, call.version, await answer(call, request))]
+        return [write_response(key, call.version, await respond(call, request))]
 
     return Api(
         key,
@@ -188,11 +189,11 @@ def schema_api(
         handle,
         waits=waits,
         flexible_response=flexible_response,
-        arrived=arrived,
+        on_arrival=on_arrival,
     )
 
 
-async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
+async def iterate_yielding(items: Iterable[T], every: int) -> AsyncIterator[T]:
     """Yield the items; let other tasks run after every `every` items, because lists may be long."""
     for number, item in enumerate(items, start=1):
         yield item
@@ -200,46 +201,49 @@ async def unhurried(items: Iterable[T], every: int) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
-def portions(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def in_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield the items in order, in lists of at most `size`."""
-    left = iter(items)
-    while some := list(islice(left, size)):
-        yield some
+    remaining = iter(items)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
 
 
-async def together(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_in_chunks(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await many changes, a limited number at a time, and return their results. Changes of one
     group become durable together; other tasks run between groups.
     """
     results: list[T] = []
-    for some in portions(changes, limits.CHANGES_AT_ONCE):
-        results += await asyncio.gather(*some)
+    for chunk in in_chunks(changes, limits.CHANGES_AT_ONCE):
+        results += await asyncio.gather(*chunk)
     return results
 
 
-def by_topic(broker: Broker, keys: Iterable[PartitionKey]) -> list[tuple[Topic, list[int]]]:
+def group_by_topic(broker: Broker, keys: Iterable[PartitionKey]) -> list[tuple[Topic, list[int]]]:
     """Group partitions by topic; omit those of deleted topics."""
-    found = ((find_topic(broker, each), some) for each, some in by_topic_id(keys).items())
-    return [(topic, some) for topic, some in found if isinstance(topic, Topic)]
+    found = [
+        (find_topic(broker, topic_id), partitions)
+        for topic_id, partitions in group_by_topic_id(keys).items()
+    ]
+    return [(topic, partitions) for topic, partitions in found if isinstance(topic, Topic)]
 
 
-def by_topic_id(keys: Iterable[PartitionKey]) -> dict[uuid.UUID, list[int]]:
+def group_by_topic_id(keys: Iterable[PartitionKey]) -> dict[uuid.UUID, list[int]]:
     """Group partitions by topic id; sort the partitions of each topic."""
-    partitions: dict[uuid.UUID, list[int]] = {}
+    partitions_by_id: dict[uuid.UUID, list[int]] = {}
     for topic_id, partition in keys:
-        partitions.setdefault(topic_id, []).append(partition)
-    return {topic_id: sorted(some) for topic_id, some in partitions.items()}
+        partitions_by_id.setdefault(topic_id, []).append(partition)
+    return {topic_id: sorted(partitions) for topic_id, partitions in partitions_by_id.items()}
 
 
-def find_topic(broker: Broker, wanted: str | uuid.UUID | None) -> Topic | ErrorCode:
+def find_topic(broker: Broker, name_or_id: str | uuid.UUID | None) -> Topic | ErrorCode:
     """Find a topic by the name or id that a request gives; return an error code if it is
     unknown."""
     try:
-        if isinstance(wanted, str):
-            return broker.topic(wanted)
-        if wanted is not None:
-            return broker.topic_by_id(wanted)
+        if isinstance(name_or_id, str):
+            return broker.topic(name_or_id)
+        if name_or_id is not None:
+            return broker.topic_by_id(name_or_id)
     except UnknownTopic as error:
-        if isinstance(wanted, str):
+        if isinstance(name_or_id, str):
             return code_of(error)
     return ErrorCode.unknown_topic_id

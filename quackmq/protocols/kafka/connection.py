@@ -2,7 +2,7 @@
 
 Requests with a `submit` function (Produce) start when they arrive. The others start one after
 another, each when all earlier responses have been sent. So a client sees the effects of one
-connection in order, while its batches in flight become durable together. A waiting fetch blocks
+connection in order, while its batches in flight become durable together. A queued fetch blocks
 only its own connection.
 
 Reading stops in four cases:
@@ -39,7 +39,7 @@ from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import (
     Api,
     Call,
-    LastAnswer,
+    LastResponse,
     Node,
     PublishedInPortions,
     Watch,
@@ -48,12 +48,12 @@ from quackmq.protocols.kafka.codec.framing import (
     Frames,
     ReceiveMemory,
     RequestHeader,
-    body,
     read_header,
+    request_body,
     response_head,
 )
 from quackmq.protocols.kafka.handlers.cluster import API_VERSIONS, unsupported_api_versions
-from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
+from quackmq.protocols.kafka.handlers.encoded_topics import EncodedTopics
 from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
 from quackmq.serving.budgets import SendBudget
@@ -64,31 +64,31 @@ from quackmq.serving.waiting_line import WaitingLine, is_too_slow
 log = logging.getLogger(__name__)
 
 
-class Door(Admission, Protocol):
+class ServerContext(Admission, Protocol):
     """The part of the server that its connections use."""
 
     broker: Broker
     memory: ReceiveMemory
     #: Connections that wait until large requests release their memory.
-    for_memory: WaitingLine
+    waiting_for_memory: WaitingLine
     send_budget: SendBudget
     mistaken: MistakenPeers
-    described: DescribedTopics
-    last_answer: LastAnswer
+    encoded_topics: EncodedTopics
+    last_response: LastResponse
 
     @property
-    def answer_bytes(self) -> int:
+    def response_bytes(self) -> int:
         """The size that a response may have at the moment."""
 
     def node_for(self, host: str, port: int) -> Node:
         """Return this broker's node as advertised to a peer that connected to this address."""
 
-    def wants_room(self, connection: Connection) -> None:
+    def wait_for_room(self, connection: Connection) -> None:
         """Call the connection's `pump` when the broker has room."""
 
 
 class PendingResponse:
-    """The slot of one response in its connection's order; see `api.Reply`."""
+    """The slot of one response in its connection's order; see `api.ResponseSlot`."""
 
     __slots__ = ("_connection", "_correlation_id", "_flexible", "buffers", "done")
 
@@ -114,44 +114,45 @@ class PendingResponse:
         self._connection.disconnect(reason)
 
     def _finish(self) -> None:
-        assert not self.done, "a request has one answer"
+        assert not self.done, "a request has one body"
         self.done = True
-        self._connection.answered()
+        self._connection.on_response_ready()
 
 
-class Waiting(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A request that starts when its response is the next to be sent."""
 
     api: Api
     header: RequestHeader
     request: Any
-    reply: PendingResponse
+    response: PendingResponse
 
 
 class Connection(ServedConnection, asyncio.BufferedProtocol):
-    def __init__(self, door: Door) -> None:
-        super().__init__(door, door.send_budget)
-        self._door = door
-        self._broker = door.broker
-        self._frames = Frames(door.memory)
-        self._replies: deque[PendingResponse] = deque()
-        self._queue: deque[Waiting] = deque()
+    _server: ServerContext
+
+    def __init__(self, server: ServerContext) -> None:
+        super().__init__(server, server.send_budget)
+        self._broker = server.broker
+        self._frames = Frames(server.memory)
+        self._responses: deque[PendingResponse] = deque()
+        self._queue: deque[QueuedRequest] = deque()
         self._worker: asyncio.Task[None] | None = None
-        self._current: Waiting | None = None
+        self._current: QueuedRequest | None = None
         #: The last request that waited without a task, and its wait.
-        self._parked: tuple[Waiting, Watch] | None = None
+        self._parked: tuple[QueuedRequest, Watch] | None = None
         self._client_id: bytes | None = None
         # Cached by version, because every request needs one.
         self._calls: dict[int, Call] = {}
         self._node = Node(0, "", 0)
-        self._pumping = False
+        self._is_pumping = False
         #: Whether `pump` continues in the next turn of the loop, after it has published much.
-        self._continues_soon = False
+        self._is_continuation_scheduled = False
         #: The request whose batches are being published in portions.
         self._publishing: PublishedInPortions | None = None
-        self._flush_is_due = False
+        self._is_flush_scheduled = False
         #: Loop clock time at which the incomplete request began to arrive.
-        self.begun_at: float | None = None
+        self.request_began_at: float | None = None
 
     # --- called by the transport -------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def _on_opened(self) -> None:
         own_host, own_port, *_ = self._transport.get_extra_info("sockname") or ("?", 0)
-        self._node = self._door.node_for(own_host, own_port)
+        self._node = self._server.node_for(own_host, own_port)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.buffer()
@@ -177,7 +178,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self.pump()
 
     def _on_lost(self) -> None:
-        self._replies.clear()
+        self._responses.clear()
         self._queue.clear()
         if self._worker is not None:
             self._worker.cancel()
@@ -192,54 +193,54 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         """Start as many received requests as may start now. With `has_room`, start at least one,
         even if the broker's count of pending bytes is too high.
         """
-        # A request may be answered here, and its answer would call pump again.
-        if self._pumping or self._continues_soon:
+        # A request may be answered here, and its response calls `pump` again.
+        if self._is_pumping or self._is_continuation_scheduled:
             return
         if self._transport is None and self._publishing is None:
             return
-        self._pumping = True
-        is_held_up = False
+        self._is_pumping = True
+        is_blocked = False
         frames = self._frames
-        left = limits.KAFKA_BATCHES_AT_ONCE
+        batches_left = limits.KAFKA_BATCHES_AT_ONCE
         try:
-            while self._publishing is not None or (frames.begun and frames.is_ready()):
-                if left <= 0:
-                    is_held_up = self._continues_soon = True
+            while self._publishing is not None or (frames.has_bytes and frames.is_ready()):
+                if batches_left <= 0:
+                    is_blocked = self._is_continuation_scheduled = True
                     self._loop.call_soon(self._continue)
                     break
                 if self._publishing is None:
-                    is_held_up = not self._may_begin(has_room or not frames.is_produce)
-                    if is_held_up:
+                    is_blocked = not self._may_begin(has_room or not frames.is_produce)
+                    if is_blocked:
                         break
-                    self.begun_at = None
+                    self.request_began_at = None
                     has_room = False
-                    self._begin(frames.take())
+                    self._begin_request(frames.next_frame())
                 if self._publishing is None:
-                    left -= 1
+                    batches_left -= 1
                 else:
-                    left -= self._publish_portion(self._publishing, left)
+                    batches_left -= self._publish_portion(self._publishing, batches_left)
         except ProtocolError as error:
             self._expel(str(error))
         except Exception:
             log.exception("a request of %s failed", self._caller.address)
             self.abort()
         finally:
-            self._pumping = False
-        frames.settle()
-        if is_held_up or frames.begun or not self._reads:
-            self._regulate(is_held_up)
+            self._is_pumping = False
+        frames.compact()
+        if is_blocked or frames.has_bytes or not self._reads:
+            self._update_reading(is_blocked)
         else:
-            self.begun_at = None  # the usual case: all requests were taken, reading continues
+            self.request_began_at = None  # the usual case: all requests were started
 
     def _continue(self) -> None:
-        self._continues_soon = False
+        self._is_continuation_scheduled = False
         self.pump()
 
     def _publish_portion(self, request: PublishedInPortions, most: int) -> int:
         """Publish up to `most` batches of the request that was begun last; return their number."""
         self._publishing = None  # it does not continue after an error
         count = request.publish(most)
-        if not request.is_over:
+        if not request.is_finished:
             self._publishing = request
         return count
 
@@ -248,17 +249,17 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._draining = True
         if self._current is not None and self._current.api.waits and self._worker is not None:
             self._worker.cancel()
-        if self._parked is not None and not self._parked[0].reply.done:
+        if self._parked is not None and not self._parked[0].response.done:
             self._parked[1].cancel()
             self.resume(self._parked[0].request)
         self.flush_soon()
 
     def resume(self, request: Any) -> None:
-        """Let a task answer the request that has been waiting without one."""
+        """Let a task handle the request that has been waiting without one."""
         assert self._parked is not None
         self._queue.appendleft(self._parked[0]._replace(request=request))
         self._parked = None
-        self._work_on()
+        self._start_worker()
 
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
@@ -266,38 +267,38 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if protocol is None or protocol is WireProtocol.KAFKA:
             self.disconnect(reason)
             return
-        self._door.mistaken.report(self._caller.address, protocol, self._loop.time())
+        self._server.mistaken.report(self._caller.address, protocol, self._loop.time())
         self.abort()
 
     def _sweep(self, now: float) -> None:
         """Disconnect a peer whose request is still incomplete after the deadline."""
         wait_ms = limits.KAFKA_REQUEST_WAIT_MS
-        if self.begun_at is not None and (now - self.begun_at) * 1000 > wait_ms:
-            self.disconnect(f"a request was not whole after {wait_ms} ms")
+        if self.request_began_at is not None and (now - self.request_began_at) * 1000 > wait_ms:
+            self.disconnect(f"a request was incomplete after {wait_ms} ms")
 
     def is_behind(self, now: float) -> bool:
         """Return whether memory is held for a request that arrives too slowly."""
-        share = self._frames.share
-        if self.begun_at is None or share is None:
+        share = self._frames.received_share
+        if self.request_began_at is None or share is None:
             return False
-        passed_ms = (now - self.begun_at) * 1000
-        return is_too_slow(share, passed_ms, limits.KAFKA_PACE_MS, limits.KAFKA_REQUEST_WAIT_MS)
+        elapsed_ms = (now - self.request_began_at) * 1000
+        return is_too_slow(share, elapsed_ms, limits.KAFKA_PACE_MS, limits.KAFKA_REQUEST_WAIT_MS)
 
     @property
     def may_wait(self) -> bool:
         return not self._draining
 
     @property
-    def answer_bytes(self) -> int:
-        return self._door.answer_bytes
+    def response_bytes(self) -> int:
+        return self._server.response_bytes
 
     @property
-    def described(self) -> DescribedTopics:
-        return self._door.described
+    def encoded_topics(self) -> EncodedTopics:
+        return self._server.encoded_topics
 
     @property
-    def last_answer(self) -> LastAnswer:
-        return self._door.last_answer
+    def last_response(self) -> LastResponse:
+        return self._server.last_response
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -305,65 +306,67 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         return (
             self._slow_since is None
             and not self._draining
-            and len(self._replies) < limits.KAFKA_REQUESTS_IN_FLIGHT
+            and len(self._responses) < limits.KAFKA_REQUESTS_IN_FLIGHT
             and (has_room or self._broker.pending_bytes <= shared_limits.PENDING_BYTES)
             and self._transport is not None
             and not self._transport.is_closing()
         )
 
-    def _regulate(self, is_held_up: bool) -> None:
+    def _update_reading(self, is_blocked: bool) -> None:
         """Read, unless the next request may not start or has no memory. The event that removes the
         cause calls `pump` again.
         """
         transport = self._transport
         if transport is None or transport.is_closing() or self._has_ended:
             return
-        if is_held_up and self._broker.pending_bytes > shared_limits.PENDING_BYTES:
-            self._door.wants_room(self)
-        if not is_held_up and not self._frames.admitted:
-            self._door.for_memory.add(self)
-            is_held_up = True
-        self._read(not is_held_up)
-        if is_held_up or not self._frames.begun:
-            self.begun_at = None
-        elif self.begun_at is None:
-            self.begun_at = self._time()
+        if is_blocked and self._broker.pending_bytes > shared_limits.PENDING_BYTES:
+            self._server.wait_for_room(self)
+        if not is_blocked and not self._frames.may_receive:
+            self._server.waiting_for_memory.add(self)
+            is_blocked = True
+        self._read(not is_blocked)
+        if is_blocked or not self._frames.has_bytes:
+            self.request_began_at = None
+        elif self.request_began_at is None:
+            self.request_began_at = self._time()
 
-    def _begin(self, frame: memoryview) -> None:
+    def _begin_request(self, frame: memoryview) -> None:
         header = read_header(frame)
         api = APIS.get(header.api_key)
         if api is None or not api.first_version <= header.version <= api.last_version:
             self._refuse_version(header)
             return
         flexible = header.version >= api.flexible_from
-        request = api.read(header.version, body(frame, header, flexible))
-        reply = PendingResponse(self, header.correlation_id, flexible and api.flexible_response)
-        self._replies.append(reply)
+        request = api.read(header.version, request_body(frame, header, flexible))
+        response = PendingResponse(self, header.correlation_id, flexible and api.flexible_response)
+        self._responses.append(response)
         if api.submit is not None:
             self._publishing = api.submit(
-                self._call(header), request, reply, self._frames.hands_over
+                self._call(header), request, response, self._frames.owns_last_frame
             )
             return
-        if api.at_once is not None and len(self._replies) == 1 and self._worker is None:
-            begun = api.at_once(self._call(header), request, reply)
-            if isinstance(begun, list):
-                reply.send(begun)
+        if api.try_immediately is not None and len(self._responses) == 1 and self._worker is None:
+            started = api.try_immediately(self._call(header), request, response)
+            if isinstance(started, list):
+                response.send(started)
                 return
-            if begun is not None:
-                self._parked = Waiting(api, header, request, reply), begun
+            if started is not None:
+                self._parked = QueuedRequest(api, header, request, response), started
                 return
-        self._queue.append(Waiting(api, header, request, reply))
-        self._work_on()
-        begins_now = self._worker is not None and self._current is None and len(self._queue) == 1
-        if api.arrived is not None and not begins_now:
-            api.arrived(self._call(header), request)
+        self._queue.append(QueuedRequest(api, header, request, response))
+        self._start_worker()
+        starts_now = self._worker is not None and self._current is None and len(self._queue) == 1
+        if api.on_arrival is not None and not starts_now:
+            api.on_arrival(self._call(header), request)
 
     def _refuse_version(self, header: RequestHeader) -> None:
         if header.api_key != API_VERSIONS:
-            raise ProtocolError(f"version {header.version} of API {header.api_key} is not spoken")
-        reply = PendingResponse(self, header.correlation_id, flexible=False)
-        self._replies.append(reply)
-        reply.send([unsupported_api_versions(API_VERSIONS_API)])
+            raise ProtocolError(
+                f"version {header.version} of API {header.api_key} is not supported"
+            )
+        response = PendingResponse(self, header.correlation_id, flexible=False)
+        self._responses.append(response)
+        response.send([unsupported_api_versions(API_VERSIONS_API)])
 
     def _call(self, header: RequestHeader) -> Call:
         if header.client_id != self._client_id:
@@ -378,9 +381,9 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     # --- responses ---------------------------------------------------------------------------
 
-    def answered(self) -> None:
+    def on_response_ready(self) -> None:
         """Send finished responses: at once if only one is pending, otherwise in the next turn."""
-        if len(self._replies) == 1 and not self._pumping:
+        if len(self._responses) == 1 and not self._is_pumping:
             self._flush()
         else:
             self.flush_soon()
@@ -388,26 +391,26 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def flush_soon(self) -> None:
         """Send in the loop's next turn, so that responses that are ready together share one
         write."""
-        if not self._flush_is_due:
-            self._flush_is_due = True
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send the responses that are ready, up to the first that is not."""
-        self._flush_is_due = False
+        self._is_flush_scheduled = False
         if self._transport is None or self._transport.is_closing():
             return
-        replies = self._replies
+        responses = self._responses
         buffers: list[Buffer] = []
-        while replies and replies[0].done:
-            buffers += replies.popleft().buffers
+        while responses and responses[0].done:
+            buffers += responses.popleft().buffers
         if buffers:
             self._write(buffers)
-        if self._draining and not replies and self._slow_since is None:
+        if self._draining and not responses and self._slow_since is None:
             self._end()
             return
         if self._queue:
-            self._work_on()
+            self._start_worker()
         if not self._reads:
             self.pump()
 
@@ -423,25 +426,25 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         else:
             self._transport.writelines(buffers)
 
-    def _work_on(self) -> None:
+    def _start_worker(self) -> None:
         if self._worker is None and self._next_may_begin():
-            self._worker = self._loop.create_task(self._work())
+            self._worker = self._loop.create_task(self._run_worker())
 
     def _next_may_begin(self) -> bool:
         return (
             bool(self._queue)
-            and self._replies[0] is self._queue[0].reply
+            and self._responses[0] is self._queue[0].response
             and self._slow_since is None
             and self._transport is not None
         )
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         """Handle the queued requests one after another, as long as the next may start."""
         try:
             while self._next_may_begin():
                 self._current = self._queue.popleft()
-                answer = await self._answer(self._current)
-                self._current.reply.send(answer)
+                body = await self._handle(self._current)
+                self._current.response.send(body)
         except Exception:
             log.exception("a request of %s failed", self._caller.address)
             self.abort()
@@ -449,13 +452,13 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._current = None
             self._worker = None
 
-    async def _answer(self, waiting: Waiting) -> Sequence[Buffer]:
-        assert waiting.api.handle is not None
+    async def _handle(self, queued: QueuedRequest) -> Sequence[Buffer]:
+        assert queued.api.handle is not None
         try:
-            return await waiting.api.handle(self._call(waiting.header), waiting.request)
+            return await queued.api.handle(self._call(queued.header), queued.request)
         except asyncio.CancelledError:
             if not self._draining or self._transport is None or self._worker is None:
                 raise
             self._worker.uncancel()
         # Interrupted because the server closes: handle it again, now without waiting.
-        return await waiting.api.handle(self._call(waiting.header), waiting.request)
+        return await queued.api.handle(self._call(queued.header), queued.request)

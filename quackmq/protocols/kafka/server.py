@@ -11,10 +11,10 @@ from typing import Final
 
 from quackmq.broker import Broker
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import LastAnswer, Node
+from quackmq.protocols.kafka.api import LastResponse, Node
 from quackmq.protocols.kafka.codec.framing import ReceiveMemory
 from quackmq.protocols.kafka.connection import Connection
-from quackmq.protocols.kafka.handlers.encoded_topics import DescribedTopics
+from quackmq.protocols.kafka.handlers.encoded_topics import EncodedTopics
 from quackmq.serving.budgets import ReceiveBudget, SendBudget
 from quackmq.serving.server import Bounds, Server
 from quackmq.serving.waiting_line import WaitingLine
@@ -42,17 +42,19 @@ class KafkaServer(Server[Connection]):
         advertise: tuple[str, int] | None = None,
     ) -> None:
         super().__init__(broker, (host, port))
-        self.for_memory = WaitingLine(limits.KAFKA_PACE_MS)
-        self.for_memory.watch(self.connections)
-        receive_budget = ReceiveBudget(limits.KAFKA_RECEIVE_BYTES, self.for_memory.wake_soon)
+        self.waiting_for_memory = WaitingLine(limits.KAFKA_PACE_MS)
+        self.waiting_for_memory.watch(self.connections)
+        receive_budget = ReceiveBudget(
+            limits.KAFKA_RECEIVE_BYTES, self.waiting_for_memory.wake_soon
+        )
         self.memory = ReceiveMemory(receive_budget)
         self.send_budget = SendBudget(limits.KAFKA_SEND_BYTES)
-        self.last_answer = LastAnswer()
-        self.described = DescribedTopics()
-        self._advertise = advertise
+        self.last_response = LastResponse()
+        self.encoded_topics = EncodedTopics()
+        self._advertised_address = advertise
         #: Connections that wait until the broker has room, in the order in which they asked.
-        self._for_room: dict[Connection, None] = {}
-        self._room: asyncio.Task[None] | None = None
+        self._waiting_for_room: dict[Connection, None] = {}
+        self._room_task: asyncio.Task[None] | None = None
 
     @property
     def bounds(self) -> Bounds:
@@ -69,40 +71,40 @@ class KafkaServer(Server[Connection]):
     async def close(self) -> None:
         """Answer all accepted requests, waiting fetches with the available records, then close."""
         await super().close()
-        if self._room is not None:
-            self._room.cancel()
+        if self._room_task is not None:
+            self._room_task.cancel()
 
     # --- called by connections ---------------------------------------------------------------
 
     @property
-    def answer_bytes(self) -> int:
+    def response_bytes(self) -> int:
         budget = self.send_budget
         share_bytes = (budget.most_bytes - budget.unsent_bytes) // _SHARE
         return max(limits.KAFKA_SCARCE_FETCH_BYTES, min(limits.KAFKA_FETCH_BYTES, share_bytes))
 
     def closed(self, connection: Connection) -> None:
         super().closed(connection)
-        self._for_room.pop(connection, None)
-        self.for_memory.discard(connection)
+        self._waiting_for_room.pop(connection, None)
+        self.waiting_for_memory.discard(connection)
 
     def node_for(self, host: str, port: int) -> Node:
-        return Node(NODE_ID, *(self._advertise or (host, port)))
+        return Node(NODE_ID, *(self._advertised_address or (host, port)))
 
-    def wants_room(self, connection: Connection) -> None:
-        self._for_room[connection] = None
-        if self._room is None:
-            self._room = asyncio.get_running_loop().create_task(self._pump_with_room())
+    def wait_for_room(self, connection: Connection) -> None:
+        self._waiting_for_room[connection] = None
+        if self._room_task is None:
+            self._room_task = asyncio.get_running_loop().create_task(self._pump_with_room())
 
     # --- internal ----------------------------------------------------------------------------
 
     async def _pump_with_room(self) -> None:
         try:
-            while self._for_room:
+            while self._waiting_for_room:
                 await self.broker.room()
-                waiting, self._for_room = self._for_room, {}
+                waiting, self._waiting_for_room = self._waiting_for_room, {}
                 for connection in waiting:
                     connection.pump(has_room=True)
                 # `room` returns at once each time after the store has failed: let other tasks run.
                 await asyncio.sleep(0)
         finally:
-            self._room = None
+            self._room_task = None

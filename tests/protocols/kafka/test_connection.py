@@ -201,7 +201,7 @@ async def test_nothing_is_begun_while_the_broker_has_no_room() -> None:
             for _ in range(2):
                 client.send(PRODUCE, 9, **produce_fields(news()))
             await client.writer.drain()
-        await until(lambda: len(running.door._for_room) == 3)
+        await until(lambda: len(running.door._waiting_for_room) == 3)
         assert held(running).held == []
         held(running).make_room()
         await until(lambda: len(held(running).held) == 6)
@@ -300,7 +300,7 @@ async def test_a_large_request_waits_for_memory_and_then_comes(
         first.writer.write(large[: limits.MIB // 2])
         await until(lambda: running.door.memory.budget.used_bytes > 936 * limits.KIB)
         second.writer.write(large)
-        await until(lambda: running.door.for_memory)
+        await until(lambda: running.door.waiting_for_memory)
         assert (await (await running.client()).ask(METADATA, 1, topics=None)).topics
         first.writer.write(large[limits.MIB // 2 :])
         await first.receive_frame()
@@ -388,13 +388,13 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     async with served() as running:
         client, idle = await running.client(), await running.client()
         client.writer.write(client.frame(METADATA, 1, topics=None)[:-1])
-        await until(lambda: any(c.begun_at is not None for c in running.door.connections))
+        await until(lambda: any(c.request_began_at is not None for c in running.door.connections))
         running.door.sweep()
         assert len(running.door.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_REQUEST_WAIT_MS", -1)
         running.door.sweep()
         assert await client.is_disconnected()
-        assert "was not whole" in caplog.text
+        assert "was incomplete" in caplog.text
         assert (await idle.ask(METADATA, 1, topics=None)).topics == ()
 
 
@@ -449,7 +449,7 @@ async def test_a_door_that_closes_answers_a_waiting_fetch_at_once() -> None:
         client.send(FETCH, 11, **fetch_fields(wait_ms=60_000))
         client.send(PRODUCE, 9, **produce_fields(news(), topic="nowhere"))
         await until(
-            lambda: any(c._replies and c._replies[-1].done for c in running.door.connections)
+            lambda: any(c._responses and c._responses[-1].done for c in running.door.connections)
         )
         closing = asyncio.ensure_future(running.door.close())
         assert only_partition(await client.receive()).records == b""

@@ -362,7 +362,7 @@ async def begin(running: Served, parts: Sequence[bytes]) -> None:
 
 
 def begun(running: Served) -> int:
-    return sum(connection.begun_at is not None for connection in running.door.connections)
+    return sum(connection.request_began_at is not None for connection in running.door.connections)
 
 
 async def published(running: Served, value: bytes) -> bool:

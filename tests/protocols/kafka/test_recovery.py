@@ -33,14 +33,14 @@ async def test_answers_may_be_large_again_when_a_peer_that_took_none_has_hung_up
         for _ in range(3):
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(4 * limits.MIB))))
         for _ in range(3):
-            assert running.door.answer_bytes == kafka_limits.KAFKA_FETCH_BYTES
+            assert running.door.response_bytes == kafka_limits.KAFKA_FETCH_BYTES
             slow = await running.client()
             slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
             for _ in range(12):
                 slow.send_unanswered(FETCH, 11, **fetch_fields())
-            await until(lambda: running.door.answer_bytes < kafka_limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.door.response_bytes < kafka_limits.KAFKA_FETCH_BYTES)
             slow.writer.transport.abort()
-            await until(lambda: running.door.answer_bytes == kafka_limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.door.response_bytes == kafka_limits.KAFKA_FETCH_BYTES)
 
 
 @on_both_loops
@@ -58,7 +58,7 @@ async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
             broken.writer.write(large[: limits.MIB // 2])
             await until(lambda: memory.budget.used_bytes > 936 * limits.KIB)
             whole.writer.write(large)
-            await until(lambda: running.door.for_memory)
+            await until(lambda: running.door.waiting_for_memory)
             broken.writer.transport.abort()
             await whole.receive_frame()
             await until(lambda: memory.budget.used_bytes == 0)
@@ -70,18 +70,18 @@ def test_buffers_that_came_back_are_used_again_and_only_so_many_are_kept() -> No
     memory = ReceiveMemory()
     size = 64 * limits.KIB
     for _ in range(3):
-        taken = [memory.take(size) for _ in range(2 * kafka_limits.KAFKA_POOLED_BYTES // size)]
+        taken = [memory.acquire(size) for _ in range(2 * kafka_limits.KAFKA_POOLED_BYTES // size)]
         kept = {id(buffer.obj) for buffer in taken[: kafka_limits.KAFKA_POOLED_BYTES // size]}
         for buffer in taken:
-            memory.give_back(buffer)
+            memory.release(buffer)
         assert memory._pooled_bytes == kafka_limits.KAFKA_POOLED_BYTES, "the rest is let go of"
-        again = [memory.take(size) for _ in kept]
+        again = [memory.acquire(size) for _ in kept]
         assert {id(buffer.obj) for buffer in again} == kept
         assert memory._pooled_bytes == 0
         for buffer in again:
-            memory.give_back(buffer)
+            memory.release(buffer)
         for _ in kept:
-            memory.take(size)
+            memory.acquire(size)
         assert memory._pooled_bytes == 0
 
 
@@ -93,7 +93,7 @@ def test_a_connection_gives_its_buffer_back_when_all_was_taken_and_when_it_ends(
         frames.buffer()[: len(half)] = half
         frames.received(len(half))
         assert not frames.is_ready()
-        frames.settle()
+        frames.compact()
         assert memory._pooled_bytes == 0, "it has a buffer of its own"
         if number % 2:
             frames.close()
@@ -101,6 +101,6 @@ def test_a_connection_gives_its_buffer_back_when_all_was_taken_and_when_it_ends(
             frames.buffer()[:50] = bytes(50)
             frames.received(50)
             assert frames.is_ready()
-            frames.take()
-            frames.settle()
+            frames.next_frame()
+            frames.compact()
         assert memory._pooled_bytes > 0, "which came back"

@@ -31,18 +31,19 @@ class BufferPool:
         # If there are too many, the oldest is dropped. Appending is thread-safe.
         self._idle: deque[bytearray] = deque(maxlen=limits.KAFKA_IDLE_LENT)
 
-    def lend(self, least_bytes: int) -> memoryview:
+    def acquire(self, least_bytes: int) -> memoryview:
         """Return a view of at least `least_bytes`, with undefined content."""
         size = -(-least_bytes // _STEP_BYTES) * _STEP_BYTES
         if size > limits.KAFKA_LENT_BYTES:
             return memoryview(bytearray(least_bytes))
-        memory = self._idle_of(size) or bytearray(size)
-        # Every view holds a reference to `lent`, so the buffer returns only after the last view.
-        lent = _array(size).from_buffer(memory)
-        weakref.finalize(lent, self._idle.append, memory).atexit = False
-        return memoryview(lent).cast("B")
+        memory = self._take_idle(size) or bytearray(size)
+        # Every view holds a reference to `array`, so the buffer returns only after the last view.
+        array = _array_type(size).from_buffer(memory)
+        weakref.finalize(array, self._idle.append, memory).atexit = False
+        return memoryview(array).cast("B")
 
-    def _idle_of(self, size: int) -> bytearray | None:
+    def _take_idle(self, size: int) -> bytearray | None:
+        """Return an idle buffer of exactly this size, or None."""
         idle = self._idle
         for _ in range(len(idle)):
             memory = idle.pop()
@@ -53,6 +54,6 @@ class BufferPool:
 
 
 @cache
-def _array(size: int) -> Any:
+def _array_type(size: int) -> Any:
     """Return the array type of this size, cached: making a type is slower than making a view."""
     return ctypes.c_char * size

@@ -13,21 +13,24 @@ from typing import Generic, NamedTuple, TypeVar
 
 from quackmq.protocols.kafka.codec.primitives import UUID_BYTES, Cursor
 
-Wanted = TypeVar("Wanted")
+PartitionT = TypeVar("PartitionT")
 
 
-class ByTopic(NamedTuple, Generic[Wanted]):
+class TopicPartitions(NamedTuple, Generic[PartitionT]):
     """The partitions of one topic. `topic` is a name or, in versions with ids, an id (None: all
     zeros).
     """
 
     topic: str | uuid.UUID | None
-    partitions: Sequence[Wanted]
+    partitions: Sequence[PartitionT]
 
 
 def read_topics(
-    cursor: Cursor, by_id: bool, partition_bytes: int, read_partition: Callable[[Cursor], Wanted]
-) -> list[ByTopic[Wanted]]:
+    cursor: Cursor,
+    by_id: bool,
+    partition_bytes: int,
+    read_partition: Callable[[Cursor], PartitionT],
+) -> list[TopicPartitions[PartitionT]]:
     """Decode the whole list; a partition takes at least `partition_bytes`."""
     topics = []
     for _ in range(topics_length(cursor, by_id)):
@@ -37,7 +40,7 @@ def read_topics(
             partitions.append(read_partition(cursor))
             cursor.skip_tags()
         cursor.skip_tags()
-        topics.append(ByTopic(topic, partitions))
+        topics.append(TopicPartitions(topic, partitions))
     return topics
 
 

@@ -28,7 +28,7 @@ from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics, topics_length
+from quackmq.protocols.kafka.codec.by_topic import TopicPartitions, read_topics, topics_length
 from quackmq.protocols.kafka.codec.primitives import (
     ENDS_EARLY,
     INT32,
@@ -53,19 +53,19 @@ _LAST_NOT_FLEXIBLE: Final = FLEXIBLE_FROM - 1
 
 #: The usual request: one partition of one topic, no rack. With a topic name, in two parts. The
 #: first part ends with the number of topics and the length of the name. The second part follows the
-#: name: partitions, the wanted partition, forgotten topics, rack.
+#: name: partitions, the requested partition, forgotten topics, rack.
 _USUAL: Final = struct.Struct(">4xiiibiiih")
-_USUAL_WISH: Final = struct.Struct(">iiiq8xiih")
+_USUAL_REQUEST_PARTITION: Final = struct.Struct(">iiiq8xiih")
 #: The usual request with a topic id, complete, in the compact encoding. It ends with the tagged
 #: fields of partition and topic, forgotten topics, rack and tagged fields.
 _USUAL_BY_ID: Final = struct.Struct(">iiibiiB16sBiiq4x8xi5s")
 _COMPACT_ONE: Final = 2
 _COMPACT_END: Final = bytes((0, 0, 1, 1, 0))
 _REPLICA_ID_BYTES: Final = 4
-_WISH: Final = struct.Struct(">iqi")
-_WISH_WITH_LOG_START: Final = struct.Struct(">iq8xi")
-_WISH_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
-_WISH_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
+_REQUEST_PARTITION: Final = struct.Struct(">iqi")
+_REQUEST_PARTITION_WITH_LOG_START: Final = struct.Struct(">iq8xi")
+_REQUEST_PARTITION_WITH_LEADER_EPOCH: Final = struct.Struct(">iiq8xi")
+_REQUEST_PARTITION_WITH_LAST_EPOCH: Final = struct.Struct(">iiq4x8xi")
 _PARTITION: Final = struct.Struct(">ihqq")
 #: The same with log start, aborted transactions, preferred replica and the length of the records:
 #: everything before the records in the last version that is not flexible.
@@ -86,8 +86,8 @@ NO_EPOCH: Final = -1
 READ_COMMITTED: Final = 1
 
 
-class PartitionWish(NamedTuple):
-    """One wanted partition. `leader_epoch` is the client's, or NO_EPOCH if it sends none."""
+class FetchPartition(NamedTuple):
+    """One requested partition. `leader_epoch` is the client's, or NO_EPOCH if it sends none."""
 
     partition: int
     leader_epoch: int
@@ -102,7 +102,7 @@ class FetchRequest(NamedTuple):
     isolation: int
     session_id: int
     session_epoch: int
-    topics: Sequence[ByTopic[PartitionWish]]
+    topics: Sequence[TopicPartitions[FetchPartition]]
 
 
 class PartitionData(NamedTuple):
@@ -157,7 +157,7 @@ def write_response(
         write_topic(out, topic.topic, flexible)
         write_array_length(out, len(topic.partitions), flexible)
         for partition in topic.partitions:
-            _write_head(out, partition, version, isolation)
+            _write_partition_start(out, partition, version, isolation)
             if partition.size:
                 buffers.append(out)
                 buffers.extend(partition.chunks)
@@ -177,8 +177,8 @@ def write_one(
     version: int, topic: str | uuid.UUID | None, data: PartitionData, isolation: int = 0
 ) -> list[Buffer]:
     """Return the buffers for one partition of an existing topic; the start is cached."""
-    out = bytearray(_head(version, topic))
-    _write_head(out, data, version, isolation)
+    out = bytearray(_response_start(version, topic))
+    _write_partition_start(out, data, version, isolation)
     if version < FLEXIBLE_FROM:
         return [out, *data.chunks]
     if data.size:
@@ -188,7 +188,7 @@ def write_one(
 
 
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
-def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+def _response_start(version: int, topic: str | uuid.UUID | None) -> bytes:
     """Return the start of a response for one partition of one topic."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray(_NO_THROTTLE)
@@ -204,25 +204,30 @@ def _read_usual(data: memoryview) -> FetchRequest | None:
     """Decode a request of the usual form, much faster than the cursor does. Return None for any
     other request: the cursor then decodes it or reports the error.
     """
-    if len(data) < _USUAL.size + _USUAL_WISH.size:
+    if len(data) < _USUAL.size + _USUAL_REQUEST_PARTITION.size:
         return None
-    wait_ms, least, most, isolation, session, epoch, topics, name_bytes = _USUAL.unpack_from(data)
-    behind_name = _USUAL.size + name_bytes
-    if topics != 1 or name_bytes < 0 or behind_name + _USUAL_WISH.size != len(data):
+    wait_ms, min_bytes, max_response_bytes, isolation, session, epoch, topics, name_bytes = (
+        _USUAL.unpack_from(data)
+    )
+    after_name = _USUAL.size + name_bytes
+    if topics != 1 or name_bytes < 0 or after_name + _USUAL_REQUEST_PARTITION.size != len(data):
         return None
     partitions, index, leader_epoch, offset, max_bytes, forgotten, rack_bytes = (
-        _USUAL_WISH.unpack_from(data, behind_name)
+        _USUAL_REQUEST_PARTITION.unpack_from(data, after_name)
     )
     if partitions != 1 or forgotten or rack_bytes:
         return None
     try:
-        topic = str(data[_USUAL.size : behind_name], "utf-8")
+        topic = str(data[_USUAL.size : after_name], "utf-8")
     except UnicodeDecodeError:
         return None
     # The classes' own constructors take three times as long.
-    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
-    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
-    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
+    fetch_partition = _new_tuple(FetchPartition, (index, leader_epoch, offset, max_bytes))
+    topic_partitions = [_new_tuple(TopicPartitions, (topic, [fetch_partition]))]
+    return _new_tuple(
+        FetchRequest,
+        (wait_ms, min_bytes, max_response_bytes, isolation, session, epoch, topic_partitions),
+    )
 
 
 def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
@@ -231,14 +236,27 @@ def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
     if len(data) != start + _USUAL_BY_ID.size:
         return None
     numbers = _USUAL_BY_ID.unpack_from(data, start)
-    wait_ms, least, most, isolation, session, epoch, topics, topic_id, partitions = numbers[:9]
+    (
+        wait_ms,
+        min_bytes,
+        max_response_bytes,
+        isolation,
+        session,
+        epoch,
+        topics,
+        topic_id,
+        partitions,
+    ) = numbers[:9]
     index, leader_epoch, offset, max_bytes, end = numbers[9:]
     if topics != _COMPACT_ONE or partitions != _COMPACT_ONE or end != _COMPACT_END:
         return None
     topic = None if topic_id == _NO_ID else uuid.UUID(bytes=topic_id)
-    wish = _new_tuple(PartitionWish, (index, leader_epoch, offset, max_bytes))
-    wanted = [_new_tuple(ByTopic, (topic, [wish]))]
-    return _new_tuple(FetchRequest, (wait_ms, least, most, isolation, session, epoch, wanted))
+    fetch_partition = _new_tuple(FetchPartition, (index, leader_epoch, offset, max_bytes))
+    topic_partitions = [_new_tuple(TopicPartitions, (topic, [fetch_partition]))]
+    return _new_tuple(
+        FetchRequest,
+        (wait_ms, min_bytes, max_response_bytes, isolation, session, epoch, topic_partitions),
+    )
 
 
 def _read(cursor: Cursor, version: int) -> FetchRequest:
@@ -252,7 +270,7 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
     if version >= FIRST_WITH_SESSIONS:
         session_id, session_epoch = cursor.int32(), cursor.int32()
     by_id = version >= FIRST_WITH_TOPIC_IDS
-    topics = read_topics(cursor, by_id, *_wish_reader(version))
+    topics = read_topics(cursor, by_id, *_partition_reader(version))
     if version >= FIRST_WITH_SESSIONS:
         for _ in range(topics_length(cursor, by_id)):
             _skip_forgotten_topic(cursor, by_id)
@@ -264,21 +282,25 @@ def _read(cursor: Cursor, version: int) -> FetchRequest:
 
 
 @cache
-def _wish_reader(version: int) -> tuple[int, Callable[[Cursor], PartitionWish]]:
-    """Return the fixed size of a wanted partition, and the function that decodes it. Unused fields
-    are skipped. One of them is the last fetched epoch: no log is ever truncated here, so a client
-    never diverges (see `quackmq.broker.log.epoch_lookup`).
+def _partition_reader(version: int) -> tuple[int, Callable[[Cursor], FetchPartition]]:
+    """Return the fixed size of a requested partition, and the function that decodes it. Unused
+    fields are skipped. One of them is the last fetched epoch: no log is ever truncated here, so a
+    client never diverges (see `quackmq.broker.log.epoch_lookup`).
     """
     if version >= _FIRST_WITH_LEADER_EPOCH:
-        form = _WISH_WITH_LEADER_EPOCH
+        form = _REQUEST_PARTITION_WITH_LEADER_EPOCH
         if version >= _FIRST_WITH_LAST_EPOCH:
-            form = _WISH_WITH_LAST_EPOCH
-        return form.size, lambda cursor: PartitionWish(*form.unpack(cursor.take(form.size)))
-    old_form = _WISH_WITH_LOG_START if version >= _FIRST_WITH_LOG_START else _WISH
+            form = _REQUEST_PARTITION_WITH_LAST_EPOCH
+        return form.size, lambda cursor: FetchPartition(*form.unpack(cursor.take(form.size)))
+    old_form = (
+        _REQUEST_PARTITION_WITH_LOG_START
+        if version >= _FIRST_WITH_LOG_START
+        else _REQUEST_PARTITION
+    )
 
-    def read_old(cursor: Cursor) -> PartitionWish:
+    def read_old(cursor: Cursor) -> FetchPartition:
         index, offset, max_bytes = old_form.unpack(cursor.take(old_form.size))
-        return PartitionWish(index, NO_EPOCH, offset, max_bytes)
+        return FetchPartition(index, NO_EPOCH, offset, max_bytes)
 
     return old_form.size, read_old
 
@@ -292,7 +314,9 @@ def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
     cursor.skip_tags()
 
 
-def _write_head(out: bytearray, data: PartitionData, version: int, isolation: int) -> None:
+def _write_partition_start(
+    out: bytearray, data: PartitionData, version: int, isolation: int
+) -> None:
     """Write a partition's response up to and including the length of its records."""
     if version == _LAST_NOT_FLEXIBLE and not data.aborted:
         partition, error, high_watermark, log_start, _, size, last_stable, _ = data

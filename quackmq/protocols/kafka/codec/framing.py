@@ -14,7 +14,7 @@ declared size. When many bytes of an incomplete request have arrived, it must be
 (`ReceiveMemory`). So a peer that declares a large size and sends little takes no memory from
 others.
 
-A frame is a view that is valid until the next call of `settle`. The frame of a large request stays
+A frame is a view that is valid until the next call of `compact`. The frame of a large request stays
 valid as long as a view of it exists, because it has its own buffer (`buffer_pool`).
 """
 
@@ -72,7 +72,7 @@ def read_header(frame: memoryview) -> RequestHeader:
     return _new_tuple(RequestHeader, (api_key, version, correlation_id, client_id, position))
 
 
-def body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview:
+def request_body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview:
     """Return the bytes after the header."""
     if not flexible:
         return frame[header.position :]
@@ -101,23 +101,25 @@ class ReceiveMemory:
     def __init__(self, budget: ReceiveBudget | None = None) -> None:
         self.scratch = memoryview(bytearray(limits.KAFKA_SCRATCH_BYTES))
         self.budget = budget or ReceiveBudget(limits.KAFKA_RECEIVE_BYTES)
-        self.lend = BufferPool().lend
+        self.acquire_exclusive = BufferPool().acquire
         self._pool: dict[int, list[memoryview]] = {}
         self._pooled_bytes = 0
 
-    def take(self, least_bytes: int) -> memoryview:
+    def acquire(self, least_bytes: int) -> memoryview:
+        """Return a buffer of at least `least_bytes`, from the pool if there is one."""
         if least_bytes > _LARGEST_POOLED_BYTES:
             return memoryview(bytearray(least_bytes))
         size = max(_SMALLEST_BUFFER_BYTES, 1 << (least_bytes - 1).bit_length())
-        kept = self._pool.get(size)
-        if not kept:
+        idle_buffers = self._pool.get(size)
+        if not idle_buffers:
             return memoryview(bytearray(size))
         self._pooled_bytes -= size
-        return kept.pop()
+        return idle_buffers.pop()
 
-    def give_back(self, buffer: memoryview) -> None:
-        fits = self._pooled_bytes + len(buffer) <= limits.KAFKA_POOLED_BYTES
-        if fits and len(buffer) <= _LARGEST_POOLED_BYTES:
+    def release(self, buffer: memoryview) -> None:
+        """Put a buffer into the pool, or drop it if the pool is full."""
+        has_room = self._pooled_bytes + len(buffer) <= limits.KAFKA_POOLED_BYTES
+        if has_room and len(buffer) <= _LARGEST_POOLED_BYTES:
             self._pooled_bytes += len(buffer)
             self._pool.setdefault(len(buffer), []).append(buffer)
 
@@ -125,18 +127,18 @@ class ReceiveMemory:
 class Frames:
     """The frames of one connection.
 
-    The order of calls: `received` after bytes were put into `buffer`; then `take` while `is_ready`
-    is true, or as often as the caller wants; then `settle`. Call `buffer` only when no frame is
-    ready and the rest is `admitted`.
+    The order of calls: `received` after bytes were put into `buffer`; then `next_frame` as long as
+    `is_ready` is true, or less often; then `compact`. Call `buffer` only when no frame is ready and
+    `may_receive` is true.
     """
 
     __slots__ = (
-        "_claim",
+        "_frame_bytes",
         "_end",
-        "_lent",
+        "_is_exclusive",
         "_memory",
-        "_owns",
-        "_reserved",
+        "_has_own_buffer",
+        "_reserved_bytes",
         "_start",
         "_view",
         "is_produce",
@@ -145,33 +147,35 @@ class Frames:
     def __init__(self, memory: ReceiveMemory) -> None:
         self._memory = memory
         self._view = memory.scratch
-        self._owns = False
-        self._lent = False
+        #: Whether `_view` is a buffer of this connection, not the shared scratch buffer.
+        self._has_own_buffer = False
+        #: Whether `_view` holds exactly one large frame, which may keep the buffer.
+        self._is_exclusive = False
         self._start = 0
         self._end = 0
         #: Size of the next frame with its prefix; 0 while it is unknown.
-        self._claim = 0
-        self._reserved = 0
+        self._frame_bytes = 0
+        self._reserved_bytes = 0
         #: Whether the frame that is ready is a Produce request.
         self.is_produce = False
 
     def buffer(self) -> memoryview:
-        if not self._owns:
+        if not self._has_own_buffer:
             return self._memory.scratch
         # Only the rest of the incomplete frame: the following frame may then arrive whole.
-        return self._view[self._end : max(self._claim, _SMALLEST_BUFFER_BYTES)]
+        return self._view[self._end : max(self._frame_bytes, _SMALLEST_BUFFER_BYTES)]
 
     def received(self, count: int) -> bool:
         """Count received bytes; return whether there may be work. There is none while the rest of a
         large frame, whose memory is allocated, is still arriving.
         """
         self._end += count
-        return not self._lent or self._end >= self._claim
+        return not self._is_exclusive or self._end >= self._frame_bytes
 
     def is_ready(self) -> bool:
         """Return whether a whole frame has arrived; raise ProtocolError if its size is not
         allowed."""
-        self._claim = 0
+        self._frame_bytes = 0
         available = self._end - self._start
         if available < _SIZE_AND_KEY.size:
             if available >= _SIZE.size:
@@ -182,23 +186,23 @@ class Frames:
         size, api_key = _SIZE_AND_KEY.unpack_from(self._view, self._start)
         _check_size(size, api_key)
         self.is_produce = api_key == PRODUCE_KEY
-        self._claim = _SIZE.size + size
-        return available >= self._claim
+        self._frame_bytes = _SIZE.size + size
+        return available >= self._frame_bytes
 
-    def take(self) -> memoryview:
+    def next_frame(self) -> memoryview:
         """Return the frame that is ready, without its size prefix."""
         begin = self._start
-        self._start = begin + self._claim
-        self._claim = 0
-        self._release()
+        self._start = begin + self._frame_bytes
+        self._frame_bytes = 0
+        self._release_reserved()
         return self._view[begin + _SIZE.size : self._start]
 
     @property
-    def hands_over(self) -> bool:
+    def owns_last_frame(self) -> bool:
         """Whether the frame returned last has its buffer alone. Such a frame stays valid as long as
         a view of it exists.
         """
-        return self._lent
+        return self._is_exclusive
 
     @property
     def opening(self) -> bytes:
@@ -208,77 +212,81 @@ class Frames:
         )
 
     @property
-    def begun(self) -> bool:
+    def has_bytes(self) -> bool:
         """Whether there are bytes that have not been returned as a frame."""
         return self._end > self._start
 
     @property
-    def admitted(self) -> bool:
+    def may_receive(self) -> bool:
         """Whether more of the incomplete frame may be received; tries to reserve its memory."""
         if not self._needs_admission():
             return True
-        self.settle()
-        return self._reserved > 0
+        self.compact()
+        return self._reserved_bytes > 0
 
     @property
-    def share(self) -> float | None:
+    def received_share(self) -> float | None:
         """The received part of the frame that memory is reserved for, 0 to 1; None without one."""
-        return (self._end - self._start) / self._claim if self._reserved and self._claim else None
+        if not self._reserved_bytes or not self._frame_bytes:
+            return None
+        return (self._end - self._start) / self._frame_bytes
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Free the shared scratch buffer, and make room for more of the incomplete frame. Frames
         returned before become invalid.
         """
-        left = self._end - self._start
-        if left == 0:
-            self._leave()
+        received_bytes = self._end - self._start
+        if received_bytes == 0:
+            self._drop_buffer()
             return
-        if self._needs_admission() and self._memory.budget.reserve(self._claim):
-            self._reserved = self._claim
-        ahead = left * limits.KAFKA_RECEIVE_GROWTH
-        if not self._reserved:
-            ahead = min(ahead, limits.KAFKA_UNRESERVED_BYTES)
-        wanted = max(left, min(self._claim, ahead))
-        if self._owns and self._start == 0 and wanted <= len(self._view):
+        if self._needs_admission() and self._memory.budget.reserve(self._frame_bytes):
+            self._reserved_bytes = self._frame_bytes
+        allowed_bytes = received_bytes * limits.KAFKA_RECEIVE_GROWTH
+        if not self._reserved_bytes:
+            allowed_bytes = min(allowed_bytes, limits.KAFKA_UNRESERVED_BYTES)
+        needed_bytes = max(received_bytes, min(self._frame_bytes, allowed_bytes))
+        if self._has_own_buffer and self._start == 0 and needed_bytes <= len(self._view):
             return
-        is_whole = wanted == self._claim >= shared_limits.KEPT_BATCH_BYTES
-        view = self._memory.lend(wanted) if is_whole else self._memory.take(wanted)
-        view[:left] = self._view[self._start : self._end]
-        self._leave()
+        is_exclusive = needed_bytes == self._frame_bytes >= shared_limits.KEPT_BATCH_BYTES
+        acquire = self._memory.acquire_exclusive if is_exclusive else self._memory.acquire
+        view = acquire(needed_bytes)
+        view[:received_bytes] = self._view[self._start : self._end]
+        self._drop_buffer()
         self._view = view
-        self._owns = True
-        self._lent = is_whole
-        self._end = left
+        self._has_own_buffer = True
+        self._is_exclusive = is_exclusive
+        self._end = received_bytes
 
     def close(self) -> None:
         """Release all memory."""
-        self._release()
-        self._leave()
+        self._release_reserved()
+        self._drop_buffer()
 
     def _needs_admission(self) -> bool:
         return (
-            self._claim > limits.KAFKA_UNRESERVED_BYTES
-            and not self._reserved
+            self._frame_bytes > limits.KAFKA_UNRESERVED_BYTES
+            and not self._reserved_bytes
             and self._end - self._start >= limits.KAFKA_UNRESERVED_BYTES
         )
 
-    def _leave(self) -> None:
-        if self._owns and not self._lent:
-            self._memory.give_back(self._view)
+    def _drop_buffer(self) -> None:
+        """Continue with the empty scratch buffer; return an own buffer to the pool."""
+        if self._has_own_buffer and not self._is_exclusive:
+            self._memory.release(self._view)
         self._view = self._memory.scratch
-        self._owns = self._lent = False
+        self._has_own_buffer = self._is_exclusive = False
         self._start = self._end = 0
 
-    def _release(self) -> None:
-        if self._reserved:
-            self._memory.budget.release(self._reserved)
-            self._reserved = 0
+    def _release_reserved(self) -> None:
+        if self._reserved_bytes:
+            self._memory.budget.release(self._reserved_bytes)
+            self._reserved_bytes = 0
 
 
 def _check_size(size: int, api_key: int) -> None:
     is_produce = api_key == PRODUCE_KEY
-    most = limits.KAFKA_PRODUCE_BYTES if is_produce else limits.KAFKA_REQUEST_BYTES
+    most_bytes = limits.KAFKA_PRODUCE_BYTES if is_produce else limits.KAFKA_REQUEST_BYTES
     if size < _REQUEST_HEAD.size:
-        raise ProtocolError(f"a request of {size} bytes: no request is so small")
-    if size > most:
-        raise ProtocolError(f"a request of {size} bytes; {most} is the most")
+        raise ProtocolError(f"a request of {size} bytes: that is too small for a header")
+    if size > most_bytes:
+        raise ProtocolError(f"a request of {size} bytes; the limit is {most_bytes}")

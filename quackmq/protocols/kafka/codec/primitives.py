@@ -105,7 +105,7 @@ class Cursor:
     def string(self) -> str:
         value = self.nullable_string()
         if value is None:
-            raise ProtocolError("a string that must be there is null")
+            raise ProtocolError("a string that must not be null is null")
         return value
 
     def nullable_string(self) -> str | None:
@@ -130,7 +130,7 @@ class Cursor:
         if length <= 0:
             return length
         if length * element_bytes > len(self.data) - self.position:
-            raise ProtocolError(f"an array says {length} elements, more than bytes are left")
+            raise ProtocolError(f"an array of {length} elements exceeds the remaining request")
         self.elements_left -= length
         if self.elements_left < 0:
             raise ProtocolError(f"more than {limits.KAFKA_REQUEST_ELEMENTS} elements in a request")
@@ -139,7 +139,7 @@ class Cursor:
     def present_array_length(self, element_bytes: int) -> int:
         length = self.array_length(element_bytes)
         if length < 0:
-            raise ProtocolError("an array that must be there is null")
+            raise ProtocolError("an array that must not be null is null")
         return length
 
     def take(self, size: int) -> memoryview:
@@ -147,7 +147,7 @@ class Cursor:
         end = position + size
         if size < 0 or end > len(self.data):
             raise ProtocolError(
-                f"a length says {size} bytes, {len(self.data) - position} are there"
+                f"a length of {size} bytes; {len(self.data) - position} bytes remain"
             )
         self.position = end
         return self.data[position:end]
@@ -171,16 +171,16 @@ class Cursor:
         """Skip the tagged fields at the end of a structure. The legacy encoding has none."""
 
     def _string_length(self) -> int:
-        return self._checked(self.number(INT16))
+        return self._check_length(self.number(INT16))
 
     def _bytes_length(self) -> int:
-        return self._checked(self.number(INT32))
+        return self._check_length(self.number(INT32))
 
     def _array_length(self) -> int:
-        return self._checked(self.number(INT32))
+        return self._check_length(self.number(INT32))
 
     @staticmethod
-    def _checked(length: int) -> int:
+    def _check_length(length: int) -> int:
         if length < -1:
             raise ProtocolError(f"a length of {length}")
         return length
@@ -209,7 +209,7 @@ class CompactCursor(Cursor):
         if count:
             # A tag and its size take at least one byte each.
             if 2 * count > len(self.data) - self.position:
-                raise ProtocolError(f"{count} tagged fields, more than bytes are left")
+                raise ProtocolError(f"{count} tagged fields exceed the remaining request")
             self.elements_left -= count
             if self.elements_left < 0:
                 raise ProtocolError(

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.codec.by_topic import ByTopic, read_topics
+from quackmq.protocols.kafka.codec.by_topic import TopicPartitions, read_topics
 from quackmq.protocols.kafka.codec.primitives import (
     ENDS_EARLY,
     INT32,
@@ -74,10 +74,10 @@ class PartitionRecords(NamedTuple):
 class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
-    topics: Sequence[ByTopic[PartitionRecords]]
+    topics: Sequence[TopicPartitions[PartitionRecords]]
 
 
-class PartitionAnswer(NamedTuple):
+class PartitionResponse(NamedTuple):
     partition: int
     error: int
     base_offset: int = -1
@@ -85,9 +85,9 @@ class PartitionAnswer(NamedTuple):
     message: str | None = None
 
 
-class TopicAnswer(NamedTuple):
+class TopicResponse(NamedTuple):
     topic: str | uuid.UUID | None
-    partitions: Sequence[PartitionAnswer]
+    partitions: Sequence[PartitionResponse]
 
 
 def read_request(version: int, data: memoryview) -> ProduceRequest:
@@ -123,19 +123,19 @@ def write_one(
     elif _FIRST_WITH_LOG_START <= version < _FIRST_WITH_MESSAGE:
         end = _END.pack(partition, 0, base_offset, -1, log_start, 0)
     else:
-        answer = PartitionAnswer(partition, 0, base_offset, log_start)
-        return write_response(version, [TopicAnswer(topic, [answer])])
-    return _head(version, topic) + end
+        response = PartitionResponse(partition, 0, base_offset, log_start)
+        return write_response(version, [TopicResponse(topic, [response])])
+    return _response_start(version, topic) + end
 
 
-def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
+def write_response(version: int, topics: Sequence[TopicResponse]) -> Buffer:
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
-    write_array_length(out, len(answers), flexible)
-    for answer in answers:
-        write_topic(out, answer.topic, flexible)
-        write_array_length(out, len(answer.partitions), flexible)
-        for partition in answer.partitions:
+    write_array_length(out, len(topics), flexible)
+    for topic in topics:
+        write_topic(out, topic.topic, flexible)
+        write_array_length(out, len(topic.partitions), flexible)
+        for partition in topic.partitions:
             _write_partition(out, partition, version, flexible)
         if flexible:
             out.append(0)
@@ -147,7 +147,7 @@ def write_response(version: int, answers: Sequence[TopicAnswer]) -> Buffer:
 
 
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
-def _head(version: int, topic: str | uuid.UUID | None) -> bytes:
+def _response_start(version: int, topic: str | uuid.UUID | None) -> bytes:
     """Return the start of a response for one partition of one topic."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
@@ -164,15 +164,15 @@ def _read_usual(data: memoryview) -> ProduceRequest | None:
     if len(data) < _USUAL.size:
         return None
     transactional_id, acks, topics, name_bytes = _USUAL.unpack_from(data)
-    behind_name = _USUAL.size + name_bytes
-    begin = behind_name + _USUAL_PARTITION.size
+    after_name = _USUAL.size + name_bytes
+    begin = after_name + _USUAL_PARTITION.size
     if transactional_id != -1 or topics != 1 or name_bytes < 0 or begin > len(data):
         return None
-    partitions, partition, size = _USUAL_PARTITION.unpack_from(data, behind_name)
+    partitions, partition, size = _USUAL_PARTITION.unpack_from(data, after_name)
     if partitions != 1 or size != len(data) - begin:
         return None
-    name = data[_USUAL.size : behind_name]
-    return _usual(acks, name, partition, data[begin:])
+    name = data[_USUAL.size : after_name]
+    return _make_usual(acks, name, partition, data[begin:])
 
 
 def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
@@ -180,12 +180,12 @@ def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
     if len(data) < _COMPACT_USUAL.size:
         return None
     transactional_id, acks, topics, name_length = _COMPACT_USUAL.unpack_from(data)
-    behind_name = _COMPACT_USUAL.size + name_length - 1
-    begin = behind_name + _COMPACT_USUAL_PARTITION.size
+    after_name = _COMPACT_USUAL.size + name_length - 1
+    begin = after_name + _COMPACT_USUAL_PARTITION.size
     is_short = 0 < name_length < 0x80
     if transactional_id or topics != _COMPACT_ONE or not is_short or begin >= len(data):
         return None
-    partitions, partition = _COMPACT_USUAL_PARTITION.unpack_from(data, behind_name)
+    partitions, partition = _COMPACT_USUAL_PARTITION.unpack_from(data, after_name)
     cursor = CompactCursor(data, begin)
     try:
         size = cursor.uvarint() - 1
@@ -194,11 +194,11 @@ def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
     end = cursor.position + size
     if partitions != _COMPACT_ONE or size < 0 or data[end:] != _COMPACT_END:
         return None
-    name = data[_COMPACT_USUAL.size : behind_name]
-    return _usual(acks, name, partition, data[cursor.position : end])
+    name = data[_COMPACT_USUAL.size : after_name]
+    return _make_usual(acks, name, partition, data[cursor.position : end])
 
 
-def _usual(
+def _make_usual(
     acks: int, name: memoryview, partition: int, records: memoryview
 ) -> ProduceRequest | None:
     try:
@@ -206,27 +206,29 @@ def _usual(
     except UnicodeDecodeError:
         return None
     # The classes' own constructors take three times as long.
-    wanted = _new_tuple(PartitionRecords, (partition, records))
-    by_topic = _new_tuple(ByTopic, (topic, [wanted]))
-    return _new_tuple(ProduceRequest, (None, acks, [by_topic]))
+    partition_records = _new_tuple(PartitionRecords, (partition, records))
+    topic_partitions = _new_tuple(TopicPartitions, (topic, [partition_records]))
+    return _new_tuple(ProduceRequest, (None, acks, [topic_partitions]))
 
 
 def _read_partition(cursor: Cursor) -> PartitionRecords:
     return PartitionRecords(cursor.int32(), cursor.nullable_bytes())
 
 
-def _write_partition(out: bytearray, answer: PartitionAnswer, version: int, flexible: bool) -> None:
-    partition, error, base_offset, log_start, message = answer
+def _write_partition(
+    out: bytearray, response: PartitionResponse, version: int, flexible: bool
+) -> None:
+    partition, error, base_offset, log_start, message = response
     if flexible and message is None:
         out += _FLEXIBLE_PARTITION.pack(partition, error, base_offset, -1, log_start, 1)
         return
-    out += _PARTITION.pack(answer.partition, answer.error, answer.base_offset)
+    out += _PARTITION.pack(response.partition, response.error, response.base_offset)
     if version >= _FIRST_WITH_APPEND_TIME:
         out += _NO_APPEND_TIME
     if version >= _FIRST_WITH_LOG_START:
-        out += _LOG_START.pack(answer.log_start)
+        out += _LOG_START.pack(response.log_start)
     if version >= _FIRST_WITH_MESSAGE:
         write_array_length(out, 0, flexible)
-        write_string(out, answer.message, flexible)
+        write_string(out, response.message, flexible)
     if flexible:
         out.append(0)

@@ -27,7 +27,7 @@ from quackmq.protocols.kafka.codec.primitives import (
     Cursor,
     malformed,
 )
-from quackmq.protocols.kafka.codec.schema import Shape, request_schema, shape
+from quackmq.protocols.kafka.codec.schema import Shape, field_shape, request_schema
 
 Read = Callable[[Any], Any]
 
@@ -62,15 +62,15 @@ def compiled(entity_type: type[Entity]) -> Compiled:
     tagged: dict[int, tuple[str, Read]] = {}
     least_bytes = cursor_type.TAGS_BYTES
     for field in fields(entity_type):
-        field_shape = shape(field)
-        form = _field(field_shape, cursor_type)
-        if field_shape.tag is None:
+        shape = field_shape(field)
+        form = _field(shape, cursor_type)
+        if shape.tag is None:
             plain.append((field.name, form.read))
             least_bytes += form.least_bytes
             continue
         if field.default is MISSING or not entity_type.__flexible__:
-            raise TypeError(f"{entity_type.__name__}.{field.name}: a tag that cannot be left out")
-        tagged[field_shape.tag] = (field.name, form.read)
+            raise TypeError(f"{entity_type.__name__}.{field.name}: a tag that cannot be omitted")
+        tagged[shape.tag] = (field.name, form.read)
 
     def read(cursor: Cursor) -> Any:
         return entity_type(**{name: read_field(cursor) for name, read_field in plain})
@@ -129,7 +129,7 @@ def _array(element: Compiled, nullable: bool) -> Read:
         if length < 0:
             if nullable:
                 return None
-            raise ProtocolError("an array that must be there is null")
+            raise ProtocolError("an array that must not be null is null")
         return tuple([read(cursor) for _ in range(length)])
 
     return read_array
@@ -161,7 +161,7 @@ def _nullable_bytes(cursor: Cursor) -> bytes | None:
 def _bytes(cursor: Cursor) -> bytes:
     data = cursor.nullable_bytes()
     if data is None:
-        raise ProtocolError("bytes that must be there are null")
+        raise ProtocolError("bytes that must not be null are null")
     return bytes(data)
 
 

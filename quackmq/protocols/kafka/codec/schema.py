@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     tag: int | None
 
 
-def shape(field: Field[Any]) -> Shape:
+def field_shape(field: Field[Any]) -> Shape:
     inner: Any = field.type
     nullable = get_origin(inner) in (types.UnionType, Union)
     if nullable:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from kio.static.protocol import Entity
 
 from quackmq.protocols.kafka.codec import primitives as cursor
-from quackmq.protocols.kafka.codec.schema import Shape, response_schema, shape
+from quackmq.protocols.kafka.codec.schema import Shape, field_shape, response_schema
 
 Fields = Mapping[str, Any]
 Write = Callable[[bytearray, Any], None]
@@ -35,8 +35,8 @@ class EncodedArray(NamedTuple):
     data: bytes
 
 
-def write_response(api_key: int, version: int, answer: Fields) -> bytearray:
-    return write_entity(response_schema(api_key, version), answer)
+def write_response(api_key: int, version: int, values: Fields) -> bytearray:
+    return write_entity(response_schema(api_key, version), values)
 
 
 def write_entity(entity_type: type[Entity], values: Fields) -> bytearray:
@@ -52,7 +52,7 @@ def element_writer(api_key: int, version: int, *path: str) -> Write:
     entity_type = response_schema(api_key, version)
     for name in path:
         (field,) = (field for field in fields(entity_type) if field.name == name)
-        inner = shape(field).entity_type
+        inner = field_shape(field).entity_type
         if inner is None:
             raise TypeError(f"{name} of API {api_key} holds no structures")
         entity_type = inner
@@ -95,12 +95,12 @@ def compiled(entity_type: type[Entity]) -> Write:
     plain = []
     tagged = []
     for field in fields(entity_type):
-        field_shape = shape(field)
-        write_field = _field(field_shape, flexible)
-        if field_shape.tag is None:
+        shape = field_shape(field)
+        write_field = _field(shape, flexible)
+        if shape.tag is None:
             plain.append((field.name, _default(field), write_field))
         else:
-            tagged.append((field_shape.tag, field.name, field.default, write_field))
+            tagged.append((shape.tag, field.name, field.default, write_field))
     tagged.sort(key=itemgetter(0))
 
     def write(out: bytearray, values: Fields) -> None:
@@ -113,7 +113,7 @@ def compiled(entity_type: type[Entity]) -> Write:
     def write_flexible(out: bytearray, values: Fields) -> None:
         write(out, values)
         # A tagged field with its default value is omitted.
-        present = [entry for entry in tagged if not _is_left_out(values, entry[1], entry[2])]
+        present = [entry for entry in tagged if not _is_omitted(values, entry[1], entry[2])]
         write_uvarint(out, len(present))
         for tag, name, _, write_field in present:
             inner = bytearray()
@@ -125,7 +125,7 @@ def compiled(entity_type: type[Entity]) -> Write:
     return write_flexible if flexible else write
 
 
-def _is_left_out(values: Fields, name: str, default: Any) -> bool:
+def _is_omitted(values: Fields, name: str, default: Any) -> bool:
     value = values.get(name, default)
     return value == default or (default == () and not value)
 

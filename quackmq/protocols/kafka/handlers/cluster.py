@@ -16,10 +16,10 @@ from kio.schema.errors import ErrorCode
 
 from quackmq.errors import QuackError, UnknownTopic
 from quackmq.model.topic import Topic, check_topic_name
-from quackmq.protocols.kafka.api import Api, Call, schema_api, unhurried
+from quackmq.protocols.kafka.api import Api, Call, iterate_yielding, schema_api
 from quackmq.protocols.kafka.codec.writer import EncodedArray, Fields, write_response
 from quackmq.protocols.kafka.errors import code_of
-from quackmq.protocols.kafka.handlers.encoded_topics import METADATA, NOT_ASKED
+from quackmq.protocols.kafka.handlers.encoded_topics import METADATA, NOT_REQUESTED
 
 API_VERSIONS: Final = 18
 DESCRIBE_CLUSTER: Final = 60
@@ -70,8 +70,8 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
             return {"error_code": ErrorCode.invalid_request, "api_keys": []}
         return {
             "error_code": ErrorCode.none,
-            "api_keys": _ranges([*apis, own]),
-            **_features(call.version),
+            "api_keys": _version_ranges([*apis, own]),
+            **_feature_fields(call.version),
         }
 
     # The response header is never flexible: a client that guessed the version must decode it.
@@ -83,32 +83,32 @@ def unsupported_api_versions(own: Api) -> bytearray:
     """Return the response to an unknown version of ApiVersions, in the oldest form. It names the
     versions that the client may try instead.
     """
-    answer = {"error_code": ErrorCode.unsupported_version, "api_keys": _ranges([own])}
-    return write_response(API_VERSIONS, 0, answer)
+    fields = {"error_code": ErrorCode.unsupported_version, "api_keys": _version_ranges([own])}
+    return write_response(API_VERSIONS, 0, fields)
 
 
-def _ranges(apis: Sequence[Api]) -> list[Fields]:
+def _version_ranges(apis: Sequence[Api]) -> list[Fields]:
     return [
         {"api_key": api.key, "min_version": api.first_version, "max_version": api.last_version}
         for api in sorted(apis, key=lambda api: api.key)
     ]
 
 
-def _features(version: int) -> Fields:
+def _feature_fields(version: int) -> Fields:
     return {
         "supported_features": [
-            {"name": each.name, "min_version": each.least, "max_version": each.greatest}
-            for each in FEATURES
-            if each.least > 0 or version >= _FIRST_WITH_ZERO_FEATURES
+            {"name": feature.name, "min_version": feature.least, "max_version": feature.greatest}
+            for feature in FEATURES
+            if feature.least > 0 or version >= _FIRST_WITH_ZERO_FEATURES
         ],
         "finalized_features_epoch": _FEATURES_EPOCH,
         "finalized_features": [
             {
-                "name": each.name,
-                "max_version_level": each.finalized,
-                "min_version_level": each.finalized,
+                "name": feature.name,
+                "max_version_level": feature.finalized,
+                "min_version_level": feature.finalized,
             }
-            for each in FEATURES
+            for feature in FEATURES
         ],
     }
 
@@ -119,7 +119,7 @@ async def metadata(call: Call, request: Any) -> Fields:
         "brokers": [{"node_id": node.id, "host": node.host, "port": node.port, "rack": None}],
         "cluster_id": call.broker.cluster_id,
         "controller_id": node.id,
-        "topics": await _wanted_topics(call, request),
+        "topics": await _requested_topics(call, request),
         "error_code": ErrorCode.none,
         "cluster_authorized_operations": _cluster_operations(request),
     }
@@ -130,8 +130,8 @@ METADATA_API: Final = schema_api(METADATA, 0, 13, 9, metadata)
 
 async def describe_cluster(call: Call, request: Any) -> Fields:
     node = call.node
-    asked_for = getattr(request, "endpoint_type", _BROKERS)
-    if asked_for == _BROKERS:
+    endpoint_type = getattr(request, "endpoint_type", _BROKERS)
+    if endpoint_type == _BROKERS:
         return {
             "error_code": ErrorCode.none,
             "cluster_id": call.broker.cluster_id,
@@ -141,10 +141,10 @@ async def describe_cluster(call: Call, request: Any) -> Fields:
             ],
             "cluster_authorized_operations": _cluster_operations(request),
         }
-    if asked_for == _CONTROLLERS:
+    if endpoint_type == _CONTROLLERS:
         code, message = ErrorCode.mismatched_endpoint_type, "this is a broker, not a controller"
     else:
-        code, message = ErrorCode.unsupported_endpoint_type, f"no endpoint type {asked_for}"
+        code, message = ErrorCode.unsupported_endpoint_type, f"no endpoint type {endpoint_type}"
     return {"error_code": code, "error_message": message, "cluster_id": "", "brokers": []}
 
 
@@ -152,47 +152,47 @@ DESCRIBE_CLUSTER_API: Final = schema_api(DESCRIBE_CLUSTER, 0, 2, 0, describe_clu
 
 
 def _cluster_operations(request: Any) -> int:
-    asked = getattr(request, "include_cluster_authorized_operations", False)
-    return _CLUSTER_OPERATIONS if asked else NOT_ASKED
+    is_requested = getattr(request, "include_cluster_authorized_operations", False)
+    return _CLUSTER_OPERATIONS if is_requested else NOT_REQUESTED
 
 
-async def _wanted_topics(call: Call, request: Any) -> EncodedArray:
-    wanted = request.topics
-    described = call.peer.described
+async def _requested_topics(call: Call, request: Any) -> EncodedArray:
+    requested = request.topics
+    encoded_topics = call.peer.encoded_topics
     with_operations = getattr(request, "include_topic_authorized_operations", False)
-    if wanted is None or (not wanted and call.version < _FIRST_WITH_NULL_FOR_ALL):
-        return await described.every_topic(call, with_operations)
-    create = getattr(request, "allow_auto_topic_creation", True)
+    if requested is None or (not requested and call.version < _FIRST_WITH_NULL_FOR_ALL):
+        return await encoded_topics.every_topic(call, with_operations)
+    may_create = getattr(request, "allow_auto_topic_creation", True)
     # Describe each topic once, however often the request names it.
-    asked = {(getattr(topic, "topic_id", None), topic.name): None for topic in wanted}
-    found = []
-    async for topic_id, name in unhurried(asked, every=100):
-        topic = await _find(call, topic_id, name, create)
+    distinct_topics = {(getattr(topic, "topic_id", None), topic.name): None for topic in requested}
+    encoded = []
+    async for topic_id, name in iterate_yielding(distinct_topics, every=100):
+        topic = await _find_topic(call, topic_id, name, may_create)
         if isinstance(topic, Topic):
-            found.append(await described.topic(call, topic, with_operations))
+            encoded.append(await encoded_topics.topic(call, topic, with_operations))
             continue
         if name is None and call.version < _FIRST_WITH_NULL_NAME:
             name = ""
-        found.append(described.error(call, topic, name, topic_id, with_operations))
-    return EncodedArray(len(found), b"".join(found))
+        encoded.append(encoded_topics.error(call, topic, name, topic_id, with_operations))
+    return EncodedArray(len(encoded), b"".join(encoded))
 
 
-async def _find(
-    call: Call, topic_id: uuid.UUID | None, name: str | None, create: bool
+async def _find_topic(
+    call: Call, topic_id: uuid.UUID | None, name: str | None, may_create: bool
 ) -> Topic | ErrorCode:
     try:
         if name is None:
-            return _by_id(call, topic_id)
-        if create:
+            return _find_topic_by_id(call, topic_id)
+        if may_create:
             return await call.broker.ensure_topic(call.caller, name)
         check_topic_name(name)
         return call.broker.topic(name)
     except QuackError as error:
-        unknown_id = name is None and isinstance(error, UnknownTopic)
-        return ErrorCode.unknown_topic_id if unknown_id else code_of(error)
+        is_unknown_id = name is None and isinstance(error, UnknownTopic)
+        return ErrorCode.unknown_topic_id if is_unknown_id else code_of(error)
 
 
-def _by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
+def _find_topic_by_id(call: Call, topic_id: uuid.UUID | None) -> Topic:
     if topic_id is None:
         raise UnknownTopic("neither a name nor an id of a topic")
     return call.broker.topic_by_id(topic_id)
@@ -211,7 +211,7 @@ _FIRST_WITH_SEVERAL: Final = 4
 
 
 async def find_coordinator(call: Call, request: Any) -> Fields:
-    coordinator = _coordinator(call, getattr(request, "key_type", _GROUP))
+    coordinator = _coordinator_fields(call, getattr(request, "key_type", _GROUP))
     if call.version < _FIRST_WITH_SEVERAL:
         return coordinator
     return {"coordinators": [{**coordinator, "key": key} for key in request.coordinator_keys]}
@@ -220,7 +220,7 @@ async def find_coordinator(call: Call, request: Any) -> Fields:
 FIND_COORDINATOR_API: Final = schema_api(FIND_COORDINATOR, 0, 6, 3, find_coordinator)
 
 
-def _coordinator(call: Call, key_type: int) -> Fields:
+def _coordinator_fields(call: Call, key_type: int) -> Fields:
     if key_type in (_GROUP, _TRANSACTION):
         return {
             "error_code": ErrorCode.none,
@@ -231,7 +231,7 @@ def _coordinator(call: Call, key_type: int) -> Fields:
         }
     return {
         "error_code": ErrorCode.invalid_request,
-        "error_message": f"nothing of the kind {key_type} is known here",
+        "error_message": f"unknown key type {key_type}: use 0 (group) or 1 (transaction)",
         "node_id": -1,
         "host": "",
         "port": -1,

@@ -20,7 +20,7 @@ from quackmq.errors import InvalidRequest, LimitReached, QuackError, UnknownTopi
 from quackmq.model.policy import Policy
 from quackmq.model.topic import check_topic_name
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, schema_api, together, unhurried
+from quackmq.protocols.kafka.api import Call, gather_in_chunks, iterate_yielding, schema_api
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
 from quackmq.protocols.kafka.handlers.config_catalog import (
@@ -72,18 +72,20 @@ class Alteration(NamedTuple):
 
 async def describe_configs(call: Call, request: Any) -> Fields:
     results: list[Fields] = []
-    room = limits.KAFKA_CONFIGS_ANSWER
-    async for resource in unhurried(request.resources, every=20):
+    remaining_configs = limits.KAFKA_CONFIGS_ANSWER
+    async for resource in iterate_yielding(request.resources, every=20):
         configs: list[Config] = []
         code, message = ErrorCode.none, None
         try:
-            if room <= 0:
+            if remaining_configs <= 0:
                 raise LimitReached(
-                    f"{limits.KAFKA_CONFIGS_ANSWER} configs are the most in one answer: "
+                    f"{limits.KAFKA_CONFIGS_ANSWER} configs are the most in one response: "
                     "describe fewer resources at a time"
                 )
-            configs = _wanted(_describe(call, resource), resource.configuration_keys)
-            room -= len(configs)
+            configs = _select_configs(
+                _describe_resource(call, resource), resource.configuration_keys
+            )
+            remaining_configs -= len(configs)
         except QuackError as error:
             code, message = code_of(error), str(error)
         results.append(
@@ -127,7 +129,7 @@ INCREMENTAL_ALTER_CONFIGS_API: Final = schema_api(
 # --- describing ----------------------------------------------------------------------------------
 
 
-def _describe(call: Call, resource: Any) -> list[Config]:
+def _describe_resource(call: Call, resource: Any) -> list[Config]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == TOPIC:
         check_topic_name(name)
@@ -144,15 +146,15 @@ def _describe(call: Call, resource: Any) -> list[Config]:
     raise _unknown_kind(kind)
 
 
-def _wanted(configs: list[Config], names: Sequence[str] | None) -> list[Config]:
+def _select_configs(configs: list[Config], names: Sequence[str] | None) -> list[Config]:
     """Return the requested configs; all of them if the request names none."""
     if not names:
         return configs
-    asked = dict.fromkeys(names)
-    ours = (under_our_name(configs, name) for name in asked)
+    requested_names = dict.fromkeys(names)
+    found_by_our_name = (under_our_name(configs, name) for name in requested_names)
     return [
-        *(config for config in configs if config.name in asked),
-        *(config for config in ours if config is not None),
+        *(config for config in configs if config.name in requested_names),
+        *(config for config in found_by_our_name if config is not None),
     ]
 
 
@@ -180,17 +182,19 @@ def _unknown_kind(kind: int) -> InvalidRequest:
 async def _alter_all(
     call: Call, request: Any, operation_of: Callable[[Any], Operation], replaces: bool
 ) -> Fields:
-    named = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    name_counts = Counter(
+        (resource.resource_type, resource.resource_name) for resource in request.resources
+    )
 
     async def alter(resource: Any) -> Fields:
         code, message = ErrorCode.none, None
         try:
-            if named[resource.resource_type, resource.resource_name] > 1:
+            if name_counts[resource.resource_type, resource.resource_name] > 1:
                 raise InvalidRequest("the resource is named twice in one request")
             alter_one = _ALTER.get(resource.resource_type)
             if alter_one is None:
                 raise _unknown_kind(resource.resource_type)
-            changes = _changes(resource.configs, operation_of)
+            changes = _parse_changes(resource.configs, operation_of)
             name = resource.resource_name
             await alter_one(call, Alteration(name, changes, replaces, request.validate_only))
         except QuackError as error:
@@ -202,7 +206,7 @@ async def _alter_all(
             "resource_name": resource.resource_name,
         }
 
-    return {"responses": await together(map(alter, request.resources))}
+    return {"responses": await gather_in_chunks(map(alter, request.resources))}
 
 
 def _operation_of(config: Any) -> Operation:
@@ -212,7 +216,9 @@ def _operation_of(config: Any) -> Operation:
         raise InvalidRequest(f"there is no operation {config.config_operation}") from None
 
 
-def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -> list[Change]:
+def _parse_changes(
+    configs: Sequence[Any], operation_of: Callable[[Any], Operation]
+) -> list[Change]:
     """Decode the changes to one resource; raise InvalidRequest in the same cases as Kafka."""
     names = Counter(config.name for config in configs)
     changes = []
@@ -221,63 +227,63 @@ def _changes(configs: Sequence[Any], operation_of: Callable[[Any], Operation]) -
         if names[config.name] > 1:
             raise InvalidRequest(f"{config.name} is named twice")
         if config.value is None and operation is not Operation.DELETE:
-            raise InvalidRequest(f"{config.name} is given no value")
+            raise InvalidRequest(f"{config.name} has no value")
         changes.append(Change(config.name, operation, config.value or ""))
     return changes
 
 
-async def _alter_topic(call: Call, wanted: Alteration) -> None:
+async def _alter_topic(call: Call, alteration: Alteration) -> None:
     default = call.broker.settings.default_policy
     # Deleting an unknown config is allowed: it is not set.
     configs = [
-        (change.name, _new_value(change))
-        for change in wanted.changes
+        (change.name, _value_after(change))
+        for change in alteration.changes
         if change.operation is not Operation.DELETE or is_topic_config(change.name)
     ]
 
-    def changed(present: Policy) -> Policy:
-        if not wanted.replaces:
-            return policy_of(configs, present, default)
+    def alter_policy(current: Policy) -> Policy:
+        if not alteration.replaces:
+            return policy_of(configs, current, default)
         # A request that replaces all configs without naming the partitioner must not move keys.
-        kept = dataclasses.replace(default, partitioner=present.partitioner)
-        return policy_of(configs, kept, default)
+        base = dataclasses.replace(default, partitioner=current.partitioner)
+        return policy_of(configs, base, default)
 
-    if not wanted.name:
+    if not alteration.name:
         raise InvalidRequest("topics have no configs that hold for all: name one topic")
-    check_topic_name(wanted.name)
+    check_topic_name(alteration.name)
     try:
-        present = call.broker.topic(wanted.name).policy
+        current = call.broker.topic(alteration.name).policy
     except UnknownTopic:
         # Kafka checks the configs first.
-        changed(default)
+        alter_policy(default)
         raise
-    if wanted.validate_only:
-        changed(present)
+    if alteration.validate_only:
+        alter_policy(current)
     else:
-        await call.broker.alter_topic(call.caller, wanted.name, policy=changed)
+        await call.broker.alter_topic(call.caller, alteration.name, policy=alter_policy)
 
 
-async def _alter_broker(call: Call, wanted: Alteration) -> None:
-    _check_broker(call, wanted.name)
-    names = ", ".join(change.name for change in wanted.changes)
+async def _alter_broker(call: Call, alteration: Alteration) -> None:
+    _check_broker(call, alteration.name)
+    names = ", ".join(change.name for change in alteration.changes)
     if names:
         raise InvalidRequest(
             f"a broker's configs cannot be altered while it runs: {names[:200]}; "
-            "say otherwise where it is started"
+            "set them when the broker is started"
         )
 
 
-async def _alter_group(call: Call, wanted: Alteration) -> None:
-    present = _group_settings(call, wanted.name)
-    configs = [(change.name, _new_value(change)) for change in wanted.changes]
-    settings = group_settings(configs, GroupSettings() if wanted.replaces else present)
-    if wanted.validate_only:
+async def _alter_group(call: Call, alteration: Alteration) -> None:
+    current = _group_settings(call, alteration.name)
+    configs = [(change.name, _value_after(change)) for change in alteration.changes]
+    settings = group_settings(configs, GroupSettings() if alteration.replaces else current)
+    if alteration.validate_only:
         settings.check()
     else:
-        await call.broker.groups.alter(call.caller, wanted.name, settings)
+        await call.broker.groups.alter(call.caller, alteration.name, settings)
 
 
-def _new_value(change: Change) -> str | None:
+def _value_after(change: Change) -> str | None:
     """Return the new text of a config; None for its default."""
     if change.operation is Operation.SET:
         return change.value

@@ -94,31 +94,31 @@ FIXED: Final = {
     "cleanup.policy": Fixed(
         "delete",
         Kind.LIST,
-        "Entries go by age and size as a whole; there is no compaction by key.",
+        "Records are deleted by age and size; there is no compaction by key.",
         "log.cleanup.policy",
     ),
     "compression.type": Fixed(
         "producer",
         Kind.STRING,
-        "Batches are kept as their producer compressed them.",
+        "Batches are stored as their producer compressed them.",
         "compression.type",
     ),
     "message.timestamp.type": Fixed(
         "CreateTime",
         Kind.STRING,
-        "Timestamps are the producer's; by when an entry was appended, its age is counted.",
+        "Timestamps are the producer's; the age of a record counts from its append.",
         "log.message.timestamp.type",
     ),
     "message.timestamp.before.max.ms": Fixed(
         _LATEST_MS,
         Kind.LONG,
-        "Timestamps may lie in the past as far as they like.",
+        "Timestamps may lie any time in the past.",
         "log.message.timestamp.before.max.ms",
     ),
     "message.timestamp.after.max.ms": Fixed(
         _LATEST_MS,
         Kind.LONG,
-        "Timestamps may lie in the future as far as they like.",
+        "Timestamps may lie any time in the future.",
         "log.message.timestamp.after.max.ms",
     ),
     "min.insync.replicas": Fixed(
@@ -127,59 +127,68 @@ FIXED: Final = {
     "segment.bytes": Fixed(
         str(shared_limits.SEGMENT_BYTES),
         Kind.INT,
-        "A segment's file is closed at this size. Readers and retention do not notice.",
+        "A segment's file is closed at this size. This does not affect readers or retention.",
         "log.segment.bytes",
     ),
     "unclean.leader.election.enable": Fixed(
-        "false", Kind.BOOLEAN, "There is nobody to elect.", "unclean.leader.election.enable"
+        "false",
+        Kind.BOOLEAN,
+        "There is one node, so there are no elections.",
+        "unclean.leader.election.enable",
     ),
 }
 
 BROKER_FACTS: Final = {
-    "log.dirs": Fact(LOG_DIRECTORY, Kind.STRING, "Stands for the one place of all data."),
+    "log.dirs": Fact(LOG_DIRECTORY, Kind.STRING, "A name for the only data directory."),
     "default.replication.factor": Fact(1, Kind.INT, "There is one node."),
     "delete.topic.enable": Fact("true", Kind.BOOLEAN, "Topics can be deleted."),
     "socket.request.max.bytes": Fact(
         limits.KAFKA_PRODUCE_BYTES, Kind.INT, "The largest request with batches."
     ),
-    "fetch.max.bytes": Fact(limits.KAFKA_FETCH_BYTES, Kind.INT, "The largest answer to a fetch."),
-    "max.connections": Fact(limits.KAFKA_CONNECTIONS, Kind.INT, "Connections at once."),
+    "fetch.max.bytes": Fact(limits.KAFKA_FETCH_BYTES, Kind.INT, "The largest response to a fetch."),
+    "max.connections": Fact(
+        limits.KAFKA_CONNECTIONS, Kind.INT, "The maximum number of open connections."
+    ),
     "max.incremental.fetch.session.cache.slots": Fact(
-        0, Kind.INT, "Fetches name all their partitions each time."
+        0, Kind.INT, "There are no fetch sessions: each fetch names all its partitions."
     ),
     "offset.metadata.max.bytes": Fact(
         shared_limits.CURSOR_METADATA_BYTES,
         Kind.INT,
-        "What a client may note beside a committed offset.",
+        "The size of the metadata that a client may commit with an offset.",
     ),
     "group.coordinator.rebalance.protocols": Fact(
-        "classic,consumer", Kind.LIST, "How groups work here."
+        "classic,consumer", Kind.LIST, "The supported group protocols."
     ),
     "group.consumer.assignors": Fact(
-        "uniform,range", Kind.LIST, "How partitions are shared, in the newer group protocol."
+        "uniform,range", Kind.LIST, "The assignors of the newer group protocol."
     ),
     "group.consumer.migration.policy": Fact(
-        "disabled", Kind.STRING, "The members of a group all speak one protocol."
+        "disabled", Kind.STRING, "All members of a group use one group protocol."
     ),
     "group.consumer.session.timeout.ms": Fact(
-        shared_limits.CONSUMER_SESSION_MS, Kind.INT, "A session in the newer group protocol."
+        shared_limits.CONSUMER_SESSION_MS,
+        Kind.INT,
+        "The session timeout in the newer group protocol.",
     ),
     "group.consumer.heartbeat.interval.ms": Fact(
         shared_limits.CONSUMER_HEARTBEAT_MS,
         Kind.INT,
-        "How often members are heard in that protocol.",
+        "The heartbeat interval in the newer group protocol.",
     ),
     "group.min.session.timeout.ms": Fact(
-        shared_limits.SESSION_MIN_MS, Kind.INT, "The shortest session."
+        shared_limits.SESSION_MIN_MS, Kind.INT, "The shortest session timeout."
     ),
     "group.max.session.timeout.ms": Fact(
-        shared_limits.SESSION_MAX_MS, Kind.INT, "The longest session."
+        shared_limits.SESSION_MAX_MS, Kind.INT, "The longest session timeout."
     ),
-    "group.max.size": Fact(shared_limits.GROUP_MEMBERS, Kind.INT, "Members of a group."),
+    "group.max.size": Fact(
+        shared_limits.GROUP_MEMBERS, Kind.INT, "The maximum number of members of a group."
+    ),
     "offsets.retention.minutes": Fact(
         shared_limits.GROUP_EXPIRY_MS // 60_000,
         Kind.INT,
-        "A group without members and commits for so long is forgotten.",
+        "A group expires after this time without members and commits.",
     ),
 }
 #: The settings of a group: the field, its type and its documentation.
@@ -187,7 +196,7 @@ GROUP_SETTINGS: Final = {
     CONFIG_PREFIX + "holds_retention": (
         "holds_retention",
         Kind.BOOLEAN,
-        "Retention waits for what the group has not read.",
+        "Retention does not delete records that the group has not read.",
     ),
     "consumer.session.timeout.ms": (
         "session_timeout_ms",
@@ -197,7 +206,7 @@ GROUP_SETTINGS: Final = {
     "consumer.heartbeat.interval.ms": (
         "heartbeat_interval_ms",
         Kind.INT,
-        "How often a member of the newer group protocol is to be heard.",
+        "How often a member of the newer group protocol sends a heartbeat.",
     ),
 }
 #: The settings of a broker: the field, its type and its documentation.
@@ -205,12 +214,12 @@ _BROKER_SETTINGS: Final = {
     "auto.create.topics.enable": (
         "auto_create_topics",
         Kind.BOOLEAN,
-        "Topics come to life by their first use.",
+        "The first use of a topic creates it.",
     ),
     "num.partitions": (
         "default_partitions",
         Kind.INT,
-        "Partitions of a topic that is created without a number.",
+        "The number of partitions of a topic that is created without one.",
     ),
     "group.initial.rebalance.delay.ms": (
         "group_initial_delay_ms",
@@ -225,7 +234,7 @@ _BROKER_NAMES: Final = {
     "retention.bytes": "log.retention.bytes",
     "max.message.bytes": "message.max.bytes",
 }
-_ALIAS_OF: Final = {field: alias for alias, field in CONFIG_ALIASES.items()}
+_ALIAS_BY_FIELD: Final = {field: alias for alias, field in CONFIG_ALIASES.items()}
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -239,15 +248,15 @@ def policy_of(configs: Iterable[tuple[str, str | None]], base: Policy, default: 
     if not configs:
         return base
     defaults = default.to_configs()
-    given: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for name, value in configs:
-        if name in given:
+        if name in values:
             raise InvalidPolicy(f"{name} is given twice")
-        given[name] = defaults.get(name) if value is None else value
+        values[name] = defaults.get(name) if value is None else value
     for name, fixed in FIXED.items():
-        if given.pop(name, None) not in (None, fixed.value):
+        if values.pop(name, None) not in (None, fixed.value):
             raise InvalidPolicy(f"{name} is always {fixed.value} here. {fixed.documentation}")
-    return Policy.from_configs(given, base)
+    return Policy.from_configs(values, base)
 
 
 def is_topic_config(name: str) -> bool:
@@ -260,11 +269,11 @@ def changed_list(name: str, items: str, remove: bool) -> str:
     fixed = FIXED.get(name)
     if fixed is None or fixed.kind is not Kind.LIST:
         raise InvalidPolicy(f"{name} is no list: nothing can be added to it or taken from it")
-    present = fixed.value.split(",")
-    wanted = items.split(",")
+    current = fixed.value.split(",")
+    changed_items = items.split(",")
     if remove:
-        return ",".join(item for item in present if item not in wanted)
-    return ",".join(dict.fromkeys(present + wanted))
+        return ",".join(item for item in current if item not in changed_items)
+    return ",".join(dict.fromkeys(current + changed_items))
 
 
 def topic_configs(policy: Policy, default: Policy) -> list[Config]:
@@ -272,41 +281,47 @@ def topic_configs(policy: Policy, default: Policy) -> list[Config]:
     fixed = [
         Config(
             name,
-            each.value,
+            setting.value,
             Source.DEFAULT,
-            each.kind,
-            each.documentation,
+            setting.kind,
+            setting.documentation,
             read_only=True,
-            synonyms=(Synonym(each.broker_name, each.value, Source.DEFAULT),),
+            synonyms=(Synonym(setting.broker_name, setting.value, Source.DEFAULT),),
         )
-        for name, each in FIXED.items()
+        for name, setting in FIXED.items()
     ]
     return [*_policy_configs(policy, default), *fixed]
 
 
 def under_our_name(configs: Iterable[Config], name: str) -> Config | None:
     """Return a config under our name, if it normally appears under Kafka's name."""
-    alias = _ALIAS_OF.get(name.removeprefix(CONFIG_PREFIX))
+    alias = _ALIAS_BY_FIELD.get(name.removeprefix(CONFIG_PREFIX))
     if alias is None or not name.startswith(CONFIG_PREFIX):
         return None
     return next(config._replace(name=name) for config in configs if config.name == alias)
 
 
 def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
-    own, ours, builtin = policy.to_configs(), default.to_configs(), Policy().to_configs()
+    topic_values, default_values, builtin_values = (
+        policy.to_configs(),
+        default.to_configs(),
+        Policy().to_configs(),
+    )
     for field in dataclasses.fields(Policy):
         our_name = CONFIG_PREFIX + field.name
-        name = _ALIAS_OF.get(field.name, our_name)
-        value, ours_value = (_shown(name, each[our_name]) for each in (own, ours))
-        is_builtin = ours_value == _shown(name, builtin[our_name])
+        name = _ALIAS_BY_FIELD.get(field.name, our_name)
+        value, default_value = (
+            _displayed_value(name, each[our_name]) for each in (topic_values, default_values)
+        )
+        is_builtin = default_value == _displayed_value(name, builtin_values[our_name])
         synonyms = [
             Synonym(
                 _BROKER_NAMES.get(name, name),
-                ours_value,
+                default_value,
                 Source.DEFAULT if is_builtin else Source.BROKER,
             )
         ]
-        if value != ours_value:
+        if value != default_value:
             names = dict.fromkeys((name, our_name))
             synonyms[:0] = [Synonym(each, value, Source.TOPIC) for each in names]
         yield Config(
@@ -319,7 +334,7 @@ def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
         )
 
 
-def _shown(name: str, value: str) -> str:
+def _displayed_value(name: str, value: str) -> str:
     """Replace -1 of max.message.bytes by the real bound: in Kafka this config has no value for
     none.
     """
@@ -344,13 +359,17 @@ def broker_configs(
     address = f"PLAINTEXT://{node.host}:{node.port}"
     facts = {
         "node.id": Fact(node.id, Kind.INT, "The only node of the cluster."),
-        "broker.id": Fact(node.id, Kind.INT, "The same."),
-        "advertised.listeners": Fact(address, Kind.STRING, "Where clients find this broker."),
+        "broker.id": Fact(node.id, Kind.INT, "The same as node.id."),
+        "advertised.listeners": Fact(
+            address, Kind.STRING, "The address that clients use for this broker."
+        ),
         **BROKER_FACTS,
     }
     if http is not None:
         facts[HTTP_ADDRESS] = Fact(
-            _reached_by(node, *http), Kind.STRING, "Where the HTTP door of this broker is found."
+            _reachable_address(node, *http),
+            Kind.STRING,
+            "The address of this broker's HTTP listener.",
         )
     configs = [
         _broker_config(name, str(fact.value), Source.DEFAULT, fact.kind, fact.documentation)
@@ -367,7 +386,7 @@ def broker_configs(
     return configs
 
 
-def _reached_by(node: Node, host: str, port: int) -> str:
+def _reachable_address(node: Node, host: str, port: int) -> str:
     """Return another listener's address as this peer can use it. A listener on all interfaces has
     the same host as this one.
     """
@@ -390,14 +409,14 @@ def group_configs(settings: GroupSettings) -> list[Config]:
 
 
 def group_settings(
-    configs: Iterable[tuple[str, str | None]], present: GroupSettings
+    configs: Iterable[tuple[str, str | None]], current: GroupSettings
 ) -> GroupSettings:
     """Return the settings with these configs; None means the default. Raise InvalidPolicy."""
     changed: dict[str, int] = {}
     for name, text in configs:
         if name not in GROUP_SETTINGS:
-            known = ", ".join(GROUP_SETTINGS)
-            raise InvalidPolicy(f"a group has no config {name[:100]!r}; it has {known}")
+            names = ", ".join(GROUP_SETTINGS)
+            raise InvalidPolicy(f"a group has no config {name[:100]!r}; it has {names}")
         field, kind, _ = GROUP_SETTINGS[name]
         if text is None:
             changed[field] = getattr(GroupSettings(), field)
@@ -409,7 +428,7 @@ def group_settings(
             if not _NUMBER.fullmatch(text):
                 raise InvalidPolicy(f"{name} cannot be {text[:100]!r}: it is a number")
             changed[field] = int(text)
-    return GroupSettings(**{**present._asdict(), **changed})
+    return GroupSettings(**{**current._asdict(), **changed})
 
 
 def _broker_config(name: str, value: str, source: Source, kind: Kind, documentation: str) -> Config:

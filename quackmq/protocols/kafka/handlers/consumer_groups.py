@@ -26,11 +26,11 @@ from quackmq.errors import (
     QuackError,
 )
 from quackmq.model.topic import PartitionKey
-from quackmq.protocols.kafka.api import Call, by_topic, by_topic_id, schema_api
+from quackmq.protocols.kafka.api import Call, group_by_topic, group_by_topic_id, schema_api
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.groups import (
     GROUP_OPERATIONS,
-    descriptions,
+    describe_each,
     group_code_of,
     heartbeat_arrived,
     host_of,
@@ -42,9 +42,9 @@ CONSUMER_GROUP_DESCRIBE: Final = 69
 #: The first version in which a client makes its member id itself and may subscribe by a pattern.
 _HEARTBEAT_WITH_OWN_ID: Final = 1
 #: The epoch of a member that joins.
-_JOINS: Final = 0
+_JOINING_EPOCH: Final = 0
 #: The value for a timeout that has not changed.
-_AS_BEFORE: Final = timedelta(milliseconds=-1)
+_UNCHANGED: Final = timedelta(milliseconds=-1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 #: The type by which tools distinguish these members from classic ones in the same group.
 _CONSUMER_MEMBER: Final = 1
@@ -54,9 +54,9 @@ _PARTITION_BYTES: Final = 8
 
 async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
     try:
-        _check(call, request)
-        answer = await call.broker.groups.consumer_heartbeat(
-            call.caller, request.group_id, _heartbeat(call, request)
+        _check_request(call, request)
+        response = await call.broker.groups.consumer_heartbeat(
+            call.caller, request.group_id, _parse_heartbeat(call, request)
         )
     except QuackError as error:
         return {
@@ -66,39 +66,39 @@ async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
             "heartbeat_interval": 0,
         }
     assignment = None
-    if answer.assignment is not None:
+    if response.assignment is not None:
         assignment = {
             "topic_partitions": [
                 {"topic_id": topic_id, "partitions": partitions}
-                for topic_id, partitions in by_topic_id(answer.assignment).items()
+                for topic_id, partitions in group_by_topic_id(response.assignment).items()
             ]
         }
     return {
         "error_code": ErrorCode.none,
-        "member_id": answer.member_id,
-        "member_epoch": answer.epoch,
-        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "member_id": response.member_id,
+        "member_epoch": response.epoch,
+        "heartbeat_interval": response.heartbeat_interval_ms,
         "assignment": assignment,
     }
 
 
 CONSUMER_GROUP_HEARTBEAT_API: Final = schema_api(
-    CONSUMER_GROUP_HEARTBEAT, 0, 1, 0, consumer_group_heartbeat, arrived=heartbeat_arrived
+    CONSUMER_GROUP_HEARTBEAT, 0, 1, 0, consumer_group_heartbeat, on_arrival=heartbeat_arrived
 )
 
 
 async def consumer_group_describe(call: Call, request: Any) -> Fields:
-    found: list[Fields] = []
-    wanted = ConsumerGroupDescription
-    async for name, group in descriptions(call, request.group_ids, wanted, _member_bytes):
+    groups: list[Fields] = []
+    group_class = ConsumerGroupDescription
+    async for name, group in describe_each(call, request.group_ids, group_class, _member_bytes):
         if isinstance(group, QuackError):
-            found.append(_not_described(name, group))
+            groups.append(_error_fields(name, group))
             continue
-        fields = _described(call, group)
+        fields = _group_fields(call, group)
         if request.include_authorized_operations:
             fields = {**fields, "authorized_operations": GROUP_OPERATIONS}
-        found.append(fields)
-    return {"groups": found}
+        groups.append(fields)
+    return {"groups": groups}
 
 
 CONSUMER_GROUP_DESCRIBE_API: Final = schema_api(
@@ -118,17 +118,17 @@ def _heartbeat_code_of(error: QuackError) -> ErrorCode:
     return group_code_of(error)
 
 
-def _check(call: Call, request: Any) -> None:
+def _check_request(call: Call, request: Any) -> None:
     """Raise InvalidRequest for requests that only this API refuses."""
     if not request.group_id.strip():
         raise InvalidRequest("a group has a name: group.id is empty")
     if call.version >= _HEARTBEAT_WITH_OWN_ID and not request.member_id.strip():
         raise InvalidRequest("a member makes its id itself, and names it from the beginning")
-    if request.member_epoch == _JOINS and request.topic_partitions:
+    if request.member_epoch == _JOINING_EPOCH and request.topic_partitions:
         raise InvalidRequest("a member that joins owns no partitions")
 
 
-def _heartbeat(call: Call, request: Any) -> Heartbeat:
+def _parse_heartbeat(call: Call, request: Any) -> Heartbeat:
     timeout, topics = request.rebalance_timeout, request.subscribed_topic_names
     owned = request.topic_partitions
     return Heartbeat(
@@ -138,15 +138,15 @@ def _heartbeat(call: Call, request: Any) -> Heartbeat:
         client_host=host_of(call),
         instance_id=request.instance_id,
         rack_id=request.rack_id,
-        rebalance_timeout_ms=None if timeout == _AS_BEFORE else timeout // _MILLISECOND,
+        rebalance_timeout_ms=None if timeout == _UNCHANGED else timeout // _MILLISECOND,
         topics=None if topics is None else frozenset(topics),
         pattern=getattr(request, "subscribed_topic_regex", None),
         assignor=request.server_assignor,
-        owned=None if owned is None else frozenset(_keys(owned)),
+        owned=None if owned is None else frozenset(_partition_keys(owned)),
     )
 
 
-def _keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
+def _partition_keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
     for topic in topics:
         # An id of zeros means no topic, so it has no partitions.
         if topic.topic_id is not None:
@@ -154,7 +154,7 @@ def _keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
                 yield PartitionKey(topic.topic_id, partition)
 
 
-def _described(call: Call, group: ConsumerGroupDescription) -> Fields:
+def _group_fields(call: Call, group: ConsumerGroupDescription) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "group_id": group.name,
@@ -162,11 +162,11 @@ def _described(call: Call, group: ConsumerGroupDescription) -> Fields:
         "group_epoch": group.epoch,
         "assignment_epoch": group.assignment_epoch,
         "assignor_name": group.assignor,
-        "members": [_described_member(call, member) for member in group.members],
+        "members": [_member_fields(call, member) for member in group.members],
     }
 
 
-def _described_member(call: Call, member: ConsumerMemberDescription) -> Fields:
+def _member_fields(call: Call, member: ConsumerMemberDescription) -> Fields:
     return {
         "member_id": member.member_id,
         "instance_id": member.instance_id,
@@ -176,16 +176,16 @@ def _described_member(call: Call, member: ConsumerMemberDescription) -> Fields:
         "client_host": member.client_host,
         "subscribed_topic_names": sorted(member.topics),
         "subscribed_topic_regex": member.pattern,
-        "assignment": {"topic_partitions": _named(call, member.assigned)},
-        "target_assignment": {"topic_partitions": _named(call, member.target)},
+        "assignment": {"topic_partitions": _partition_fields(call, member.assigned)},
+        "target_assignment": {"topic_partitions": _partition_fields(call, member.target)},
         "member_type": _CONSUMER_MEMBER,
     }
 
 
-def _named(call: Call, keys: Iterable[PartitionKey]) -> list[Fields]:
+def _partition_fields(call: Call, keys: Iterable[PartitionKey]) -> list[Fields]:
     return [
         {"topic_id": topic.id, "topic_name": topic.name, "partitions": partitions}
-        for topic, partitions in by_topic(call.broker, keys)
+        for topic, partitions in group_by_topic(call.broker, keys)
     ]
 
 
@@ -194,7 +194,7 @@ def _member_bytes(member: ConsumerMemberDescription) -> int:
     return sum(map(len, member.topics)) + _PARTITION_BYTES * partitions
 
 
-def _not_described(name: str, error: QuackError) -> Fields:
+def _error_fields(name: str, error: QuackError) -> Fields:
     # "" is a valid group that only commits offsets, so it is never a group of this protocol.
     code = group_code_of(error) if name else ErrorCode.invalid_group_id
     return {

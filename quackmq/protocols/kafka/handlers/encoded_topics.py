@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from quackmq.errors import QuackError
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, portions, unhurried
+from quackmq.protocols.kafka.api import Call, in_chunks, iterate_yielding
 from quackmq.protocols.kafka.codec.writer import EncodedArray, Fields, Write, element_writer
 from quackmq.protocols.kafka.errors import code_of
 
@@ -25,10 +25,10 @@ METADATA: Final = 3
 #: describe and alter its configs.
 _TOPIC_OPERATIONS: Final = sum(1 << number for number in (3, 4, 5, 6, 7, 8, 10, 11))
 #: The value for operations that the client did not ask for.
-NOT_ASKED: Final = -(2**31)
+NOT_REQUESTED: Final = -(2**31)
 
 
-class _Kept(NamedTuple):
+class _CachedTopic(NamedTuple):
     #: The topic value that was encoded. After a change there is another value with the same id.
     topic: Topic
     encoded: bytes
@@ -41,18 +41,18 @@ class _Form:
         self.operations = operations
         self.write_topic: Write = element_writer(METADATA, version, "topics")
         self.write_partition: Write = element_writer(METADATA, version, "topics", "partitions")
-        self.kept: dict[Any, _Kept] = {}
+        self.cached: dict[Any, _CachedTopic] = {}
         #: The last response with all topics, and those topics.
-        self.every: EncodedArray | None = None
+        self.all_encoded: EncodedArray | None = None
         self.every_topic: list[Topic] = []
 
     def forget_deleted(self, topics: int) -> None:
         """Clear the cache when most of its topics are deleted."""
-        if len(self.kept) > 2 * topics + limits.METADATA_SLICE:
-            self.kept.clear()
+        if len(self.cached) > 2 * topics + limits.METADATA_SLICE:
+            self.cached.clear()
 
 
-class DescribedTopics:
+class EncodedTopics:
     """Encode topics and cache the result, one cache per server. Call it only from the event
     loop."""
 
@@ -62,30 +62,30 @@ class DescribedTopics:
     async def every_topic(self, call: Call, with_operations: bool) -> EncodedArray:
         form = self._form(call.version, with_operations)
         topics = list(call.broker.topics().values())
-        if form.every is not None and form.every_topic == topics:
-            return form.every
+        if form.all_encoded is not None and form.every_topic == topics:
+            return form.all_encoded
         pieces: list[bytes] = []
-        for some in portions(topics, limits.METADATA_SLICE):
-            for topic in some:
-                kept = form.kept.get(topic.id)
-                if kept is not None and kept.topic is topic:
-                    pieces.append(kept.encoded)
+        for chunk in in_chunks(topics, limits.METADATA_SLICE):
+            for topic in chunk:
+                cached = form.cached.get(topic.id)
+                if cached is not None and cached.topic is topic:
+                    pieces.append(cached.encoded)
                     continue
-                encoded = await self._described(call, form, topic)
+                encoded = await self._encode_topic(call, form, topic)
                 # A topic may be deleted while the others are encoded.
                 if not isinstance(encoded, ErrorCode):
                     pieces.append(encoded)
             await asyncio.sleep(0)
-        form.every = EncodedArray(len(pieces), b"".join(pieces))
+        form.all_encoded = EncodedArray(len(pieces), b"".join(pieces))
         form.every_topic = topics
-        return form.every
+        return form.all_encoded
 
     async def topic(self, call: Call, topic: Topic, with_operations: bool) -> bytes:
         form = self._form(call.version, with_operations)
-        kept = form.kept.get(topic.id)
-        if kept is not None and kept.topic is topic:
-            return kept.encoded
-        encoded = await self._described(call, form, topic)
+        cached = form.cached.get(topic.id)
+        if cached is not None and cached.topic is topic:
+            return cached.encoded
+        encoded = await self._encode_topic(call, form, topic)
         if isinstance(encoded, ErrorCode):
             return self.error(call, encoded, topic.name, topic.id, with_operations)
         return encoded
@@ -95,26 +95,26 @@ class DescribedTopics:
     ) -> bytes:
         """Encode an error instead of a topic that cannot be described."""
         form = self._form(call.version, with_operations)
-        return _encoded(form, code, name, topic_id, EncodedArray(0, b""))
+        return _encode_fields(form, code, name, topic_id, EncodedArray(0, b""))
 
     def _form(self, version: int, with_operations: bool) -> _Form:
         form = self._forms.get((version, with_operations))
         if form is None:
-            operations = _TOPIC_OPERATIONS if with_operations else NOT_ASKED
+            operations = _TOPIC_OPERATIONS if with_operations else NOT_REQUESTED
             form = self._forms[version, with_operations] = _Form(version, operations)
             if len(self._forms) > limits.METADATA_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end((version, with_operations))
         return form
 
-    async def _described(self, call: Call, form: _Form, topic: Topic) -> bytes | ErrorCode:
+    async def _encode_topic(self, call: Call, form: _Form, topic: Topic) -> bytes | ErrorCode:
         """Encode a topic and cache the result; return an error code on failure. The leader epoch
         stays the same while the store is open, so the result is valid until the topic changes.
         """
         partitions = bytearray()
         only_node = [call.node.id]
         try:
-            async for partition in unhurried(range(topic.partitions), limits.METADATA_SLICE):
+            async for partition in iterate_yielding(range(topic.partitions), limits.METADATA_SLICE):
                 key = PartitionKey(topic.id, partition)
                 form.write_partition(
                     partitions,
@@ -131,13 +131,13 @@ class DescribedTopics:
         except QuackError as error:
             return code_of(error)
         array = EncodedArray(topic.partitions, bytes(partitions))
-        encoded = _encoded(form, ErrorCode.none, topic.name, topic.id, array)
+        encoded = _encode_fields(form, ErrorCode.none, topic.name, topic.id, array)
         form.forget_deleted(len(call.broker.topics()))
-        form.kept[topic.id] = _Kept(topic, encoded)
+        form.cached[topic.id] = _CachedTopic(topic, encoded)
         return encoded
 
 
-def _encoded(
+def _encode_fields(
     form: _Form, code: ErrorCode, name: str | None, topic_id: Any, partitions: EncodedArray
 ) -> bytes:
     fields: Fields = {

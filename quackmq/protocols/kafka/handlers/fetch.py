@@ -2,7 +2,7 @@
 
 Fetch sessions (KIP-227) are not supported. The response names session 0, so clients name all their
 partitions in each request. A request that continues a session is refused. Responses are smaller
-than clients allow (`Peer.answer_bytes`), so that slow readers cost little memory; clients fetch
+than clients allow (`Peer.response_bytes`), so that slow readers cost little memory; clients fetch
 again.
 
 A read_committed consumer gets no batch at or after the start of the first open transaction. The
@@ -21,16 +21,16 @@ from quackmq import limits as shared_limits
 from quackmq.errors import QuackError
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Api, Call, Reply, Watch, find_topic
+from quackmq.protocols.kafka.api import Api, Call, ResponseSlot, Watch, find_topic
 from quackmq.protocols.kafka.codec.fetch import (
     API_KEY,
     FIRST_WITH_SESSIONS,
     FLEXIBLE_FROM,
     NO_EPOCH,
     READ_COMMITTED,
+    FetchPartition,
     FetchRequest,
     PartitionData,
-    PartitionWish,
     TopicData,
     read_request,
     write_one,
@@ -49,31 +49,38 @@ _new_tuple: Final = tuple.__new__
 async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
     if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
         return write_response(call.version, (), ErrorCode.fetch_session_id_not_found)
-    committed = request.isolation == READ_COMMITTED
+    committed_only = request.isolation == READ_COMMITTED
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
-        return await _handle_one(call, request, committed)
-    planned: list[list[Read | ErrorCode]] = []
-    for wanted in request.topics:
-        topic = find_topic(call.broker, wanted.topic)
-        planned.append([await _plan(call, topic, wish, committed) for wish in wanted.partitions])
-    reads = [plan for plans in planned for plan in plans if isinstance(plan, Read)]
+        return await _handle_one(call, request, committed_only)
+    plans_by_topic: list[list[Read | ErrorCode]] = []
+    for requested in request.topics:
+        topic = find_topic(call.broker, requested.topic)
+        plans_by_topic.append(
+            [
+                await _plan_read(call, topic, fetch_partition, committed_only)
+                for fetch_partition in requested.partitions
+            ]
+        )
+    reads = [plan for plans in plans_by_topic for plan in plans if isinstance(plan, Read)]
     # A request without partitions, as from a closing consumer, has nothing to wait for.
-    may_wait = 0 < len(reads) == sum(map(len, planned)) and call.peer.may_wait
-    slices = iter(await _read(call, request, reads, may_wait))
+    may_wait = 0 < len(reads) == sum(map(len, plans_by_topic)) and call.peer.may_wait
+    slices = iter(await _read_slices(call, request, reads, may_wait))
     topics = [
         TopicData(
-            wanted.topic,
+            requested.topic,
             [
-                _data(wish.partition, plan, slices)
-                for wish, plan in zip(wanted.partitions, plans, strict=True)
+                _partition_data(fetch_partition.partition, plan, slices)
+                for fetch_partition, plan in zip(requested.partitions, plans, strict=True)
             ],
         )
-        for wanted, plans in zip(request.topics, planned, strict=True)
+        for requested, plans in zip(request.topics, plans_by_topic, strict=True)
     ]
     return write_response(call.version, topics, isolation=request.isolation)
 
 
-def at_once(call: Call, request: FetchRequest, reply: Reply) -> list[Buffer] | Watch | None:
+def try_immediately(
+    call: Call, request: FetchRequest, response_slot: ResponseSlot
+) -> list[Buffer] | Watch | None:
     """Fetch from one partition without a task, if the records are in memory or can be waited for.
     Return None in all other cases, including errors: `handle` then answers.
     """
@@ -82,15 +89,15 @@ def at_once(call: Call, request: FetchRequest, reply: Reply) -> list[Buffer] | W
         return None
     if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
         return None
-    ((wanted, (wish,)),) = topics
-    topic = find_topic(call.broker, wanted)
+    ((name_or_id, (fetch_partition,)),) = topics
+    topic = find_topic(call.broker, name_or_id)
     if not isinstance(topic, Topic):
         return None
-    return _LiveFetch(call, request, reply, topic, wish).begin()
+    return _LiveFetch(call, request, response_slot, topic, fetch_partition).begin()
 
 
 FETCH_API: Final = Api(
-    API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True, at_once=at_once
+    API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True, try_immediately=try_immediately
 )
 
 
@@ -99,135 +106,148 @@ class _LiveFetch:
 
     __slots__ = (
         "_call",
-        "_ends_at",
-        "_enough",
+        "_deadline",
+        "_min_bytes",
         "_epoch",
         "_max_bytes",
         "_read",
-        "_reply",
+        "_response_slot",
         "_request",
     )
 
     def __init__(
-        self, call: Call, request: FetchRequest, reply: Reply, topic: Topic, wish: PartitionWish
+        self,
+        call: Call,
+        request: FetchRequest,
+        response_slot: ResponseSlot,
+        topic: Topic,
+        fetch_partition: FetchPartition,
     ) -> None:
         self._call = call
         self._request = request
-        self._reply = reply
-        partition, leader_epoch, offset, most, *_ = wish
-        answer_bytes = call.peer.answer_bytes
-        self._max_bytes = min(max(request.max_bytes, 1), answer_bytes)
+        self._response_slot = response_slot
+        partition, leader_epoch, offset, partition_bytes, *_ = fetch_partition
+        response_bytes = call.peer.response_bytes
+        self._max_bytes = min(max(request.max_bytes, 1), response_bytes)
         # Do not wait for more bytes than one response may hold.
-        self._enough = min(request.min_bytes, answer_bytes)
+        self._min_bytes = min(request.min_bytes, response_bytes)
         self._epoch = None if leader_epoch == NO_EPOCH else leader_epoch
         # The classes' own constructors take three times as long.
         key = _new_tuple(PartitionKey, (topic.id, partition))
-        committed = request.isolation == READ_COMMITTED
-        self._read = _new_tuple(Read, (key, offset, max(1, most), committed))
-        self._ends_at = 0.0
+        committed_only = request.isolation == READ_COMMITTED
+        self._read = _new_tuple(Read, (key, offset, max(1, partition_bytes), committed_only))
+        self._deadline = 0.0
 
     def begin(self) -> list[Buffer] | Watch | None:
         live = self._call.broker.live_reads
-        part = live.read(self._read, self._max_bytes, self._epoch)
-        if part is None:
+        slice_ = live.read(self._read, self._max_bytes, self._epoch)
+        if slice_ is None:
             return None
-        missing = self._enough - part.size
+        missing_bytes = self._min_bytes - slice_.size
         wait_ms = min(self._request.max_wait_ms, shared_limits.READ_WAIT_MS)
-        if missing <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
-            return self._body(part)
-        if part.size:
+        if missing_bytes <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
+            return self._body(slice_)
+        if slice_.size:
             return None  # perhaps the response is full, which only `handle` knows
-        self._ends_at = asyncio.get_running_loop().time() + wait_ms / 1000
-        return live.watch(self._read, missing, wait_ms, self._woken)
+        self._deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+        return live.watch(self._read, missing_bytes, wait_ms, self._on_wake)
 
-    def _woken(self) -> None:
+    def _on_wake(self) -> None:
         """Answer if there are enough bytes or the deadline has passed; otherwise pass to
         `handle`."""
-        part = self._call.broker.live_reads.read(self._read, self._max_bytes, self._epoch)
-        if part is not None and part.size >= self._enough:
-            self._reply.send(self._body(part))
+        slice_ = self._call.broker.live_reads.read(self._read, self._max_bytes, self._epoch)
+        if slice_ is not None and slice_.size >= self._min_bytes:
+            self._response_slot.send(self._body(slice_))
             return
-        left_ms = int((self._ends_at - asyncio.get_running_loop().time()) * 1000)
-        if part is not None and left_ms <= 0:
-            self._reply.send(self._body(part))
+        remaining_ms = int((self._deadline - asyncio.get_running_loop().time()) * 1000)
+        if slice_ is not None and remaining_ms <= 0:
+            self._response_slot.send(self._body(slice_))
         else:
-            self._reply.handle(self._request._replace(max_wait_ms=max(0, left_ms)))
+            self._response_slot.handle(self._request._replace(max_wait_ms=max(0, remaining_ms)))
 
-    def _body(self, part: Slice) -> list[Buffer]:
+    def _body(self, slice_: Slice) -> list[Buffer]:
         """Return the body of the response; reuse the last one if it has the same content."""
         version, isolation = self._call.version, self._request.isolation
-        ((wanted, _),) = self._request.topics
-        last = self._call.peer.last_answer
-        made_of = (version, wanted, isolation)
-        if last.part is not part or last.made_of != made_of:
-            data = _granted(self._read.key.partition, part)
-            body = write_one(version, wanted, data, isolation)
-            if part.size <= limits.KAFKA_JOINED_BYTES:
+        ((name_or_id, _),) = self._request.topics
+        last = self._call.peer.last_response
+        inputs = (version, name_or_id, isolation)
+        if last.slice_ is not slice_ or last.inputs != inputs:
+            data = _slice_data(self._read.key.partition, slice_)
+            body = write_one(version, name_or_id, data, isolation)
+            if slice_.size <= limits.KAFKA_JOINED_BYTES:
                 body = [b"".join(body)]
-            last.part, last.made_of, last.body = part, made_of, body
+            last.slice_, last.inputs, last.body = slice_, inputs, body
         return last.body
 
 
-async def _handle_one(call: Call, request: FetchRequest, committed: bool) -> Sequence[Buffer]:
+async def _handle_one(call: Call, request: FetchRequest, committed_only: bool) -> Sequence[Buffer]:
     """Handle a fetch of one partition, the most frequent case, in half the steps."""
-    ((wanted, (wish,)),) = request.topics
-    plan = await _plan(call, find_topic(call.broker, wanted), wish, committed)
+    ((name_or_id, (fetch_partition,)),) = request.topics
+    plan = await _plan_read(
+        call, find_topic(call.broker, name_or_id), fetch_partition, committed_only
+    )
     if isinstance(plan, ErrorCode):
-        refused = TopicData(wanted, [PartitionData(wish.partition, plan)])
+        refused = TopicData(name_or_id, [PartitionData(fetch_partition.partition, plan)])
         return write_response(call.version, [refused], isolation=request.isolation)
-    (part,) = await _read(call, request, (plan,), call.peer.may_wait)
-    return write_one(call.version, wanted, _granted(wish.partition, part), request.isolation)
+    (slice_,) = await _read_slices(call, request, (plan,), call.peer.may_wait)
+    return write_one(
+        call.version, name_or_id, _slice_data(fetch_partition.partition, slice_), request.isolation
+    )
 
 
-async def _plan(
-    call: Call, topic: Topic | ErrorCode, wish: PartitionWish, committed: bool
+async def _plan_read(
+    call: Call, topic: Topic | ErrorCode, fetch_partition: FetchPartition, committed_only: bool
 ) -> Read | ErrorCode:
-    """Return the read for a wanted partition, or the error code that refuses it."""
+    """Return the read for a requested partition, or the error code that refuses it."""
     if isinstance(topic, ErrorCode):
         return topic
-    key = PartitionKey(topic.id, wish.partition)
-    if wish.leader_epoch != NO_EPOCH:
+    key = PartitionKey(topic.id, fetch_partition.partition)
+    if fetch_partition.leader_epoch != NO_EPOCH:
         try:
-            await offsets_in_epoch(call.broker, call.caller, key, wish.leader_epoch)
+            await offsets_in_epoch(call.broker, call.caller, key, fetch_partition.leader_epoch)
         except QuackError as error:
             return code_of(error)
-    return Read(key, wish.offset, max(1, wish.max_bytes), committed)
+    return Read(key, fetch_partition.offset, max(1, fetch_partition.max_bytes), committed_only)
 
 
-async def _read(
+async def _read_slices(
     call: Call, request: FetchRequest, reads: Sequence[Read], may_wait: bool
 ) -> Sequence[Slice]:
     wait_ms = min(max(request.max_wait_ms, 0), shared_limits.READ_WAIT_MS) if may_wait else 0
-    answer_bytes = call.peer.answer_bytes
+    response_bytes = call.peer.response_bytes
     try:
         return await call.broker.read(
             call.caller,
             reads,
-            max_bytes=min(max(request.max_bytes, 1), answer_bytes),
+            max_bytes=min(max(request.max_bytes, 1), response_bytes),
             # Do not wait for more bytes than one response may hold.
-            min_bytes=min(max(request.min_bytes, 0), answer_bytes),
+            min_bytes=min(max(request.min_bytes, 0), response_bytes),
             wait_ms=wait_ms,
         )
     except QuackError as error:
         return [Slice(read.key, (), 0, -1, -1, error) for read in reads]
 
 
-def _data(partition: int, plan: Read | ErrorCode, slices: Iterator[Slice]) -> PartitionData:
+def _partition_data(
+    partition: int, plan: Read | ErrorCode, slices: Iterator[Slice]
+) -> PartitionData:
     if isinstance(plan, ErrorCode):
         return PartitionData(partition, plan)
-    return _granted(partition, next(slices))
+    return _slice_data(partition, next(slices))
 
 
-def _granted(partition: int, part: Slice) -> PartitionData:
-    if part.error is not None:
-        return PartitionData(partition, code_of(part.error))
+def _slice_data(partition: int, slice_: Slice) -> PartitionData:
+    if slice_.error is not None:
+        return PartitionData(partition, code_of(slice_.error))
     return PartitionData(
         partition,
         0,
-        part.next_offset,
-        part.first_offset,
-        part.chunks,
-        part.size,
-        part.stable_offset,
-        [(each.producer_id, each.first_offset) for each in part.aborted] if part.aborted else (),
+        slice_.next_offset,
+        slice_.first_offset,
+        slice_.chunks,
+        slice_.size,
+        slice_.stable_offset,
+        [(aborted.producer_id, aborted.first_offset) for aborted in slice_.aborted]
+        if slice_.aborted
+        else (),
     )

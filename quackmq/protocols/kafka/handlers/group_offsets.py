@@ -25,7 +25,7 @@ from quackmq.broker import Commit, MemberRef
 from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
 from quackmq.model.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, find_topic, schema_api, unhurried
+from quackmq.protocols.kafka.api import Call, find_topic, iterate_yielding, schema_api
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.groups import group_code_of
 
@@ -34,7 +34,7 @@ OFFSET_FETCH: Final = 9
 OFFSET_DELETE: Final = 47
 
 #: The commit for a partition, or the error code that refuses it.
-Wish = Commit | ErrorCode
+CommitOrError = Commit | ErrorCode
 
 #: The first versions whose responses have these fields or errors.
 _COMMIT_WITH_GROUP_NOT_FOUND: Final = 9
@@ -48,7 +48,7 @@ _NO_OFFSET: Final = -1
 #: The value for the first offset of the partition.
 _EARLIEST: Final = -2
 #: No partitions: no transaction commits offsets.
-_NOWHERE: Final[Set[PartitionKey]] = frozenset()
+_NO_PARTITIONS: Final[Set[PartitionKey]] = frozenset()
 #: The size of a partition in a response, without its metadata.
 _PARTITION_BYTES: Final = 32
 #: The largest size of a character in UTF-8.
@@ -60,48 +60,61 @@ _CHARACTER_BYTES: Final = 4
 
 async def offset_commit(call: Call, request: Any) -> Fields:
     topics = [
-        (topic, await _wishes(call, topic)) async for topic in unhurried(request.topics, every=100)
+        (topic, await _commits_of_topic(call, topic))
+        async for topic in iterate_yielding(request.topics, every=100)
     ]
-    return await commit_partitions(topics, partial(_commit, call, request))
+    return await commit_partitions(topics, partial(_commit_offsets, call, request))
 
 
 OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
 
 
 async def commit_partitions(
-    topics: Sequence[tuple[Any, Sequence[Wish]]],
+    topics: Sequence[tuple[Any, Sequence[CommitOrError]]],
     commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
 ) -> Fields:
     """Commit all valid offsets together, and return the response for each partition. `commit`
     returns an error code for each commit. TxnOffsetCommit uses this too.
     """
-    commits = [wish for _, wishes in topics for wish in wishes if isinstance(wish, Commit)]
+    commits = [
+        commit_or_error
+        for _, commits_or_errors in topics
+        for commit_or_error in commits_or_errors
+        if isinstance(commit_or_error, Commit)
+    ]
     codes = iter(await commit(commits) if commits else ())
     return {
         "topics": [
             {
-                **_topic_of(topic),
+                **_topic_fields(topic),
                 "partitions": [
                     {
                         "partition_index": partition.partition_index,
-                        "error_code": next(codes) if isinstance(wish, Commit) else wish,
+                        "error_code": next(codes)
+                        if isinstance(commit_or_error, Commit)
+                        else commit_or_error,
                     }
-                    for partition, wish in zip(topic.partitions, wishes, strict=True)
+                    for partition, commit_or_error in zip(
+                        topic.partitions, commits_or_errors, strict=True
+                    )
                 ],
             }
-            for topic, wishes in topics
+            for topic, commits_or_errors in topics
         ]
     }
 
 
-async def _wishes(call: Call, topic: Any) -> list[Wish]:
-    found = find_topic(call.broker, _wanted(topic))
-    if not isinstance(found, Topic):
-        return [found] * len(topic.partitions)
-    return [await _wish(call, found, partition) for partition in topic.partitions]
+async def _commits_of_topic(call: Call, topic: Any) -> list[CommitOrError]:
+    topic_or_error = find_topic(call.broker, _name_or_id(topic))
+    if not isinstance(topic_or_error, Topic):
+        return [topic_or_error] * len(topic.partitions)
+    return [
+        await _commit_of_partition(call, topic_or_error, partition)
+        for partition in topic.partitions
+    ]
 
 
-async def _wish(call: Call, topic: Topic, partition: Any) -> Wish:
+async def _commit_of_partition(call: Call, topic: Topic, partition: Any) -> CommitOrError:
     key = PartitionKey(topic.id, partition.partition_index)
     offset: int | None = partition.committed_offset
     if offset == _EARLIEST:
@@ -121,7 +134,7 @@ def committed_leader_epoch(partition: Any) -> int:
     return epoch
 
 
-async def _commit(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
+async def _commit_offsets(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
     instance_id = getattr(request, "group_instance_id", None)
     member = MemberRef(request.member_id, request.generation_id_or_member_epoch, instance_id)
     try:
@@ -146,14 +159,14 @@ def _refusal(call: Call, group: str, error: QuackError) -> ErrorCode:
 
 
 async def offset_fetch(call: Call, request: Any) -> Fields:
-    room = _Room(limits.KAFKA_GROUPS_ANSWER_BYTES)
-    stable = getattr(request, "require_stable", False)
+    response_room = _ResponseRoom(limits.KAFKA_GROUPS_ANSWER_BYTES)
+    requires_stable = getattr(request, "require_stable", False)
     if call.version < _FETCH_WITH_GROUPS:
-        return await _fetch(call, request, room, stable)
+        return await _fetch_group(call, request, response_room, requires_stable)
     return {
         "groups": [
-            await _fetch(call, group, room, stable)
-            async for group in unhurried(request.groups, every=100)
+            await _fetch_group(call, group, response_room, requires_stable)
+            async for group in iterate_yielding(request.groups, every=100)
         ]
     }
 
@@ -161,57 +174,61 @@ async def offset_fetch(call: Call, request: Any) -> Fields:
 OFFSET_FETCH_API: Final = schema_api(OFFSET_FETCH, 1, 10, 6, offset_fetch)
 
 
-class _Room:
+class _ResponseRoom:
     """The remaining bytes of a response: a request may name the same group many times."""
 
-    def __init__(self, left_bytes: int) -> None:
-        self._left_bytes = left_bytes
+    def __init__(self, remaining_bytes: int) -> None:
+        self._remaining_bytes = remaining_bytes
 
-    def take(self, cursors: Iterable[Cursor | None] = ()) -> None:
+    def use(self, cursors: Iterable[Cursor | None] = ()) -> None:
         for cursor in cursors:
             metadata_bytes = 0 if cursor is None else len(cursor.metadata) * _CHARACTER_BYTES
-            self._left_bytes -= _PARTITION_BYTES + metadata_bytes
-        if self._left_bytes < 0:
-            raise LimitReached("too many offsets for one answer: ask for fewer at once")
+            self._remaining_bytes -= _PARTITION_BYTES + metadata_bytes
+        if self._remaining_bytes < 0:
+            raise LimitReached("too many offsets for one response: request fewer at a time")
 
 
-async def _fetch(call: Call, group: Any, room: _Room, stable: bool) -> Fields:
+async def _fetch_group(
+    call: Call, group: Any, response_room: _ResponseRoom, requires_stable: bool
+) -> Fields:
     """Return one group's offsets: of the named partitions, or of all."""
     try:
-        room.take()
-        call.broker.groups.check_fetch(call.caller, group.group_id, _asking(group))
+        response_room.use()
+        call.broker.groups.check_fetch(call.caller, group.group_id, _requesting_member(group))
         # Read the pending offsets first: those that are pending now are not yet committed below.
-        pending = _NOWHERE
-        if stable:
+        pending = _NO_PARTITIONS
+        if requires_stable:
             pending = call.broker.transactions.pending_offsets(call.caller, group.group_id)
         if group.topics is None:
-            topics = await _fetch_all(call, group.group_id, room, pending)
+            topics = await _fetch_all(call, group.group_id, response_room, pending)
         else:
-            topics = await _fetch_named(call, group.group_id, group.topics, room, pending)
+            topics = await _fetch_named(call, group.group_id, group.topics, response_room, pending)
     except QuackError as error:
         code = group_code_of(error)
         if call.version < _FETCH_WITH_ERROR:
-            return {"topics": [_failed(topic, code) for topic in group.topics]}
+            return {"topics": [_topic_error(topic, code) for topic in group.topics]}
         return {"group_id": group.group_id, "error_code": code, "topics": []}
     return {"group_id": group.group_id, "error_code": ErrorCode.none, "topics": topics}
 
 
-def _asking(group: Any) -> MemberRef:
+def _requesting_member(group: Any) -> MemberRef:
     """Return the member that asks, if the request names one (version 9 and later)."""
     member_id = getattr(group, "member_id", None) or ""
     return MemberRef(member_id, getattr(group, "member_epoch", _NO_EPOCH))
 
 
 async def _fetch_all(
-    call: Call, group: str, room: _Room, pending: Set[PartitionKey]
+    call: Call, group: str, response_room: _ResponseRoom, pending: Set[PartitionKey]
 ) -> list[Fields]:
     cursors = await call.broker.groups.committed(call.caller, group)
-    room.take(cursors.values())
-    by_topic: dict[uuid.UUID, list[Fields]] = {}
-    async for key, cursor in unhurried(sorted(cursors.items()), every=1000):
-        by_topic.setdefault(key.topic_id, []).append(_offset(key, cursor, pending))
+    response_room.use(cursors.values())
+    partitions_by_topic: dict[uuid.UUID, list[Fields]] = {}
+    async for key, cursor in iterate_yielding(sorted(cursors.items()), every=1000):
+        partitions_by_topic.setdefault(key.topic_id, []).append(
+            _partition_offset(key, cursor, pending)
+        )
     topics: list[Fields] = []
-    for topic_id, partitions in by_topic.items():
+    for topic_id, partitions in partitions_by_topic.items():
         try:
             name = call.broker.topic_by_id(topic_id).name
         except UnknownTopic:
@@ -222,52 +239,62 @@ async def _fetch_all(
 
 
 async def _fetch_named(
-    call: Call, group: str, wanted: Iterable[Any], room: _Room, pending: Set[PartitionKey]
+    call: Call,
+    group: str,
+    requested_topics: Iterable[Any],
+    response_room: _ResponseRoom,
+    pending: Set[PartitionKey],
 ) -> list[Fields]:
-    found = [(topic, find_topic(call.broker, _wanted(topic))) for topic in wanted]
+    topics_or_errors = [
+        (topic, find_topic(call.broker, _name_or_id(topic))) for topic in requested_topics
+    ]
     keys = [
-        PartitionKey(known.id, partition)
-        for topic, known in found
-        if isinstance(known, Topic)
+        PartitionKey(topic_or_error.id, partition)
+        for topic, topic_or_error in topics_or_errors
+        if isinstance(topic_or_error, Topic)
         for partition in topic.partition_indexes
     ]
     cursors = await call.broker.groups.committed(call.caller, group, keys)
-    room.take(cursors.get(key) for key in keys)
+    response_room.use(cursors.get(key) for key in keys)
     return [
-        _fetched(topic, known, cursors, pending)
-        async for topic, known in unhurried(found, every=100)
+        _topic_offsets(topic, topic_or_error, cursors, pending)
+        async for topic, topic_or_error in iterate_yielding(topics_or_errors, every=100)
     ]
 
 
-def _fetched(
+def _topic_offsets(
     topic: Any,
-    known: Topic | ErrorCode,
+    topic_or_error: Topic | ErrorCode,
     cursors: Mapping[PartitionKey, Cursor],
     pending: Set[PartitionKey],
 ) -> Fields:
-    if isinstance(known, Topic):
-        keys = [PartitionKey(known.id, partition) for partition in topic.partition_indexes]
-        partitions = [_offset(key, cursors.get(key), pending) for key in keys]
-        return {**_topic_of(topic), "partitions": partitions}
+    if isinstance(topic_or_error, Topic):
+        keys = [PartitionKey(topic_or_error.id, partition) for partition in topic.partition_indexes]
+        partitions = [_partition_offset(key, cursors.get(key), pending) for key in keys]
+        return {**_topic_fields(topic), "partitions": partitions}
     # Kafka's rule: an unknown topic name has no offsets, but an unknown topic id is an error.
     is_by_id = hasattr(topic, "topic_id")
-    return _failed(topic, known if is_by_id else ErrorCode.none)
+    return _topic_error(topic, topic_or_error if is_by_id else ErrorCode.none)
 
 
-def _failed(topic: Any, code: ErrorCode) -> Fields:
-    partitions = [_committed(partition, None, code) for partition in topic.partition_indexes]
-    return {**_topic_of(topic), "partitions": partitions}
+def _topic_error(topic: Any, code: ErrorCode) -> Fields:
+    partitions = [_offset_fields(partition, None, code) for partition in topic.partition_indexes]
+    return {**_topic_fields(topic), "partitions": partitions}
 
 
-def _offset(key: PartitionKey, cursor: Cursor | None, pending: Set[PartitionKey]) -> Fields:
+def _partition_offset(
+    key: PartitionKey, cursor: Cursor | None, pending: Set[PartitionKey]
+) -> Fields:
     """Return a group's committed offset of a partition, or an error if a transaction may change
     it."""
     if key in pending:
-        return _committed(key.partition, None, ErrorCode.unstable_offset_commit)
-    return _committed(key.partition, cursor)
+        return _offset_fields(key.partition, None, ErrorCode.unstable_offset_commit)
+    return _offset_fields(key.partition, cursor)
 
 
-def _committed(partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCode.none) -> Fields:
+def _offset_fields(
+    partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCode.none
+) -> Fields:
     offset = None if cursor is None else cursor.offset
     return {
         "partition_index": partition,
@@ -282,11 +309,11 @@ def _committed(partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCod
 
 
 async def offset_delete(call: Call, request: Any) -> Fields:
-    found = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
+    topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
     keys = [
-        PartitionKey(known.id, partition.partition_index)
-        for topic, known in found
-        if isinstance(known, Topic)
+        PartitionKey(topic_or_error.id, partition.partition_index)
+        for topic, topic_or_error in topics_or_errors
+        if isinstance(topic_or_error, Topic)
         for partition in topic.partitions
     ]
     try:
@@ -304,13 +331,13 @@ async def offset_delete(call: Call, request: Any) -> Fields:
                     {
                         "partition_index": partition.partition_index,
                         "error_code": outcome_code(next(outcomes))
-                        if isinstance(known, Topic)
-                        else known,
+                        if isinstance(topic_or_error, Topic)
+                        else topic_or_error,
                     }
                     for partition in topic.partitions
                 ],
             }
-            for topic, known in found
+            for topic, topic_or_error in topics_or_errors
         ],
     }
 
@@ -321,12 +348,12 @@ OFFSET_DELETE_API: Final = schema_api(OFFSET_DELETE, 0, 0, 1, offset_delete)
 # --- shared helpers ----------------------------------------------------------------------------
 
 
-def _wanted(topic: Any) -> str | uuid.UUID | None:
+def _name_or_id(topic: Any) -> str | uuid.UUID | None:
     name: str | None = getattr(topic, "name", None)
     return topic.topic_id if name is None else name
 
 
-def _topic_of(topic: Any) -> Fields:
+def _topic_fields(topic: Any) -> Fields:
     """Return the topic fields as the request names them."""
     return {"name": getattr(topic, "name", None), "topic_id": getattr(topic, "topic_id", None)}
 

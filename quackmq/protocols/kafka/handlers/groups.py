@@ -39,7 +39,13 @@ from quackmq.errors import (
     UnknownGroup,
 )
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, portions, schema_api, together, unhurried
+from quackmq.protocols.kafka.api import (
+    Call,
+    gather_in_chunks,
+    in_chunks,
+    iterate_yielding,
+    schema_api,
+)
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
 
@@ -86,16 +92,18 @@ def group_code_of(error: QuackError) -> ErrorCode:
 
 async def join_group(call: Call, request: Any) -> Fields:
     if not call.peer.may_wait:
-        return _not_joined(call, ErrorCode.not_coordinator, request.member_id)
+        return _join_error(call, ErrorCode.not_coordinator, request.member_id)
     try:
-        joined = await call.broker.groups.join(call.caller, request.group_id, _join(call, request))
+        joined = await call.broker.groups.join(
+            call.caller, request.group_id, _parse_join(call, request)
+        )
     except MemberIdRequired as error:
-        return _not_joined(call, code_of(error), error.member_id)
+        return _join_error(call, code_of(error), error.member_id)
     except LimitReached:
-        return _not_joined(call, ErrorCode.group_max_size_reached, request.member_id)
+        return _join_error(call, ErrorCode.group_max_size_reached, request.member_id)
     except QuackError as error:
-        return _not_joined(call, _member_code_of(error), request.member_id)
-    return _joined(joined)
+        return _join_error(call, _member_code_of(error), request.member_id)
+    return _joined_fields(joined)
 
 
 JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, waits=True)
@@ -103,13 +111,13 @@ JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, waits=True)
 
 async def sync_group(call: Call, request: Any) -> Fields:
     if not call.peer.may_wait:
-        return _not_synced(ErrorCode.not_coordinator)
+        return _sync_error(ErrorCode.not_coordinator)
     protocol_type = getattr(request, "protocol_type", None)
     protocol = getattr(request, "protocol_name", None)
     if call.version >= _SYNC_WITH_PROTOCOL and None in (protocol_type, protocol):
-        return _not_synced(ErrorCode.inconsistent_group_protocol)
+        return _sync_error(ErrorCode.inconsistent_group_protocol)
     sync = SyncRequest(
-        _member(request),
+        _member_ref(request),
         protocol_type,
         protocol,
         {entry.member_id: entry.assignment for entry in request.assignments},
@@ -117,7 +125,7 @@ async def sync_group(call: Call, request: Any) -> Fields:
     try:
         synced = await call.broker.groups.sync(call.caller, request.group_id, sync)
     except QuackError as error:
-        return _not_synced(_member_code_of(error))
+        return _sync_error(_member_code_of(error))
     return {
         "error_code": ErrorCode.none,
         "protocol_type": synced.protocol_type,
@@ -131,7 +139,7 @@ SYNC_GROUP_API: Final = schema_api(SYNC_GROUP, 0, 5, 4, sync_group, waits=True)
 
 async def heartbeat(call: Call, request: Any) -> Fields:
     try:
-        call.broker.groups.heartbeat(call.caller, request.group_id, _member(request))
+        call.broker.groups.heartbeat(call.caller, request.group_id, _member_ref(request))
     except QuackError as error:
         return {"error_code": _member_code_of(error)}
     return {"error_code": ErrorCode.none}
@@ -142,7 +150,7 @@ def heartbeat_arrived(call: Call, request: Any) -> None:
     call.broker.groups.touch(request.group_id, request.member_id)
 
 
-HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, arrived=heartbeat_arrived)
+HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, on_arrival=heartbeat_arrived)
 
 
 async def leave_group(call: Call, request: Any) -> Fields:
@@ -155,17 +163,17 @@ async def leave_group(call: Call, request: Any) -> Fields:
     outcomes: list[QuackError | None] = []
     try:
         call.broker.groups.check_name(request.group_id)
-        async for some in unhurried(portions(leaving, size=100), every=1):
-            outcomes += await call.broker.groups.leave(call.caller, request.group_id, some)
+        async for chunk in iterate_yielding(in_chunks(leaving, size=100), every=1):
+            outcomes += await call.broker.groups.leave(call.caller, request.group_id, chunk)
     except QuackError as error:
         return {"error_code": _member_code_of(error), "members": []}
     codes = [
         ErrorCode.none if outcome is None else _member_code_of(outcome) for outcome in outcomes
     ]
     # Versions without a list of members report the only member's error as the request's error.
-    only = codes[0] if call.version < _LEAVE_WITH_SEVERAL else ErrorCode.none
+    request_code = codes[0] if call.version < _LEAVE_WITH_SEVERAL else ErrorCode.none
     return {
-        "error_code": only,
+        "error_code": request_code,
         "members": [
             {
                 "member_id": member.member_id,
@@ -184,37 +192,39 @@ LEAVE_GROUP_API: Final = schema_api(LEAVE_GROUP, 0, 5, 4, leave_group)
 
 
 async def describe_groups(call: Call, request: Any) -> Fields:
-    shows_operations = getattr(request, "include_authorized_operations", False)
-    found: list[Fields] = []
-    async for name, group in descriptions(call, request.groups, GroupDescription, _member_bytes):
+    with_operations = getattr(request, "include_authorized_operations", False)
+    groups: list[Fields] = []
+    async for name, group in describe_each(call, request.groups, GroupDescription, _member_bytes):
         if isinstance(group, QuackError):
-            found.append(_not_described(call, name, group))
+            groups.append(_error_fields(call, name, group))
         else:
-            found.append(_described(group, shows_operations))
-    return {"groups": found}
+            groups.append(_group_fields(group, with_operations))
+    return {"groups": groups}
 
 
 DESCRIBE_GROUPS_API: Final = schema_api(DESCRIBE_GROUPS, 0, 6, 5, describe_groups)
 
 
-async def descriptions(
+async def describe_each(
     call: Call,
     names: Iterable[str],
-    kind: type[Description],
+    group_class: type[Description],
     member_bytes: Callable[[Any], int],
 ) -> AsyncIterator[tuple[str, Description | QuackError]]:
-    """Yield the groups of one kind, or the error of each that is not described. A repeated name is
+    """Yield the groups of one class, or the error of each that is not described. A repeated name is
     described once. When the response is full, further groups get LimitReached.
     """
     room_bytes = limits.KAFKA_GROUPS_ANSWER_BYTES
-    async for name in unhurried(dict.fromkeys(names), every=10):
+    async for name in iterate_yielding(dict.fromkeys(names), every=10):
         try:
             group = call.broker.groups.describe(call.caller, name)
-            if not isinstance(group, kind):
-                raise UnknownGroup(f"the group {name} goes by the other group protocol")
+            if not isinstance(group, group_class):
+                raise UnknownGroup(f"the group {name} uses the other group protocol")
             room_bytes -= sum(_MEMBER_BYTES + member_bytes(member) for member in group.members)
             if room_bytes < 0:
-                raise LimitReached("too many members for one answer: ask for fewer groups at once")
+                raise LimitReached(
+                    "too many members for one response: request fewer groups at a time"
+                )
         except QuackError as error:
             yield name, error
         else:
@@ -237,7 +247,7 @@ async def list_groups(call: Call, request: Any) -> Fields:
                 "group_state": group.state.value,
                 "group_type": group.kind.value,
             }
-            async for group in unhurried(groups, every=1000)
+            async for group in iterate_yielding(groups, every=1000)
             if not states or group.state.lower() in states
             if not types or group.kind in types
         ],
@@ -249,7 +259,7 @@ LIST_GROUPS_API: Final = schema_api(LIST_GROUPS, 0, 5, 3, list_groups)
 
 async def delete_groups(call: Call, request: Any) -> Fields:
     names = dict.fromkeys(request.groups_names)
-    return {"results": await together(_delete(call, name) for name in names)}
+    return {"results": await gather_in_chunks(_delete_group(call, name) for name in names)}
 
 
 DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
@@ -258,7 +268,7 @@ DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
 # --- internal ----------------------------------------------------------------------------------
 
 
-def _join(call: Call, request: Any) -> JoinRequest:
+def _parse_join(call: Call, request: Any) -> JoinRequest:
     session_timeout_ms = request.session_timeout // _MILLISECOND
     rebalance_timeout_ms = session_timeout_ms
     if call.version >= _JOIN_WITH_REBALANCE_TIMEOUT:
@@ -285,7 +295,7 @@ def host_of(call: Call) -> str:
     return f"/{host}"
 
 
-def _joined(joined: JoinResponse) -> Fields:
+def _joined_fields(joined: JoinResponse) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "generation_id": joined.generation,
@@ -305,7 +315,7 @@ def _joined(joined: JoinResponse) -> Fields:
     }
 
 
-def _not_joined(call: Call, code: ErrorCode, member_id: str) -> Fields:
+def _join_error(call: Call, code: ErrorCode, member_id: str) -> Fields:
     return {
         "error_code": code,
         "protocol_name": None if call.version >= _JOIN_WITH_NULL_PROTOCOL else "",
@@ -315,11 +325,11 @@ def _not_joined(call: Call, code: ErrorCode, member_id: str) -> Fields:
     }
 
 
-def _not_synced(code: ErrorCode) -> Fields:
+def _sync_error(code: ErrorCode) -> Fields:
     return {"error_code": code, "assignment": b""}
 
 
-def _member(request: Any) -> MemberRef:
+def _member_ref(request: Any) -> MemberRef:
     instance_id = getattr(request, "group_instance_id", None)
     return MemberRef(request.member_id, request.generation_id, instance_id)
 
@@ -331,19 +341,19 @@ def _member_code_of(error: QuackError) -> ErrorCode:
     return group_code_of(error)
 
 
-def _described(group: GroupDescription, shows_operations: bool) -> Fields:
+def _group_fields(group: GroupDescription, with_operations: bool) -> Fields:
     fields = {
         "error_code": ErrorCode.none,
         "group_id": group.name,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol,
-        "members": [_described_member(member) for member in group.members],
+        "members": [_member_fields(member) for member in group.members],
     }
-    return {**fields, "authorized_operations": GROUP_OPERATIONS} if shows_operations else fields
+    return {**fields, "authorized_operations": GROUP_OPERATIONS} if with_operations else fields
 
 
-def _described_member(member: MemberDescription) -> Fields:
+def _member_fields(member: MemberDescription) -> Fields:
     return {
         "member_id": member.member_id,
         "group_instance_id": member.instance_id,
@@ -358,7 +368,7 @@ def _member_bytes(member: MemberDescription) -> int:
     return len(member.metadata) + len(member.assignment)
 
 
-def _not_described(call: Call, name: str, error: QuackError) -> Fields:
+def _error_fields(call: Call, name: str, error: QuackError) -> Fields:
     message: str | None = str(error)
     if not isinstance(error, UnknownGroup | InvalidGroup):
         code, state = group_code_of(error), ""
@@ -378,7 +388,7 @@ def _not_described(call: Call, name: str, error: QuackError) -> Fields:
     }
 
 
-async def _delete(call: Call, name: str) -> Fields:
+async def _delete_group(call: Call, name: str) -> Fields:
     code = ErrorCode.none
     try:
         await call.broker.groups.delete(call.caller, name)

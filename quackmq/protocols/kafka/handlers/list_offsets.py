@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 from quackmq.broker import Broker, Caller
 from quackmq.errors import FencedLeaderEpoch, QuackError, UnknownLeaderEpoch
 from quackmq.model.topic import Offsets, OffsetTime, PartitionKey
-from quackmq.protocols.kafka.api import Call, schema_api, unhurried
+from quackmq.protocols.kafka.api import Call, iterate_yielding, schema_api
 from quackmq.protocols.kafka.codec.fetch import NO_EPOCH, READ_COMMITTED
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
@@ -44,11 +44,11 @@ _FIRST_VERSION_WITH: Final = {
 }
 
 #: The result if there is no record for the request.
-_NOWHERE: Final = OffsetTime(-1, -1)
+_NO_OFFSET: Final = OffsetTime(-1, -1)
 
 
 async def list_offsets(call: Call, request: Any) -> Fields:
-    asked = Counter(
+    counts = Counter(
         (topic.name, partition.partition_index)
         for topic in request.topics
         for partition in topic.partitions
@@ -59,14 +59,16 @@ async def list_offsets(call: Call, request: Any) -> Fields:
             {
                 "name": topic.name,
                 "partitions": [
-                    await _partition(
+                    await _list_partition(
                         call,
                         topic.name,
-                        wanted,
-                        asked[topic.name, wanted.partition_index] > 1,
+                        requested,
+                        counts[topic.name, requested.partition_index] > 1,
                         committed,
                     )
-                    async for wanted in unhurried(_each_once(topic.partitions), every=10)
+                    async for requested in iterate_yielding(
+                        _distinct_partitions(topic.partitions), every=10
+                    )
                 ],
             }
             for topic in request.topics
@@ -77,36 +79,40 @@ async def list_offsets(call: Call, request: Any) -> Fields:
 LIST_OFFSETS_API: Final = schema_api(LIST_OFFSETS, 1, 11, 6, list_offsets)
 
 
-def _each_once(partitions: Iterable[Any]) -> list[Any]:
+def _distinct_partitions(partitions: Iterable[Any]) -> list[Any]:
     """Return each partition once, even if the request repeats it."""
     return list({partition.partition_index: partition for partition in partitions}.values())
 
 
-async def _partition(call: Call, name: str, wanted: Any, repeated: bool, committed: bool) -> Fields:
+async def _list_partition(
+    call: Call, name: str, requested: Any, repeated: bool, committed: bool
+) -> Fields:
     if repeated:
-        return _error(wanted.partition_index, ErrorCode.invalid_request)
-    if wanted.timestamp < 0:
-        first_version = _FIRST_VERSION_WITH.get(wanted.timestamp)
+        return _partition_error(requested.partition_index, ErrorCode.invalid_request)
+    if requested.timestamp < 0:
+        first_version = _FIRST_VERSION_WITH.get(requested.timestamp)
         if first_version is None or call.version < first_version:
-            return _error(wanted.partition_index, ErrorCode.unsupported_version)
-    leader_epoch = getattr(wanted, "current_leader_epoch", NO_EPOCH)
+            return _partition_error(requested.partition_index, ErrorCode.unsupported_version)
+    leader_epoch = getattr(requested, "current_leader_epoch", NO_EPOCH)
     try:
-        key = PartitionKey(call.broker.topic(name).id, wanted.partition_index)
+        key = PartitionKey(call.broker.topic(name).id, requested.partition_index)
         offsets = await offsets_in_epoch(call.broker, call.caller, key, leader_epoch)
         end = offsets.stable if committed else offsets.next
-        found = await _find(call, key, offsets.first, end, wanted.timestamp) or _NOWHERE
+        offset_time = (
+            await _find_offset(call, key, offsets.first, end, requested.timestamp) or _NO_OFFSET
+        )
     except QuackError as error:
-        return _error(wanted.partition_index, code_of(error))
+        return _partition_error(requested.partition_index, code_of(error))
     return {
-        "partition_index": wanted.partition_index,
+        "partition_index": requested.partition_index,
         "error_code": ErrorCode.none,
-        "timestamp": found.timestamp_ms,
-        "offset": found.offset,
-        "leader_epoch": NO_EPOCH if found is _NOWHERE else offsets.epoch,
+        "timestamp": offset_time.timestamp_ms,
+        "offset": offset_time.offset,
+        "leader_epoch": NO_EPOCH if offset_time is _NO_OFFSET else offsets.epoch,
     }
 
 
-async def _find(
+async def _find_offset(
     call: Call, key: PartitionKey, first: int, end: int, timestamp: int
 ) -> OffsetTime | None:
     """Find the offset for a timestamp, or None; offsets at or after `end` are not returned."""
@@ -117,13 +123,13 @@ async def _find(
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return None  # there is no remote storage
     if timestamp == MAX_TIMESTAMP:
-        found = await call.broker.max_timestamp(call.caller, key)
+        offset_time = await call.broker.max_timestamp(call.caller, key)
     else:
-        found = await call.broker.offset_for_time(call.caller, key, timestamp)
-    return found if found is not None and found.offset < end else None
+        offset_time = await call.broker.offset_for_time(call.caller, key, timestamp)
+    return offset_time if offset_time is not None and offset_time.offset < end else None
 
 
-def _error(partition: int, code: ErrorCode) -> Fields:
+def _partition_error(partition: int, code: ErrorCode) -> Fields:
     return {"partition_index": partition, "error_code": code}
 
 
@@ -152,8 +158,8 @@ async def offset_for_leader_epoch(call: Call, request: Any) -> Fields:
             {
                 "topic": topic.topic,
                 "partitions": [
-                    await _epoch_end(call, topic.topic, wanted)
-                    async for wanted in unhurried(topic.partitions, every=10)
+                    await _epoch_end(call, topic.topic, requested)
+                    async for requested in iterate_yielding(topic.partitions, every=10)
                 ],
             }
             for topic in request.topics
@@ -166,12 +172,12 @@ OFFSET_FOR_LEADER_EPOCH_API: Final = schema_api(
 )
 
 
-async def _epoch_end(call: Call, name: str, wanted: Any) -> Fields:
+async def _epoch_end(call: Call, name: str, requested: Any) -> Fields:
     try:
-        key = PartitionKey(call.broker.topic(name).id, wanted.partition)
-        await offsets_in_epoch(call.broker, call.caller, key, wanted.current_leader_epoch)
-        end = await call.broker.epoch_end(call.caller, key, wanted.leader_epoch)
+        key = PartitionKey(call.broker.topic(name).id, requested.partition)
+        await offsets_in_epoch(call.broker, call.caller, key, requested.current_leader_epoch)
+        end = await call.broker.epoch_end(call.caller, key, requested.leader_epoch)
     except QuackError as error:
-        return {"partition": wanted.partition, "error_code": code_of(error)}
-    found = {} if end is None else {"leader_epoch": end.epoch, "end_offset": end.offset}
-    return {"partition": wanted.partition, "error_code": ErrorCode.none, **found}
+        return {"partition": requested.partition, "error_code": code_of(error)}
+    end_fields = {} if end is None else {"leader_epoch": end.epoch, "end_offset": end.offset}
+    return {"partition": requested.partition, "error_code": ErrorCode.none, **end_fields}

@@ -29,14 +29,14 @@ from quackmq.errors import (
     QuackError,
 )
 from quackmq.model.topic import AppendResult, Topic
-from quackmq.protocols.kafka.api import Api, Call, PublishedInPortions, Reply, find_topic
+from quackmq.protocols.kafka.api import Api, Call, PublishedInPortions, ResponseSlot, find_topic
 from quackmq.protocols.kafka.codec.produce import (
     API_KEY,
     FIRST_WITH_BATCHES,
     FLEXIBLE_FROM,
-    PartitionAnswer,
+    PartitionResponse,
     ProduceRequest,
-    TopicAnswer,
+    TopicResponse,
     read_request,
     write_one,
     write_response,
@@ -47,8 +47,8 @@ from quackmq.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, Batch
 log = logging.getLogger(__name__)
 
 _ACKS: Final = (-1, 0, 1)
-_NO_ANSWER: Final = 0
-_UNSETTLED: Final = ErrorCode.unknown_server_error
+_ACKS_NONE: Final = 0
+_UNFINISHED: Final = ErrorCode.unknown_server_error
 _SPECIAL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 
 #: The first versions with these errors or rules.
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 
 def submit(
-    call: Call, request: ProduceRequest, reply: Reply, owned: bool
+    call: Call, request: ProduceRequest, response_slot: ResponseSlot, owned: bool
 ) -> PublishedInPortions | None:
     """Publish every batch; send the response when the last of them is durable. If the request's
     bytes are `owned` and it has one batch, the batch is passed on without a copy. A request with
@@ -73,53 +73,59 @@ def submit(
     refusal = _refusal(call.version, request)
     topics = request.topics
     is_one = len(topics) == 1 and len(topics[0].partitions) == 1
-    if is_one and refusal is None and request.acks != _NO_ANSWER:
-        _submit_one(call, request, reply, owned)
+    if is_one and refusal is None and request.acks != _ACKS_NONE:
+        _submit_one(call, request, response_slot, owned)
         return None
-    return _ManyBatches(call, request, refusal, reply, owned)
+    return _ManyBatches(call, request, refusal, response_slot, owned)
 
 
-def _submit_one(call: Call, request: ProduceRequest, reply: Reply, owned: bool) -> None:
+def _submit_one(
+    call: Call, request: ProduceRequest, response_slot: ResponseSlot, owned: bool
+) -> None:
     """Publish the only batch of a request, the most frequent case."""
-    wanted, ((partition, records),) = request.topics[0]
-    topic = find_topic(call.broker, wanted)
+    name_or_id, ((partition, records),) = request.topics[0]
+    topic = find_topic(call.broker, name_or_id)
     appended = _publish(call, topic, partition, records, request.transactional_id, owned)
-    answer = _OneAnswer(call.version, wanted, partition, reply)
+    response = _SingleResponse(call.version, name_or_id, partition, response_slot)
     if isinstance(appended, Refusal):
-        answer.refuse(appended)
+        response.refuse(appended)
     else:
-        appended.add_done_callback(answer.settle)
+        appended.add_done_callback(response.finish)
 
 
 PRODUCE_API: Final = Api(API_KEY, 0, 13, FLEXIBLE_FROM, read_request, submit=submit)
 
 
-class _OneAnswer:
+class _SingleResponse:
     """Sends the response for the only batch of a request."""
 
-    __slots__ = ("_partition", "_reply", "_topic", "_version")
+    __slots__ = ("_partition", "_response_slot", "_topic", "_version")
 
     def __init__(
-        self, version: int, topic: str | uuid.UUID | None, partition: int, reply: Reply
+        self,
+        version: int,
+        topic: str | uuid.UUID | None,
+        partition: int,
+        response_slot: ResponseSlot,
     ) -> None:
         self._version = version
         self._topic = topic
         self._partition = partition
-        self._reply = reply
+        self._response_slot = response_slot
 
-    def settle(self, future: asyncio.Future[AppendResult]) -> None:
-        outcome = _outcome(future, self._version)
+    def finish(self, future: asyncio.Future[AppendResult]) -> None:
+        outcome = _publish_outcome(future, self._version)
         if isinstance(outcome, Refusal):
             self.refuse(outcome)
             return
         base_offset, _, _, first_offset, *_ = outcome
-        self._reply.send(
+        self._response_slot.send(
             (write_one(self._version, self._topic, self._partition, base_offset, first_offset),)
         )
 
     def refuse(self, refusal: Refusal) -> None:
-        answer = TopicAnswer(self._topic, [_refused(self._partition, refusal)])
-        self._reply.send((write_response(self._version, [answer]),))
+        response = TopicResponse(self._topic, [_refused_partition(self._partition, refusal)])
+        self._response_slot.send((write_response(self._version, [response]),))
 
 
 class _BatchOfMany(NamedTuple):
@@ -128,8 +134,8 @@ class _BatchOfMany(NamedTuple):
     topic: str | uuid.UUID | None
     partition: int
     records: memoryview | None
-    #: The list that gets the batch's answer.
-    answers: list[PartitionAnswer]
+    #: The list that gets the batch's response.
+    responses: list[PartitionResponse]
 
 
 class _ManyBatches:
@@ -141,48 +147,50 @@ class _ManyBatches:
         call: Call,
         request: ProduceRequest,
         refusal: Refusal | None,
-        reply: Reply,
+        response_slot: ResponseSlot,
         owned: bool,
     ) -> None:
         self._call = call
         self._transactional_id = request.transactional_id
         self._refusal = refusal
-        self._answer = _Answer(call.version, request.acks, reply)
-        self._left: deque[_BatchOfMany] = deque()
+        self._collector = _ResponseCollector(call.version, request.acks, response_slot)
+        self._remaining_batches: deque[_BatchOfMany] = deque()
         for topic, partitions in request.topics:
-            answers = self._answer.begin_topic(topic)
-            self._left.extend(_BatchOfMany(topic, *each, answers) for each in partitions)
+            responses = self._collector.begin_topic(topic)
+            self._remaining_batches.extend(
+                _BatchOfMany(topic, *records, responses) for records in partitions
+            )
         #: Whether the records are views of bytes that are valid only until `submit` returns.
         self._borrows = not owned
-        self.is_over = False
+        self.is_finished = False
 
-    def publish(self, most: int) -> int:
-        count = min(len(self._left), most)
+    def publish(self, most_batches: int) -> int:
+        count = min(len(self._remaining_batches), most_batches)
         for _ in range(count):
-            self._publish_one(self._left.popleft())
-        if not self._left:
-            self.is_over = True
-            self._answer.one_less()
+            self._publish_one(self._remaining_batches.popleft())
+        if not self._remaining_batches:
+            self.is_finished = True
+            self._collector.count_finished()
         elif self._borrows:
-            self._left = deque(map(_with_own_bytes, self._left))
+            self._remaining_batches = deque(map(_with_own_bytes, self._remaining_batches))
             self._borrows = False
         return count
 
     def _publish_one(self, batch: _BatchOfMany) -> None:
-        wanted, partition, records, answers = batch
+        name_or_id, partition, records, responses = batch
         call = self._call
         appended = self._refusal or _publish(
             call,
-            find_topic(call.broker, wanted),
+            find_topic(call.broker, name_or_id),
             partition,
             records,
             self._transactional_id,
             owned=False,
         )
         if isinstance(appended, Refusal):
-            answers.append(_refused(partition, appended))
+            responses.append(_refused_partition(partition, appended))
         else:
-            self._answer.expect(appended, answers, partition)
+            self._collector.add_pending(appended, responses, partition)
 
 
 def _with_own_bytes(batch: _BatchOfMany) -> _BatchOfMany:
@@ -190,72 +198,76 @@ def _with_own_bytes(batch: _BatchOfMany) -> _BatchOfMany:
     return batch if records is None else batch._replace(records=memoryview(bytes(records)))
 
 
-class _Answer:
+class _ResponseCollector:
     """Collects the results of a request's batches in order, and counts the missing ones."""
 
-    __slots__ = ("_acks", "_missing", "_reply", "_topics", "_version")
+    __slots__ = ("_acks", "_missing", "_response_slot", "_topics", "_version")
 
-    def __init__(self, version: int, acks: int, reply: Reply) -> None:
+    def __init__(self, version: int, acks: int, response_slot: ResponseSlot) -> None:
         self._version = version
         self._acks = acks
-        self._reply = reply
-        self._topics: list[TopicAnswer] = []
+        self._response_slot = response_slot
+        self._topics: list[TopicResponse] = []
         # One for the request itself, so that no response is sent before it has finished.
         self._missing = 1
 
-    def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionAnswer]:
-        partitions: list[PartitionAnswer] = []
-        self._topics.append(TopicAnswer(topic, partitions))
+    def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionResponse]:
+        partitions: list[PartitionResponse] = []
+        self._topics.append(TopicResponse(topic, partitions))
         return partitions
 
-    def expect(
+    def add_pending(
         self,
         future: asyncio.Future[AppendResult],
-        partitions: list[PartitionAnswer],
+        partitions: list[PartitionResponse],
         partition: int,
     ) -> None:
-        """Store the outcome at the partition's place in the response when it is known."""
-        place = len(partitions)
-        partitions.append(PartitionAnswer(partition, _UNSETTLED))
+        """Store the outcome at the partition's index in the response when it is known."""
+        index = len(partitions)
+        partitions.append(PartitionResponse(partition, _UNFINISHED))
         self._missing += 1
-        future.add_done_callback(partial(self._settle, partitions, place))
+        future.add_done_callback(partial(self._store_outcome, partitions, index))
 
-    def _settle(
-        self, partitions: list[PartitionAnswer], place: int, future: asyncio.Future[AppendResult]
+    def _store_outcome(
+        self, partitions: list[PartitionResponse], index: int, future: asyncio.Future[AppendResult]
     ) -> None:
-        partition = partitions[place].partition
-        outcome = _outcome(future, self._version)
+        partition = partitions[index].partition
+        outcome = _publish_outcome(future, self._version)
         if isinstance(outcome, Refusal):
-            partitions[place] = _refused(partition, outcome)
+            partitions[index] = _refused_partition(partition, outcome)
         else:
-            partitions[place] = PartitionAnswer(
+            partitions[index] = PartitionResponse(
                 partition, 0, outcome.base_offset, outcome.first_offset
             )
-        self.one_less()
+        self.count_finished()
 
-    def one_less(self) -> None:
+    def count_finished(self) -> None:
         """Count a finished batch, or that all are submitted; the last call sends the response."""
         self._missing -= 1
         if self._missing:
             return
-        if self._acks != _NO_ANSWER:
-            self._reply.send([write_response(self._version, self._topics)])
+        if self._acks != _ACKS_NONE:
+            self._response_slot.send([write_response(self._version, self._topics)])
             return
-        refused = [each for topic in self._topics for each in topic.partitions if each.error]
+        refused = [
+            partition for topic in self._topics for partition in topic.partitions if partition.error
+        ]
         if refused:
-            self._reply.disconnect(f"a batch sent with acks=0 was refused: {refused[0].message}")
+            self._response_slot.disconnect(
+                f"a batch sent with acks=0 was refused: {refused[0].message}"
+            )
         else:
-            self._reply.skip()
+            self._response_slot.skip()
 
 
-def _outcome(future: asyncio.Future[AppendResult], version: int) -> AppendResult | Refusal:
+def _publish_outcome(future: asyncio.Future[AppendResult], version: int) -> AppendResult | Refusal:
     """Return the result of a publish, or the refusal if it failed."""
     error = BrokerClosing("cancelled") if future.cancelled() else future.exception()
     if error is None:
         return future.result()
     if not isinstance(error, QuackError):
         log.error("a publish failed", exc_info=error)
-    return Refusal(_code_of(error, version), str(error))
+    return Refusal(_produce_code_of(error, version), str(error))
 
 
 def _refusal(version: int, request: ProduceRequest) -> Refusal | None:
@@ -263,7 +275,7 @@ def _refusal(version: int, request: ProduceRequest) -> Refusal | None:
     if version < FIRST_WITH_BATCHES:
         return Refusal(
             ErrorCode.unsupported_for_message_format,
-            "message formats v0 and v1 are not taken: use a client of Kafka 0.11 or later",
+            "message formats v0 and v1 are not supported: use a client of Kafka 0.11 or later",
         )
     if request.acks not in _ACKS:
         return Refusal(ErrorCode.invalid_required_acks, f"acks is -1, 0 or 1, not {request.acks}")
@@ -281,33 +293,35 @@ def _publish(
     if isinstance(topic, ErrorCode):
         return Refusal(topic, "there is no such topic")
     if not records:
-        return Refusal(ErrorCode.invalid_record, "there is no batch")
+        return Refusal(ErrorCode.invalid_record, "the request has no batch for the partition")
     try:
         batch = Batch.parse(records)
         if len(batch.view) != len(records):
             return Refusal(ErrorCode.invalid_record, "more than one batch for one partition")
         if batch.attributes & _SPECIAL:
-            objection = _objection(call, topic, partition, batch, transactional_id)
-            if objection is not None:
-                return objection
+            transactional_refusal = _transactional_refusal(
+                call, topic, partition, batch, transactional_id
+            )
+            if transactional_refusal is not None:
+                return transactional_refusal
         appended = call.broker.publish(call.caller, topic, partition, batch, owned=owned)
         if isinstance(appended, asyncio.Future):
             return appended
         return asyncio.ensure_future(appended)
     except QuackError as error:
-        return Refusal(_code_of(error, call.version), str(error))
+        return Refusal(_produce_code_of(error, call.version), str(error))
 
 
-def _objection(
+def _transactional_refusal(
     call: Call, topic: Topic, partition: int, batch: Batch, transactional_id: str | None
 ) -> Refusal | None:
     """Return the refusal of a transactional batch, or None."""
     if batch.is_control:
-        return Refusal(ErrorCode.invalid_record, "control batches are the broker's own")
+        return Refusal(ErrorCode.invalid_record, "clients must not send control batches")
     if transactional_id is None:
         return Refusal(
             ErrorCode.transactional_id_authorization_failed,
-            "a transactional batch comes with a transactional id",
+            "a transactional batch needs a transactional id",
         )
     try:
         call.broker.transactions.admit(
@@ -325,12 +339,12 @@ def _objection(
     return None
 
 
-def _code_of(error: BaseException, version: int) -> ErrorCode:
+def _produce_code_of(error: BaseException, version: int) -> ErrorCode:
     if isinstance(error, ConcurrentTransactions) and version < _WITHOUT_ADDING:
         # These clients then send the batch again, and do nothing else.
         return ErrorCode.not_enough_replicas
     return code_of(error)
 
 
-def _refused(partition: int, refusal: Refusal) -> PartitionAnswer:
-    return PartitionAnswer(partition, refusal.code, message=refusal.message)
+def _refused_partition(partition: int, refusal: Refusal) -> PartitionResponse:
+    return PartitionResponse(partition, refusal.code, message=refusal.message)

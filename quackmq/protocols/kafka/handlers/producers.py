@@ -19,7 +19,7 @@ from quackmq.broker import Producer, ProducerEpoch
 from quackmq.errors import InvalidRequest, LimitReached, QuackError
 from quackmq.model.topic import PartitionKey, check_topic_name
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, schema_api, unhurried
+from quackmq.protocols.kafka.api import Call, iterate_yielding, schema_api
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.errors import code_of
 from quackmq.protocols.kafka.handlers.transactions import transaction_code_of
@@ -36,7 +36,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 async def init_producer_id(call: Call, request: Any) -> Fields:
     try:
-        producer_id, epoch = await _init(call, request)
+        producer_id, epoch = await _init_producer(call, request)
     except QuackError as error:
         code = transaction_code_of(error, call.version >= _WITH_PRODUCER_FENCED)
         return {"error_code": code, "producer_epoch": _NONE}
@@ -46,7 +46,7 @@ async def init_producer_id(call: Call, request: Any) -> Fields:
 INIT_PRODUCER_ID_API: Final = schema_api(INIT_PRODUCER_ID, 0, 5, 2, init_producer_id)
 
 
-async def _init(call: Call, request: Any) -> ProducerEpoch:
+async def _init_producer(call: Call, request: Any) -> ProducerEpoch:
     producer_id = getattr(request, "producer_id", _NONE)
     epoch = getattr(request, "producer_epoch", _NONE)
     if (producer_id == _NONE) is not (epoch == _NONE):
@@ -63,14 +63,16 @@ async def _init(call: Call, request: Any) -> ProducerEpoch:
 
 
 async def describe_producers(call: Call, request: Any) -> Fields:
-    left = limits.KAFKA_TRANSACTIONS_ANSWER
+    remaining_producers = limits.KAFKA_TRANSACTIONS_ANSWER
     topics: list[Fields] = []
     for topic in request.topics:
         partitions: list[Fields] = []
-        async for partition in unhurried(topic.partition_indexes, every=10):
-            described = await _described(call, topic.name, partition, left)
-            left -= len(described["active_producers"])
-            partitions.append(described)
+        async for partition in iterate_yielding(topic.partition_indexes, every=10):
+            partition_fields = await _describe_partition(
+                call, topic.name, partition, remaining_producers
+            )
+            remaining_producers -= len(partition_fields["active_producers"])
+            partitions.append(partition_fields)
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 
@@ -78,13 +80,13 @@ async def describe_producers(call: Call, request: Any) -> Fields:
 DESCRIBE_PRODUCERS_API: Final = schema_api(DESCRIBE_PRODUCERS, 0, 0, 0, describe_producers)
 
 
-async def _described(call: Call, name: str, partition: int, most: int) -> Fields:
+async def _describe_partition(call: Call, name: str, partition: int, most_producers: int) -> Fields:
     try:
         check_topic_name(name)
         key = PartitionKey(call.broker.topic(name).id, partition)
         producers = await call.broker.producers(call.caller, key)
-        if len(producers) > most:
-            raise LimitReached("too many producers for one answer: ask for fewer partitions")
+        if len(producers) > most_producers:
+            raise LimitReached("too many producers for one response: request fewer partitions")
     except QuackError as error:
         return {
             "partition_index": partition,
@@ -96,11 +98,11 @@ async def _described(call: Call, name: str, partition: int, most: int) -> Fields
         "partition_index": partition,
         "error_code": ErrorCode.none,
         "error_message": None,
-        "active_producers": [_described_producer(producer) for producer in producers.values()],
+        "active_producers": [_producer_fields(producer) for producer in producers.values()],
     }
 
 
-def _described_producer(producer: Producer) -> Fields:
+def _producer_fields(producer: Producer) -> Fields:
     return {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,

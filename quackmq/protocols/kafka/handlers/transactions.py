@@ -30,10 +30,16 @@ from quackmq.errors import (
 )
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, by_topic, find_topic, schema_api, unhurried
+from quackmq.protocols.kafka.api import (
+    Call,
+    find_topic,
+    group_by_topic,
+    iterate_yielding,
+    schema_api,
+)
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.group_offsets import (
-    Wish,
+    CommitOrError,
     commit_partitions,
     committed_leader_epoch,
     outcome_code,
@@ -83,15 +89,21 @@ async def add_partitions_to_txn(call: Call, request: Any) -> Fields:
             request.v3_and_below_producer_epoch,
         )
         topics = request.v3_and_below_topics
-        return {"results_by_topic_v3_and_below": await _add(call, ref, topics, verify_only=False)}
+        return {
+            "results_by_topic_v3_and_below": await _add_to_transaction(
+                call, ref, topics, verify_only=False
+            )
+        }
     return {
         "error_code": ErrorCode.none,
         "results_by_transaction": [
             {
-                "transactional_id": each.transactional_id,
-                "topic_results": await _add(call, _ref(each), each.topics, each.verify_only),
+                "transactional_id": transaction.transactional_id,
+                "topic_results": await _add_to_transaction(
+                    call, _producer_ref(transaction), transaction.topics, transaction.verify_only
+                ),
             }
-            async for each in unhurried(request.transactions, every=100)
+            async for transaction in iterate_yielding(request.transactions, every=100)
         ],
     }
 
@@ -99,19 +111,21 @@ async def add_partitions_to_txn(call: Call, request: Any) -> Fields:
 ADD_PARTITIONS_TO_TXN_API: Final = schema_api(ADD_PARTITIONS_TO_TXN, 0, 5, 3, add_partitions_to_txn)
 
 
-async def _add(
+async def _add_to_transaction(
     call: Call, ref: ProducerRef, topics: Sequence[Any], verify_only: bool
 ) -> list[Fields]:
     """Add all partitions or none: if a topic is unknown, no partition is added."""
-    found = [find_topic(call.broker, topic.name) for topic in topics]
+    topics_or_errors = [find_topic(call.broker, topic.name) for topic in topics]
     keys = [
-        PartitionKey(known.id, partition)
-        for topic, known in zip(topics, found, strict=True)
-        if isinstance(known, Topic)
+        PartitionKey(topic_or_error.id, partition)
+        for topic, topic_or_error in zip(topics, topics_or_errors, strict=True)
+        if isinstance(topic_or_error, Topic)
         for partition in topic.partitions
     ]
-    if all(isinstance(known, Topic) for known in found):
-        codes = iter(await (_verified if verify_only else _added)(call, ref, keys))
+    if all(isinstance(topic_or_error, Topic) for topic_or_error in topics_or_errors):
+        codes = iter(
+            await (_verify_partitions if verify_only else _add_partitions)(call, ref, keys)
+        )
     else:
         codes = iter([ErrorCode.operation_not_attempted] * len(keys))
     return [
@@ -120,40 +134,46 @@ async def _add(
             "results_by_partition": [
                 {
                     "partition_index": partition,
-                    "partition_error_code": next(codes) if isinstance(known, Topic) else known,
+                    "partition_error_code": next(codes)
+                    if isinstance(topic_or_error, Topic)
+                    else topic_or_error,
                 }
                 for partition in topic.partitions
             ],
         }
-        for topic, known in zip(topics, found, strict=True)
+        for topic, topic_or_error in zip(topics, topics_or_errors, strict=True)
     ]
 
 
-async def _added(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) -> list[ErrorCode]:
+async def _add_partitions(
+    call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]
+) -> list[ErrorCode]:
     try:
         outcomes = await call.broker.transactions.add_partitions(call.caller, ref, keys)
     except QuackError as error:
         return [transaction_code_of(error, call.version >= _WITH_PRODUCER_FENCED)] * len(keys)
-    others = ErrorCode.operation_not_attempted if any(outcomes) else ErrorCode.none
-    return [others if outcome is None else group_code_of(outcome) for outcome in outcomes]
+    code_of_others = ErrorCode.operation_not_attempted if any(outcomes) else ErrorCode.none
+    return [code_of_others if outcome is None else group_code_of(outcome) for outcome in outcomes]
 
 
-async def _verified(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) -> list[ErrorCode]:
+async def _verify_partitions(
+    call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]
+) -> list[ErrorCode]:
     """Check that partitions are in an open transaction; in Kafka, brokers send this to each
     other."""
     try:
-        known = call.broker.transactions.describe(call.caller, ref.transactional_id)
+        description = call.broker.transactions.describe(call.caller, ref.transactional_id)
     except UnknownTransactionalId:
         return [ErrorCode.invalid_producer_id_mapping] * len(keys)
     except QuackError as error:
         return [transaction_code_of(error, True)] * len(keys)
-    if known.producer_id != ref.producer_id:
+    if description.producer_id != ref.producer_id:
         return [ErrorCode.invalid_producer_id_mapping] * len(keys)
-    if known.epoch != ref.epoch:
+    if description.epoch != ref.epoch:
         return [ErrorCode.producer_fenced] * len(keys)
-    partitions = frozenset(known.partitions)
-    outside = ErrorCode.transaction_abortable
-    return [ErrorCode.none if key in partitions else outside for key in keys]
+    partitions = frozenset(description.partitions)
+    code_outside = ErrorCode.transaction_abortable
+    return [ErrorCode.none if key in partitions else code_outside for key in keys]
 
 
 # --- offsets -----------------------------------------------------------------------------------
@@ -161,7 +181,9 @@ async def _verified(call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]) 
 
 async def add_offsets_to_txn(call: Call, request: Any) -> Fields:
     try:
-        await call.broker.transactions.add_offsets(call.caller, _ref(request), request.group_id)
+        await call.broker.transactions.add_offsets(
+            call.caller, _producer_ref(request), request.group_id
+        )
     except QuackError as error:
         return {"error_code": transaction_code_of(error, call.version >= _WITH_PRODUCER_FENCED)}
     return {"error_code": ErrorCode.none}
@@ -171,18 +193,18 @@ ADD_OFFSETS_TO_TXN_API: Final = schema_api(ADD_OFFSETS_TO_TXN, 0, 4, 3, add_offs
 
 
 async def txn_offset_commit(call: Call, request: Any) -> Fields:
-    found = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
+    topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
     topics = [
-        (topic, [_wish(known, partition) for partition in topic.partitions])
-        for topic, known in found
+        (topic, [_commit_of_partition(topic_or_error, partition) for partition in topic.partitions])
+        for topic, topic_or_error in topics_or_errors
     ]
-    return await commit_partitions(topics, partial(_commit, call, request))
+    return await commit_partitions(topics, partial(_commit_offsets, call, request))
 
 
 TXN_OFFSET_COMMIT_API: Final = schema_api(TXN_OFFSET_COMMIT, 0, 5, 3, txn_offset_commit)
 
 
-def _wish(topic: Topic | ErrorCode, partition: Any) -> Wish:
+def _commit_of_partition(topic: Topic | ErrorCode, partition: Any) -> CommitOrError:
     """Return the commit for a partition, or the error code that refuses it. A negative offset
     removes a committed offset; that is not possible in a transaction (see `group_offsets`).
     """
@@ -195,14 +217,14 @@ def _wish(topic: Topic | ErrorCode, partition: Any) -> Wish:
     return Commit(key, partition.committed_offset, metadata, committed_leader_epoch(partition))
 
 
-async def _commit(call: Call, request: Any, commits: Sequence[Commit]) -> list[ErrorCode]:
+async def _commit_offsets(call: Call, request: Any, commits: Sequence[Commit]) -> list[ErrorCode]:
     member = _NO_MEMBER
     if call.version >= _COMMIT_WITH_MEMBER:
         member = MemberRef(request.member_id, request.generation_id, request.group_instance_id)
     try:
         outcomes = await call.broker.transactions.commit_offsets(
             call.caller,
-            _ref(request),
+            _producer_ref(request),
             request.group_id,
             member,
             commits,
@@ -227,7 +249,7 @@ async def end_txn(call: Call, request: Any) -> Fields:
     try:
         producer_id, epoch = await call.broker.transactions.end(
             call.caller,
-            _ref(request),
+            _producer_ref(request),
             request.committed,
             bump_epoch=call.version >= _END_WITH_NEW_EPOCH,
         )
@@ -243,14 +265,16 @@ END_TXN_API: Final = schema_api(END_TXN, 0, 5, 3, end_txn)
 
 
 async def list_transactions(call: Call, request: Any) -> Fields:
-    asked = frozenset(request.state_filters)
-    unknown = sorted(asked - _STATES)
+    requested_states = frozenset(request.state_filters)
+    unknown = sorted(requested_states - _STATES)
     producer_ids = frozenset(request.producer_id_filters)
     longer_than_ms = getattr(request, "duration_filter", _NO_TIME)
     pattern = getattr(request, "transactional_id_pattern", None)
     try:
-        fitting = await call.broker.transactions.matching(call.caller, pattern) if pattern else None
-        every = call.broker.transactions.all(
+        matching_ids = (
+            await call.broker.transactions.matching(call.caller, pattern) if pattern else None
+        )
+        transactions = call.broker.transactions.all(
             call.caller, longer_than_ms=longer_than_ms if longer_than_ms >= 0 else None
         )
     except QuackError as error:
@@ -260,14 +284,14 @@ async def list_transactions(call: Call, request: Any) -> Fields:
         "unknown_state_filters": unknown,
         "transaction_states": [
             {
-                "transactional_id": each.transactional_id,
-                "producer_id": each.producer_id,
-                "transaction_state": each.state.value,
+                "transactional_id": transaction.transactional_id,
+                "producer_id": transaction.producer_id,
+                "transaction_state": transaction.state.value,
             }
-            async for each in unhurried(every, every=1000)
-            if not asked or each.state.value in asked
-            if not producer_ids or each.producer_id in producer_ids
-            if fitting is None or each.transactional_id in fitting
+            async for transaction in iterate_yielding(transactions, every=1000)
+            if not requested_states or transaction.state.value in requested_states
+            if not producer_ids or transaction.producer_id in producer_ids
+            if matching_ids is None or transaction.transactional_id in matching_ids
         ],
     }
 
@@ -276,40 +300,42 @@ LIST_TRANSACTIONS_API: Final = schema_api(LIST_TRANSACTIONS, 0, 2, 0, list_trans
 
 
 async def describe_transactions(call: Call, request: Any) -> Fields:
-    left = limits.KAFKA_TRANSACTIONS_ANSWER
+    remaining_partitions = limits.KAFKA_TRANSACTIONS_ANSWER
     states: list[Fields] = []
-    async for transactional_id in unhurried(request.transactional_ids, every=100):
+    async for transactional_id in iterate_yielding(request.transactional_ids, every=100):
         try:
-            known = call.broker.transactions.describe(call.caller, transactional_id)
-            left -= len(known.partitions)
-            if left < 0:
-                raise LimitReached("too many partitions for one answer: ask for fewer ids")
-            states.append(_described(call, known))
+            description = call.broker.transactions.describe(call.caller, transactional_id)
+            remaining_partitions -= len(description.partitions)
+            if remaining_partitions < 0:
+                raise LimitReached("too many partitions for one response: request fewer ids")
+            states.append(_transaction_fields(call, description))
         except QuackError as error:
-            states.append(_not_described(transactional_id, group_code_of(error)))
+            states.append(_error_fields(transactional_id, group_code_of(error)))
     return {"transaction_states": states}
 
 
 DESCRIBE_TRANSACTIONS_API: Final = schema_api(DESCRIBE_TRANSACTIONS, 0, 0, 0, describe_transactions)
 
 
-def _described(call: Call, known: TransactionDescription) -> Fields:
+def _transaction_fields(call: Call, description: TransactionDescription) -> Fields:
     return {
         "error_code": ErrorCode.none,
-        "transactional_id": known.transactional_id,
-        "transaction_state": known.state.value,
-        "transaction_timeout": known.timeout_ms,
-        "transaction_start_time": _NO_TIME if known.started_ms is None else known.started_ms,
-        "producer_id": known.producer_id,
-        "producer_epoch": known.epoch,
+        "transactional_id": description.transactional_id,
+        "transaction_state": description.state.value,
+        "transaction_timeout": description.timeout_ms,
+        "transaction_start_time": _NO_TIME
+        if description.started_ms is None
+        else description.started_ms,
+        "producer_id": description.producer_id,
+        "producer_epoch": description.epoch,
         "topics": [
             {"topic": topic.name, "partitions": partitions}
-            for topic, partitions in by_topic(call.broker, known.partitions)
+            for topic, partitions in group_by_topic(call.broker, description.partitions)
         ],
     }
 
 
-def _not_described(transactional_id: str, code: ErrorCode) -> Fields:
+def _error_fields(transactional_id: str, code: ErrorCode) -> Fields:
     return {
         "error_code": code,
         "transactional_id": transactional_id,
@@ -322,5 +348,5 @@ def _not_described(transactional_id: str, code: ErrorCode) -> Fields:
     }
 
 
-def _ref(request: Any) -> ProducerRef:
+def _producer_ref(request: Any) -> ProducerRef:
     return ProducerRef(request.transactional_id, request.producer_id, request.producer_epoch)

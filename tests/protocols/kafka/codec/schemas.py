@@ -17,7 +17,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 from kio.static.protocol import Entity
 
-from quackmq.protocols.kafka.codec.schema import Shape, shape
+from quackmq.protocols.kafka.codec.schema import Shape, field_shape
 from quackmq.protocols.kafka.registry import APIS
 
 #: Every API that the door advertises, but Produce and Fetch, which are read by hand.
@@ -62,7 +62,7 @@ def shortest_entity(schema: type[Entity]) -> Any:
     """The entity of a schema that takes the fewest bytes: empty, null, or zero wherever it may."""
     values: dict[str, object] = {}
     for field in fields(schema):
-        told = shape(field)
+        told = field_shape(field)
         if told.tag is not None:
             values[field.name] = field.default
         elif told.is_array:
@@ -80,7 +80,8 @@ def shortest_entity(schema: type[Entity]) -> Any:
 def entities(schema: type[Entity]) -> st.SearchStrategy[Any]:
     """Any entity of a schema, lists kept short so that it stays small."""
     return st.builds(
-        schema, **{field.name: _values(shape(field), field.default) for field in fields(schema)}
+        schema,
+        **{field.name: _values(field_shape(field), field.default) for field in fields(schema)},
     )
 
 

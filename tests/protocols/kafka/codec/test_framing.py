@@ -19,8 +19,8 @@ from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.framing import (
     Frames,
     ReceiveMemory,
-    body,
     read_header,
+    request_body,
     response_head,
 )
 from quackmq.serving.budgets import ReceiveBudget
@@ -54,8 +54,8 @@ def taken(frames: Frames, data: bytes) -> Iterator[memoryview]:
         left = left[count:]
         frames.received(count)
         while frames.is_ready():
-            yield frames.take()
-        frames.settle()
+            yield frames.next_frame()
+        frames.compact()
 
 
 def cut(stream: bytes, *positions: int) -> list[bytes]:
@@ -115,17 +115,17 @@ def test_frames_not_taken_yet_are_kept() -> None:
     kept = []
     for _ in payloads:
         assert frames.is_ready()
-        kept.append(bytes(frames.take()))
-        frames.settle()
+        kept.append(bytes(frames.next_frame()))
+        frames.compact()
         memory.scratch[:] = bytes(len(memory.scratch))
     assert kept == payloads
     assert not frames.is_ready()
-    assert frames.begun
+    assert frames.has_bytes
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 9])
 def test_a_size_that_no_request_has_is_a_protocol_error(size: int) -> None:
-    with pytest.raises(ProtocolError, match="no request is so small"):
+    with pytest.raises(ProtocolError, match="too small for a header"):
         fed(Frames(ReceiveMemory()), struct.pack(">i", size) + bytes(20))
 
 
@@ -141,7 +141,7 @@ def test_a_size_that_no_request_has_is_told_by_itself(size: int) -> None:
 )
 def test_a_request_above_the_limit_of_its_kind_is_a_protocol_error(api_key: int, most: int) -> None:
     assert fed(Frames(ReceiveMemory()), struct.pack(">ih", most, api_key)) == []
-    with pytest.raises(ProtocolError, match=f"{most} is the most"):
+    with pytest.raises(ProtocolError, match=f"the limit is {most}"):
         fed(Frames(ReceiveMemory()), struct.pack(">ih", most + 1, api_key))
 
 
@@ -182,13 +182,13 @@ def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None
     stream = framed(payload_of(600 * limits.KIB))
     fed(first, stream[:-1])
     fed(second, stream[: 100 * limits.KIB])
-    assert first.admitted
-    assert not second.admitted
+    assert first.may_receive
+    assert not second.may_receive
     assert fed(first, stream[-1:]) == [stream[4:]]
     assert released == ["released"]
-    assert second.admitted
+    assert second.may_receive
     second.close()
-    assert first.admitted
+    assert first.may_receive
 
 
 def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
@@ -198,21 +198,21 @@ def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
     most = kafka_limits.KAFKA_UNRESERVED_BYTES
     for sent in range(0, most - 1000, 1000):
         fed(frames, stream[sent : sent + 1000])
-        assert frames.admitted
+        assert frames.may_receive
         assert 0 < len(frames.buffer()) <= most
     fed(frames, stream[sent + 1000 : most])
-    assert not frames.admitted
+    assert not frames.may_receive
 
 
 def test_how_much_has_come_is_told_of_what_memory_is_held_for() -> None:
     frames = Frames(ReceiveMemory())
     stream = framed(payload_of(limits.MIB - 4))
     fed(frames, stream[:1000])
-    assert frames.share is None
+    assert frames.received_share is None
     fed(frames, stream[1000 : limits.MIB // 2])
-    assert frames.share == 0.5
+    assert frames.received_share == 0.5
     assert fed(frames, stream[limits.MIB // 2 :]) == [stream[4:]]
-    assert frames.share is None
+    assert frames.received_share is None
 
 
 def test_a_connection_that_goes_gives_its_memory_back() -> None:
@@ -220,7 +220,7 @@ def test_a_connection_that_goes_gives_its_memory_back() -> None:
     for _ in range(10):
         frames = Frames(memory)
         fed(frames, framed(payload_of(limits.MIB - 4))[:-1])
-        assert frames.admitted
+        assert frames.may_receive
         frames.close()
         frames.close()
 
@@ -243,7 +243,7 @@ def test_a_large_frame_stays_good_and_a_small_one_is_not_to_be_kept() -> None:
     kept = []
     for piece in cut(b"".join(map(framed, payloads)), 100_000, 400_000, 700_000):
         for frame in taken(frames, piece):
-            if frames.hands_over:
+            if frames.owns_last_frame:
                 kept.append(frame)
     assert kept == [payload for payload in payloads if len(payload) > 1000]
     frames.close()
@@ -253,7 +253,7 @@ def test_small_requests_need_no_admission() -> None:
     memory = ReceiveMemory(ReceiveBudget(0))
     frames = Frames(memory)
     fed(frames, framed(payload_of(kafka_limits.KAFKA_UNRESERVED_BYTES - 4))[:100])
-    assert frames.admitted
+    assert frames.may_receive
 
 
 # --- headers ---------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_headers_are_read_as_kio_writes_them(
         header = read_header(frame)
         assert header[:3] == (api_key, version, correlation_id)
         assert header.client_id == (client_id or "").encode()
-        assert bytes(body(frame, header, flexible)) == b"body"
+        assert bytes(request_body(frame, header, flexible)) == b"body"
 
 
 def test_a_header_cut_off_anywhere_is_a_protocol_error() -> None:
@@ -286,8 +286,10 @@ def test_a_header_cut_off_anywhere_is_a_protocol_error() -> None:
     for size in range(len(whole)):
         frame = memoryview(whole[:size])
         with pytest.raises(ProtocolError):
-            body(frame, read_header(frame), flexible=True)
-    assert bytes(body(memoryview(whole), read_header(memoryview(whole)), flexible=True)) == b""
+            request_body(frame, read_header(frame), flexible=True)
+    assert (
+        bytes(request_body(memoryview(whole), read_header(memoryview(whole)), flexible=True)) == b""
+    )
 
 
 @pytest.mark.parametrize(("schema", "flexible"), [(ResponseV0, False), (ResponseV1, True)])

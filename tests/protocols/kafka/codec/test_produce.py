@@ -17,8 +17,8 @@ from kio.serial.writers import write_int16, write_int32, write_legacy_bytes, wri
 from quackmq.errors import ProtocolError
 from quackmq.protocols.kafka.codec import produce
 from quackmq.protocols.kafka.codec.produce import (
-    PartitionAnswer,
-    TopicAnswer,
+    PartitionResponse,
+    TopicResponse,
     read_request,
     write_response,
 )
@@ -100,11 +100,11 @@ def test_a_length_is_held_against_the_bytes_that_are_left(length: int) -> None:
 def test_kio_reads_the_answer(version: int) -> None:
     topic: str | uuid.UUID = uuid.uuid4() if version >= produce.FIRST_WITH_TOPIC_IDS else "news"
     answers = [
-        TopicAnswer(
+        TopicResponse(
             topic,
             [
-                PartitionAnswer(3, 0, base_offset=1000, log_start=17),
-                PartitionAnswer(4, 2, message="damaged"),
+                PartitionResponse(3, 0, base_offset=1000, log_start=17),
+                PartitionResponse(4, 2, message="damaged"),
             ],
         )
     ]
@@ -122,7 +122,7 @@ def test_kio_reads_the_answer(version: int) -> None:
 
 
 def test_the_oldest_answers_have_their_oldest_form() -> None:
-    answers = [TopicAnswer("t", [PartitionAnswer(1, 43)])]
+    answers = [TopicResponse("t", [PartitionResponse(1, 43)])]
     oldest = struct.pack(">ih1siihq", 1, 1, b"t", 1, 1, 43, -1)
     assert write_response(0, answers) == oldest
     assert write_response(1, answers) == oldest + struct.pack(">i", 0)

@@ -143,9 +143,9 @@ def test_a_length_below_null_is_a_protocol_error(length: int) -> None:
 
 
 def test_null_is_refused_where_something_must_be() -> None:
-    with pytest.raises(ProtocolError, match="string that must be there"):
+    with pytest.raises(ProtocolError, match="string that must not be null"):
         read(ApiVersionsRequest, b"\x00\x02a\x00")
-    with pytest.raises(ProtocolError, match="array that must be there"):
+    with pytest.raises(ProtocolError, match="array that must not be null"):
         read(DeleteTopicsV5, b"\x00" + bytes(4) + b"\x00")
 
 
