@@ -38,8 +38,8 @@ JOURNAL_INLINE_BYTES: Final = 128 * KIB
 #: Bytes contained in one frame, over all partitions; the frame refers to the rest.
 JOURNAL_FRAME_INLINE_BYTES: Final = 8 * MIB
 #: Batches in one frame, unless a single call has more. The loop commits a frame in one step, and
-#: this many small batches of as many partitions take about 5 ms.
-FRAME_BATCHES: Final = 500
+#: this many small batches of as many partitions take 3 to 5 ms.
+FRAME_BATCHES: Final = 250
 #: A frame above JOURNAL_FRAME_INLINE_BYTES with more partitions than this accepts no further
 #: batches: each partition's file would be created and synced while all publishers wait.
 REFERENCED_SHARES: Final = 64
@@ -53,8 +53,8 @@ JOURNAL_LOOP_BYTES: Final = 64 * KIB
 JOURNAL_FRAME_BYTES: Final = 32 * MIB
 #: Appended bytes after which a checkpoint is made: this bounds how much recovery has to read.
 CHECKPOINT_BYTES: Final = 256 * MIB
-#: Partitions captured for a checkpoint before the loop serves other work: about 5 ms.
-CAPTURED_LOGS: Final = 500
+#: Partitions captured for a checkpoint before the loop serves other work: about 2 ms.
+CAPTURED_LOGS: Final = 150
 #: With sync = os, checkpoints are this many times rarer: recovery reads more, fewer syncs are made.
 RARER_CHECKPOINTS: Final = 16
 #: A run of bytes below this size is written to a pack, which all partitions share. Creating and
@@ -82,8 +82,8 @@ PACK_WASTE_BYTES: Final = 64 * MIB
 REWRITTEN_BYTES: Final = 16 * MIB
 #: Directories searched at once for files that a crash left.
 SWEPT_AT_ONCE: Final = 64
-#: Logs whose chunks are written back at once: the loop then spends about 2 µs per log.
-WRITE_BACK_LOGS: Final = 2_000
+#: Logs whose chunks are written back at once: the loop then spends 5 to 10 µs per log.
+WRITE_BACK_LOGS: Final = 500
 #: A chunk, one partition's share of a flush cycle, accepts no second batch beyond this size: a
 #: region is read as a whole, so its chunks must not be large.
 CHUNK_BYTES: Final = 1 * MIB

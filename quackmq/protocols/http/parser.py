@@ -165,7 +165,9 @@ class Receiver:
         self.release(self._pending)
         self._pending = None
         self._body = b""
-        self._parser = None  # breaks a reference cycle
+        # These break reference cycles: a closed connection is freed without the garbage collector.
+        self._parser = None
+        self._deliver = _ignore
 
     def _feed_whole(self, data: bytes, head_bytes: int) -> None:
         """Handle bytes that hold a whole head, and perhaps its body and further requests."""
@@ -472,3 +474,7 @@ def _printable(value: bytes) -> str:
     """Return a header's value for a message: shortened, without unprintable characters."""
     text = value[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _ignore(pending: PendingRequest) -> None:
+    """Take the place of `deliver` after the connection is closed."""

@@ -180,6 +180,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def _on_lost(self) -> None:
         self._responses.clear()
         self._queue.clear()
+        # Breaks a reference cycle: the connection is freed without the garbage collector.
+        self._calls.clear()
         if self._worker is not None:
             self._worker.cancel()
         if self._parked is not None:

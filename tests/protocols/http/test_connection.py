@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import logging
+import weakref
 from unittest import mock
 
 import pytest
@@ -444,3 +446,19 @@ def test_the_door_leaves_logging_alone() -> None:
     before = logging.getLogger().handlers[:]
     asyncio.run(serve())
     assert logging.getLogger().handlers == before
+
+
+@on_both_loops
+async def test_a_closed_connection_is_freed_without_the_garbage_collector() -> None:
+    async with served(Handlers().routes()) as running:
+        peer = await running.peer()
+        await peer.post("/echo", "quack")
+        await peer.get("/nowhere")
+        (connection,) = map(weakref.ref, running.door.connections)
+        gc.collect()
+        gc.disable()
+        try:
+            await peer.close()
+            await until(lambda: connection() is None)
+        finally:
+            gc.enable()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -482,3 +484,21 @@ async def test_closing_twice_or_before_starting_is_no_harm() -> None:
         await client.ask(METADATA, 1, topics=None)
         await soon(running.door.close())
         await soon(running.door.close())
+
+
+@on_both_loops
+async def test_a_closed_connection_is_freed_without_the_garbage_collector() -> None:
+    async with served() as running:
+        await running.broker.create_topic(TESTER, "news")
+        client = await running.client()
+        await client.ask(PRODUCE, 9, **produce_fields(news(b"a")))
+        await client.ask(METADATA, 1, topics=[])
+        await client.ask(FETCH, 12, **fetch_fields())
+        (connection,) = map(weakref.ref, running.door.connections)
+        gc.collect()
+        gc.disable()
+        try:
+            await client.close()
+            await until(lambda: connection() is None)
+        finally:
+            gc.enable()
