@@ -85,7 +85,7 @@ def fix_what_depends_on_time() -> None:
     from quackmq.archive import limits as archive_limits
     from quackmq.broker import limits as broker_limits
 
-    _replace(archive_limits, "ARCHIVE_LOOK_MS", _NEVER_MS)
+    _replace(archive_limits, "ARCHIVE_CHECK_MS", _NEVER_MS)
     _replace(broker_limits, "CLEAN_INTERVAL_MS", _NEVER_MS)
     from quackmq.cli import limits as cli_limits
 

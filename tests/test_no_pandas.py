@@ -45,7 +45,7 @@ async def main():
     with tempfile.TemporaryDirectory() as directory:
         log = await LocalStore.open(Path(directory), LocalOptions())
         store = await TieredStore.open(log, log.disk)
-        broker = Broker(store, archive=store, workshop=WorkerProcess())
+        broker = Broker(store, archive=store, file_builder=WorkerProcess())
         await broker.open()
         await broker.close()
         await store.close()

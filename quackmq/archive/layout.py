@@ -49,15 +49,17 @@ ARCHIVE: Final = "archive"
 _TOPIC: Final = "_topic.json"
 _MANIFEST: Final = "_manifest.json"
 _NEW: Final = "_new-"
-_ASIDE: Final = "~"
+_DELETED_PREFIX: Final = "~"
 _FIRST_OFFSET: Final = re.compile("[0-9]{20}")
 _NUMBER: Final = re.compile("0|[1-9][0-9]*")
-_LEFT_BEHIND: Final = re.compile(rf"{_ASIDE}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})")
+_LEFT_BEHIND: Final = re.compile(
+    rf"{_DELETED_PREFIX}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})"
+)
 
 
-class Survey(NamedTuple):
-    """The partitions of existing topics that have a directory, by topic name; and topics whose
-    directory does not name its owner."""
+class ArchiveScan(NamedTuple):
+    """The content of the archive's directory: by topic name, the partitions that have a directory;
+    and errors of topics whose directory does not name its owner."""
 
     partitions: Mapping[str, Sequence[int]]
     damaged: Mapping[str, DamagedData]
@@ -66,36 +68,36 @@ class Survey(NamedTuple):
 # --- topics --------------------------------------------------------------------------------------
 
 
-def survey(disk: Disk, topics: Mapping[str, Topic]) -> Survey:
-    """Read the whole directory, once, given the existing topics by name. Remove the archives of
-    deleted topics; if that fails, a later call does."""
+def scan_archive(disk: Disk, topics: Mapping[str, Topic]) -> ArchiveScan:
+    """Read the archive's directory, given the existing topics by name. Remove the archives of
+    deleted topics; what cannot be removed is left to a later call."""
     partitions: dict[str, list[int]] = {}
     damaged: dict[str, DamagedData] = {}
     for name in disk.list(ARCHIVE):
-        if name.startswith(_ASIDE):
+        if name.startswith(_DELETED_PREFIX):
             continue
         topic = topics.get(name)
         try:
-            owner = _owner(disk, topic_path(name))
+            owner = _read_owner(disk, topic_path(name))
         except DamagedData as damage:
             if topic is not None:
                 damaged[name] = damage
             continue
         if topic is not None and owner == topic.id:
-            there = disk.list(topic_path(name))
-            numbers = sorted(int(number) for number in there if _NUMBER.fullmatch(number))
+            names = disk.list(topic_path(name))
+            numbers = sorted(int(number) for number in names if _NUMBER.fullmatch(number))
             partitions[name] = [number for number in numbers if number < topic.partitions]
         elif owner is not None:
             _move_aside(disk, topic_path(name), owner)
         elif topic is None:
-            _remove_begun(disk, topic_path(name))
+            _remove_unclaimed(disk, topic_path(name))
     _remove_all_left_behind(disk)
-    return Survey(partitions, damaged)
+    return ArchiveScan(partitions, damaged)
 
 
 def remove_topic(disk: Disk, topic: Topic) -> None:
     """Remove the archive of a deleted topic."""
-    leave_topic(disk, topic.id, topic.name)
+    release_topic(disk, topic.id, topic.name)
     if topic.id in left_behind(disk):
         remove_left_behind(disk, topic.id)
 
@@ -104,7 +106,7 @@ def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
     """Make `archive/NAME` this topic's directory; move that of another topic aside. Change nothing
     if it already is this topic's. Raises DamagedData if the owner is unknown."""
     path = topic_path(topic)
-    owner = _owner(disk, path)
+    owner = _read_owner(disk, path)
     if owner == topic_id:
         disk.sync_directory(path)
         disk.sync_directory(ARCHIVE)
@@ -115,12 +117,12 @@ def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
     disk.sync_directory("")
     disk.make_directory(path)
     disk.sync_directory(ARCHIVE)
-    _replace(disk, path, _TOPIC, _encode_owner(topic_id, topic))
+    _replace_file(disk, path, _TOPIC, _encode_owner(topic_id, topic))
 
 
-def leave_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
+def release_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
     """Move the directory of a deleted topic aside, if it has one."""
-    if _owner(disk, topic_path(topic)) == topic_id:
+    if _read_owner(disk, topic_path(topic)) == topic_id:
         _move_aside(disk, topic_path(topic), topic_id)
 
 
@@ -132,7 +134,7 @@ def left_behind(disk: Disk) -> list[uuid.UUID]:
 
 def remove_left_behind(disk: Disk, topic_id: uuid.UUID) -> None:
     """Remove the archive of a deleted topic for good. If interrupted, it can be called again."""
-    path = _aside(topic_id)
+    path = _deleted_path(topic_id)
     for name in disk.list(path):
         if name.isdecimal():
             for inner in disk.list(f"{path}/{name}"):
@@ -153,8 +155,8 @@ def partition_path(topic: str, partition: int) -> str:
 # --- partitions ----------------------------------------------------------------------------------
 
 
-def take_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
-    """Claim the topic's directory, then do `open_partition`."""
+def claim_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+    """Claim the topic's directory, then open the partition as `open_partition` does."""
     claim_topic(disk, key.topic_id, topic)
     _remove_all_left_behind(disk)
     return open_partition(disk, key, topic, first_offset)
@@ -167,10 +169,10 @@ def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int)
     path = partition_path(topic, key.partition)
     manifest = read_manifest(disk, key, topic)
     if manifest is None:
-        _check_new(disk, path, first_offset)
+        _check_without_manifest(disk, path, first_offset)
         disk.make_directory(path)
         disk.sync_directory(topic_path(topic))
-        # From here on a missing manifest was lost, and files without one were not left by a crash.
+        # If the manifest is missing later, it was lost, and the files were not left by a crash.
         manifest = manifests.empty(key, topic, first_offset)
         commit(disk, manifest)
     # A process may have renamed it, and died before it made that durable.
@@ -184,7 +186,7 @@ def read_manifest(disk: Disk, key: PartitionKey, topic: str) -> Manifest | None:
     """Return the current manifest, or None. Raises DamagedData if it is damaged or of another
     partition."""
     path = f"{partition_path(topic, key.partition)}/{_MANIFEST}"
-    data = _read(disk, path)
+    data = _read_file(disk, path)
     if data is None:
         return None
     manifest = manifests.decode(data, path)
@@ -208,25 +210,25 @@ def commit(disk: Disk, manifest: Manifest) -> None:
     """Make a manifest the valid one. All its files were written by `write_file`."""
     path = partition_path(manifest.topic, manifest.key.partition)
     disk.sync_directory(path)  # no manifest before the names of its files
-    _replace(disk, path, _MANIFEST, manifests.encode(manifest))
+    _replace_file(disk, path, _MANIFEST, manifests.encode(manifest))
 
 
 def sweep(disk: Disk, manifest: Manifest, in_use: Collection[str] = ()) -> list[str]:
     """Remove the files that the durable manifest does not list, except those `in_use`; return their
     names. Files that remain after a crash are swept again."""
     path = partition_path(manifest.topic, manifest.key.partition)
-    kept = {*manifests.names_of(manifest), *in_use}
+    needed = {*manifests.list_names(manifest), *in_use}
     orphans = [
         name
         for name in disk.list(path)
-        if name.startswith(_NEW) or (manifests.is_ours(name) and name not in kept)
+        if name.startswith(_NEW) or (manifests.is_archive_name(name) and name not in needed)
     ]
     for name in orphans:
         disk.remove(f"{path}/{name}")
     return orphans
 
 
-def take_offered(disk: Disk, topic: str, partition: int, offered: str, name: str) -> None:
+def adopt_offered(disk: Disk, topic: str, partition: int, offered: str, name: str) -> None:
     """Make an offered file durable and give it its final name. It is valid only with a manifest
     that lists it: `commit`. Raises FileNotFoundError."""
     path = partition_path(topic, partition)
@@ -239,40 +241,41 @@ def take_offered(disk: Disk, topic: str, partition: int, offered: str, name: str
 
 
 def sweep_offered(disk: Disk, topic: str, partition: int, plan: str | None = None) -> list[str]:
-    """Remove offered files that were not taken, of an ended plan or of any; return their names."""
+    """Remove offered files that were not adopted, of one plan or of all; return their names."""
     path = partition_path(topic, partition)
-    left = [
+    not_adopted = [
         name
         for name in disk.list(path)
-        if (under := manifests.plan_of_offered(name)) is not None and plan in (None, under)
+        if (offered_under := manifests.parse_plan(name)) is not None
+        and plan in (None, offered_under)
     ]
-    for name in left:
+    for name in not_adopted:
         disk.remove(f"{path}/{name}")
-    return left
+    return not_adopted
 
 
-def missing(disk: Disk, manifest: Manifest) -> list[str]:
+def missing_files(disk: Disk, manifest: Manifest) -> list[str]:
     """Return the names that the manifest lists and that do not exist."""
-    there = set(disk.list(partition_path(manifest.topic, manifest.key.partition)))
-    return [name for name in manifests.names_of(manifest) if name not in there]
+    present = set(disk.list(partition_path(manifest.topic, manifest.key.partition)))
+    return [name for name in manifests.list_names(manifest) if name not in present]
 
 
 # --- helpers -------------------------------------------------------------------------------------
 
 
-def _check_new(disk: Disk, path: str, first_offset: int) -> None:
-    """Check files without a manifest. There was a manifest if there are files; they can be dropped
-    only if the log has all records that may be in them."""
+def _check_without_manifest(disk: Disk, path: str, first_offset: int) -> None:
+    """Check that files without a manifest can be dropped: the log must have all records that may be
+    in them. Raises DamagedData."""
     for name in disk.list(path):
         found = _FIRST_OFFSET.search(name)
-        if manifests.is_ours(name) and found and int(found[0]) < first_offset:
+        if manifests.is_archive_name(name) and found and int(found[0]) < first_offset:
             raise DamagedData(
                 f"{path} contains {name}, the log begins at offset {first_offset}, and there is no "
                 f"{_MANIFEST}: restore it from a backup"
             )
 
 
-def _remove_begun(disk: Disk, path: str) -> None:
+def _remove_unclaimed(disk: Disk, path: str) -> None:
     """Remove a directory that was created but never claimed."""
     for name in disk.list(path):
         disk.remove(f"{path}/{name}")
@@ -284,12 +287,14 @@ def _remove_all_left_behind(disk: Disk) -> None:
         try:
             remove_left_behind(disk, topic_id)
         except OSError as error:
-            log.warning("%s of a deleted topic could not be removed: %s", _aside(topic_id), error)
+            log.warning(
+                "%s of a deleted topic could not be removed: %s", _deleted_path(topic_id), error
+            )
 
 
-def _owner(disk: Disk, path: str) -> uuid.UUID | None:
+def _read_owner(disk: Disk, path: str) -> uuid.UUID | None:
     """Return the id of the topic that owns a directory; None if it does not exist or is empty."""
-    data = _read(disk, f"{path}/{_TOPIC}")
+    data = _read_file(disk, f"{path}/{_TOPIC}")
     if data is not None:
         try:
             fields = orjson.loads(data)
@@ -303,11 +308,11 @@ def _owner(disk: Disk, path: str) -> uuid.UUID | None:
             # Some file systems do not distinguish upper and lower case in names.
             raise DamagedData(f"{path} is the directory of topic {name!r}")
         return owner
-    strangers = [name for name in disk.list(path) if not name.startswith(_NEW)]
-    if strangers:
+    other_names = [name for name in disk.list(path) if not name.startswith(_NEW)]
+    if other_names:
         raise DamagedData(
-            f"{path} contains {', '.join(strangers[:3])} but no {_TOPIC}: move the directory away, "
-            "or restore the file"
+            f"{path} contains {', '.join(other_names[:3])} but no {_TOPIC}: move the directory "
+            "away, or restore the file"
         )
     return None
 
@@ -318,22 +323,22 @@ def _encode_owner(topic_id: uuid.UUID, topic: str) -> bytes:
 
 
 def _move_aside(disk: Disk, path: str, owner: uuid.UUID) -> None:
-    disk.rename(path, _aside(owner))
+    disk.rename(path, _deleted_path(owner))
     disk.sync_directory(ARCHIVE)
 
 
-def _aside(topic_id: uuid.UUID) -> str:
-    return f"{ARCHIVE}/{_ASIDE}{topic_id}"
+def _deleted_path(topic_id: uuid.UUID) -> str:
+    return f"{ARCHIVE}/{_DELETED_PREFIX}{topic_id}"
 
 
-def _replace(disk: Disk, directory: str, name: str, data: bytes) -> None:
+def _replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
     """Replace a file atomically and durably."""
     write_durable(disk, f"{directory}/{_NEW}{name}", data)
     disk.rename(f"{directory}/{_NEW}{name}", f"{directory}/{name}")
     disk.sync_directory(directory)
 
 
-def _read(disk: Disk, path: str) -> bytes | None:
+def _read_file(disk: Disk, path: str) -> bytes | None:
     try:
         file = disk.open(path)
     except FileNotFoundError:

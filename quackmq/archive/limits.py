@@ -20,15 +20,15 @@ ARCHIVE_ROW_GROUPS: Final = 1_000
 ARCHIVE_GROUP_BATCHES: Final = 64
 ARCHIVE_GROUP_BYTES: Final = 16 * MIB
 #: Batches of this size and more are always decoded alone: compressed ones, and others.
-ARCHIVE_ALONE_COMPRESSED_BYTES: Final = 8 * KIB
-ARCHIVE_ALONE_BYTES: Final = 64 * KIB
+ARCHIVE_SINGLE_COMPRESSED_BYTES: Final = 8 * KIB
+ARCHIVE_SINGLE_BYTES: Final = 64 * KIB
 #: A file made from the log ends at this size: it is in memory until it is durable, and merging
 #: makes larger files.
 ARCHIVE_NEW_FILE_BYTES: Final = 64 * MIB
 #: It also ends when this many bytes of its range cannot be decoded and are held for quarantine.
-ARCHIVE_ASIDE_BYTES: Final = 32 * MIB
-#: It also ends when this much of the log was read for it: other partitions wait for their turn.
-ARCHIVE_TURN_BYTES: Final = 512 * MIB
+ARCHIVE_QUARANTINE_BYTES: Final = 32 * MIB
+#: It also ends when this much of the log was read for it: other partitions wait meanwhile.
+ARCHIVE_RUN_BYTES: Final = 512 * MIB
 #: How much of a log the archiver reads at once, on the loop: a fraction of a millisecond.
 ARCHIVER_READ_BYTES: Final = 256 * KIB
 #: If a read returns more pieces than this, for instance of single messages, an eighth of that is
@@ -41,13 +41,13 @@ ARCHIVE_BUFFER_BYTES: Final = ARCHIVE_FILL_BYTES + BATCH_BYTES
 ARCHIVE_BUFFERS: Final = 2
 #: How often partitions that have changed, or whose time has come, are checked for records to
 #: archive, and how many at a time: a check takes about 20 µs.
-ARCHIVE_LOOK_MS: Final = 500
-ARCHIVE_LOOKS: Final = 1_024
-#: This many others are checked as well, in turn, whatever is known of them: 10,000 partitions in
-#: 20 minutes, at almost no cost.
-ARCHIVE_ROUND_LOOKS: Final = 4
+ARCHIVE_CHECK_MS: Final = 500
+ARCHIVE_CHECKS: Final = 1_024
+#: This many others are checked as well, in rotation, whatever is known of them: 10,000 partitions
+#: in 20 minutes, at almost no cost.
+ARCHIVE_ROTATION_CHECKS: Final = 4
 #: How many are checked at once, before the loop serves other work.
-ARCHIVE_LOOKS_AT_ONCE: Final = 128
+ARCHIVE_CHECKS_PER_STEP: Final = 128
 #: After an error, archiving is retried after this time, doubled each time up to the maximum.
 ARCHIVE_RETRY_MS: Final = 1_000
 ARCHIVE_RETRY_MAX_MS: Final = 60_000
@@ -59,11 +59,11 @@ ARCHIVE_WORKER_NICENESS: Final = 15
 #: While there are publishers, archiving pauses between two pieces, for this share of the time that
 #: the last piece took, up to a maximum: enough for publishers to notice it less, and not so much
 #: that the archive never catches up.
-ARCHIVE_PAUSES: Final = 0.3
+ARCHIVE_PAUSE_SHARE: Final = 0.3
 ARCHIVE_PAUSE_MS: Final = 100
 #: That process ends after this time without work: it takes about 100 MB.
 ARCHIVE_WORKER_IDLE_MS: Final = 60_000
-#: How long it may take to start, and to answer: each piece of a file takes it about a second.
+#: How long it may take to start, and to respond: each piece of a file takes it about a second.
 ARCHIVE_WORKER_MS: Final = 120_000
 #: Batches of a partition that are kept unchanged because they cannot be decoded; each is a file.
 ARCHIVE_QUARANTINED: Final = 10_000
@@ -77,16 +77,16 @@ ARCHIVE_TAIL_BYTES: Final = 16 * MIB
 ARCHIVE_CACHE_BYTES: Final = 64 * MIB
 #: How much is turned into batches at once for a sequential reader, and the most batches: about
 #: 15 ms of work, while a quarter of it takes 7 ms...
-ARCHIVE_AHEAD_BYTES: Final = 8 * MIB
-ARCHIVE_AHEAD_BATCHES: Final = 64
-#: ...and how much of it may wait for readers.
-ARCHIVE_WAITING_BYTES: Final = 32 * MIB
+ARCHIVE_PREFETCH_BYTES: Final = 8 * MIB
+ARCHIVE_PREFETCH_BATCHES: Final = 64
+#: ...and how much of it is stored for readers.
+ARCHIVE_PREFETCHED_BYTES: Final = 32 * MIB
 #: The cached tails (see ARCHIVE_TAIL_BYTES) of files that were read lately; about 20 KiB each.
 ARCHIVE_CACHED_TAIL_BYTES: Final = 16 * MIB
 #: Archived partitions from which one read returns data. Opening one takes about 2 ms, however
-#: little it has. The others are empty in the answer, and are returned by the next reads.
+#: little it has. The others are empty in the result, and are returned by the next reads.
 ARCHIVE_PARTITIONS_AT_ONCE: Final = 16
-#: How much one step in a side thread reads from the archive: about 10 ms, then others have a turn.
+#: How much one step in a side thread reads from the archive: about 10 ms, then other work runs.
 ARCHIVE_READ_BYTES: Final = 4 * MIB
 #: Manifests that readers and plans hold, whose files are kept meanwhile. A plan has one for each
 #: partition; each takes a few hundred bytes.
@@ -96,7 +96,7 @@ ARCHIVE_PINS: Final = 100_000
 MERGE_GROWTH: Final = 4
 #: Files merged at once: each has a footer to be read.
 MERGE_FILES: Final = 256
-#: The share of the time in which a merge works; otherwise it rests: nobody waits for it.
+#: The share of the time in which a merge works; otherwise it pauses: nobody waits for it.
 MERGE_DUTY: Final = 0.5
 #: A merged file is written to disk in pieces of this size; a row group makes several.
 MERGE_WRITE_BYTES: Final = 1 * MIB

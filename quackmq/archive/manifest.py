@@ -88,6 +88,8 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """The archive of a partition at one version. Versions grow by one with each change."""
+
     key: PartitionKey
     topic: str
     version: int
@@ -134,8 +136,8 @@ def quarantine_name(first_offset: int, version: int) -> str:
     return f"_quarantined-{first_offset:020d}-{version:08d}.batch"
 
 
-def quarantined(batch: Batch, version: int, reason: str) -> Quarantined:
-    """Return the manifest entry of a quarantined batch, whose file has just its bytes."""
+def quarantine_entry(batch: Batch, version: int, reason: str) -> Quarantined:
+    """Return the manifest entry of a quarantined batch, whose file has only the batch's bytes."""
     return Quarantined(
         quarantine_name(batch.base_offset, version),
         batch.base_offset,
@@ -152,13 +154,13 @@ def offered_name(plan: str, word: str) -> str:
     return f"_offered-{plan}-{word}.new"
 
 
-def plan_of_offered(name: str) -> str | None:
+def parse_plan(name: str) -> str | None:
     """Return the plan under which a file is offered; None if it is not an offered file."""
     found = _OFFERED_NAME.fullmatch(name)
     return None if found is None else found[1]
 
 
-def is_ours(name: str) -> bool:
+def is_archive_name(name: str) -> bool:
     """Return whether a name is that of a file or of a quarantined batch."""
     return bool(_FILE_NAME.fullmatch(name) or _QUARANTINE_NAME.fullmatch(name))
 
@@ -174,14 +176,14 @@ def add(manifest: Manifest, file: ArchiveFile, quarantined: Iterable[Quarantined
             f"{file.name} begins at {file.first_offset}, but the archive ends at "
             f"{manifest.next_offset}"
         )
-    for one in (aside := tuple(quarantined)):
+    for one in (batches := tuple(quarantined)):
         if not file.first_offset <= one.first_offset < one.next_offset <= file.next_offset:
             raise InvalidRequest(f"{one.name} is not in the range of {file.name}")
-    return _changed(
+    return _make_next_version(
         manifest,
         next_offset=file.next_offset,
         files=(*manifest.files, file),
-        quarantined=(*manifest.quarantined, *aside),
+        quarantined=(*manifest.quarantined, *batches),
     )
 
 
@@ -197,21 +199,26 @@ def replace(
     removed since then, InvalidRequest if a range, a number or a name does not fit."""
     if not old or not new:
         raise InvalidRequest("name at least one old and one new file")
-    start = _index_of(manifest, old, version)
+    start = _find_start(manifest, old, version)
     stop = start + len(old)
-    gone = manifest.files[start:stop]
+    replaced = manifest.files[start:stop]
     begin, end = new[0].first_offset, new[-1].next_offset
-    edge = max(gone[0].first_offset, manifest.first_offset)
-    if not gone[0].first_offset <= begin <= edge or end != gone[-1].next_offset:
+    edge = max(replaced[0].first_offset, manifest.first_offset)
+    if not replaced[0].first_offset <= begin <= edge or end != replaced[-1].next_offset:
         raise InvalidRequest(
-            f"offsets {gone[0].first_offset} to {gone[-1].next_offset - 1} cannot be replaced by "
-            f"{begin} to {end - 1}"
+            f"offsets {replaced[0].first_offset} to {replaced[-1].next_offset - 1} cannot be "
+            f"replaced by {begin} to {end - 1}"
         )
-    before, after = sum(file.records for file in gone), sum(file.records for file in new)
-    if after > before or (after < before and begin == gone[0].first_offset):
-        raise InvalidRequest(f"{before} records cannot be replaced by {after}")
+    old_records, new_records = (
+        sum(file.records for file in replaced),
+        sum(file.records for file in new),
+    )
+    if new_records > old_records or (
+        new_records < old_records and begin == replaced[0].first_offset
+    ):
+        raise InvalidRequest(f"{old_records} records cannot be replaced by {new_records}")
     files = (*manifest.files[:start], *new, *manifest.files[stop:])
-    return _changed(manifest, files=files)
+    return _make_next_version(manifest, files=files)
 
 
 def trim(manifest: Manifest, before: int) -> Manifest:
@@ -220,7 +227,7 @@ def trim(manifest: Manifest, before: int) -> Manifest:
     dropped, and the archive begins there."""
     if before <= manifest.first_offset:
         return manifest
-    return _changed(
+    return _make_next_version(
         manifest,
         first_offset=before,
         next_offset=max(before, manifest.next_offset),
@@ -229,18 +236,19 @@ def trim(manifest: Manifest, before: int) -> Manifest:
     )
 
 
-def dropped(older: Manifest, newer: Manifest) -> tuple[str, ...]:
+def dropped_names(older: Manifest, newer: Manifest) -> tuple[str, ...]:
     """Return the names that only the older manifest has. Their files can be removed when the newer
     one is durable and the older one is no longer used."""
-    return tuple(sorted(set(names_of(older)) - set(names_of(newer))))
+    return tuple(sorted(set(list_names(older)) - set(list_names(newer))))
 
 
-def names_of(manifest: Manifest) -> list[str]:
-    return [one.name for one in _all(manifest)]
+def list_names(manifest: Manifest) -> list[str]:
+    return [one.name for one in _list_entries(manifest)]
 
 
-def _index_of(manifest: Manifest, names: Sequence[str], version: int) -> int:
-    """Return the index of the first of these files, which must be contiguous in the manifest."""
+def _find_start(manifest: Manifest, names: Sequence[str], version: int) -> int:
+    """Return the index of the first of these files, which must be contiguous in the manifest.
+    Raises StateChanged and InvalidRequest as `replace` does."""
     if version > manifest.version:
         raise StateChanged(
             f"the manifest is at version {manifest.version}, not yet at {version}: plan again"
@@ -261,11 +269,12 @@ def _index_of(manifest: Manifest, names: Sequence[str], version: int) -> int:
     return start
 
 
-def _all(manifest: Manifest) -> list[ArchiveFile | Quarantined]:
+def _list_entries(manifest: Manifest) -> list[ArchiveFile | Quarantined]:
     return [*manifest.files, *manifest.quarantined]
 
 
-def _changed(manifest: Manifest, **changes: Any) -> Manifest:
+def _make_next_version(manifest: Manifest, **changes: Any) -> Manifest:
+    """Return the next version with these changes. Raises LimitReached, InvalidRequest."""
     changed = dataclasses.replace(manifest, version=manifest.version + 1, **changes)
     if len(changed.files) > shared_limits.ARCHIVE_FILES:
         raise LimitReached(
@@ -277,33 +286,33 @@ def _changed(manifest: Manifest, **changes: Any) -> Manifest:
             f"the partition would have {len(changed.quarantined)} quarantined batches; at most "
             f"{limits.ARCHIVE_QUARANTINED} are allowed"
         )
-    if wrong := broken_rule(changed):
-        raise InvalidRequest(wrong)
+    if rule := broken_rule(changed):
+        raise InvalidRequest(rule)
     return changed
 
 
 def broken_rule(manifest: Manifest) -> str | None:
-    """Return the rule that a manifest breaks, as text; None if it is valid."""
-    files, aside = manifest.files, manifest.quarantined
+    """Return a description of the rule that a manifest breaks; None if it is valid."""
+    files, batches = manifest.files, manifest.quarantined
     begin, end = manifest.first_offset, manifest.next_offset
     if not 0 <= begin <= end or manifest.version < 0 or manifest.key.partition < 0:
         return f"version {manifest.version} with offsets {begin} to {end - 1} is impossible"
-    for one in _all(manifest):
+    for one in _list_entries(manifest):
         if not 0 <= one.first_offset < one.next_offset or one.size <= 0:
             return f"{one.name} has offsets {one.first_offset} to {one.next_offset - 1}"
-        if not is_ours(one.name):
+        if not is_archive_name(one.name):
             return f"{one.name!r} is not the name of a file in the archive"
-    if any(file.name[0] == "_" for file in files) or any(one.name[0] != "_" for one in aside):
+    if any(file.name[0] == "_" for file in files) or any(one.name[0] != "_" for one in batches):
         return "a file is named like a quarantined batch, or the reverse"
-    if len(set(names_of(manifest))) != len(files) + len(aside):
+    if len(set(list_names(manifest))) != len(files) + len(batches):
         return "a name is listed twice"
     for left, right in pairwise(files):
         if left.next_offset != right.first_offset:
             return f"{right.name} does not begin where {left.name} ends"
-    for first, second in pairwise(aside):
+    for first, second in pairwise(batches):
         if first.next_offset > second.first_offset:
             return f"{second.name} overlaps {first.name}"
-    if aside and not (begin < aside[0].next_offset and aside[-1].next_offset <= end):
+    if batches and not (begin < batches[0].next_offset and batches[-1].next_offset <= end):
         return "a batch is quarantined outside of the archive"
     if not files:
         return None if begin == end else f"no file has offsets {begin} to {end - 1}"
@@ -315,6 +324,7 @@ def broken_rule(manifest: Manifest) -> str | None:
 
 
 def _has_sound_numbers(file: ArchiveFile) -> bool:
+    """Return whether the counts, sizes and times of a file can be true together."""
     if not 0 <= file.records <= file.next_offset - file.first_offset:
         return False
     if not 0 < file.tail_bytes <= min(file.size, limits.ARCHIVE_TAIL_BYTES):
@@ -335,6 +345,7 @@ def _has_sound_numbers(file: ArchiveFile) -> bool:
 
 
 def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as it is stored, with its checksum."""
     head = orjson.dumps(
         {
             "format": FORMAT,
@@ -354,20 +365,20 @@ def encode(manifest: Manifest) -> bytes:
     return b'%b"crc32c":"%08x"}\n' % (body, crc32c(body))
 
 
-def decode(data: bytes, where: str) -> Manifest:
-    """Decode a manifest; `where` names the source. Raises DamagedData, and NewerFormat for a later
-    format."""
+def decode(data: bytes, source: str) -> Manifest:
+    """Decode a manifest; `source` names its file in errors. Raises DamagedData, and NewerFormat for
+    a later format."""
     if len(data) > limits.ARCHIVE_MANIFEST_BYTES:
-        raise DamagedData(f"{where}: {len(data)} bytes are too many for a manifest")
+        raise DamagedData(f"{source}: {len(data)} bytes are too many for a manifest")
     body, last = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     found = _CHECKSUM_LINE.fullmatch(last)
     if found is None or int(found[1], 16) != crc32c(body):
-        raise DamagedData(f"{where}: the manifest's checksum is wrong")
+        raise DamagedData(f"{source}: the manifest's checksum is wrong")
     try:
         fields = orjson.loads(data)
         if fields["format"] != FORMAT:
             raise NewerFormat(
-                f"{where}: the manifest has format {fields['format']}, this program knows "
+                f"{source}: the manifest has format {fields['format']}, this program knows "
                 f"{FORMAT}: use a newer QuackMQ"
             )
         manifest = Manifest(
@@ -379,13 +390,13 @@ def decode(data: bytes, where: str) -> Manifest:
             tuple(ArchiveFile(**file) for file in fields["files"]),
             tuple(Quarantined(**one) for one in fields["quarantined"]),
         )
-        wrong = broken_rule(manifest)
+        rule = broken_rule(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedData(
-            f"{where}: an invalid manifest with a good checksum: {error!r}"
+            f"{source}: an invalid manifest with a good checksum: {error!r}"
         ) from error
-    if wrong:
-        raise DamagedData(f"{where}: {wrong}")
+    if rule:
+        raise DamagedData(f"{source}: {rule}")
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""A manifest in use: the files that it lists stay on disk until it is released.
+"""Pins: the files that a pinned manifest lists stay on disk until the pin is released.
 
 Not thread-safe: call from the event loop.
 """
@@ -12,12 +12,12 @@ from quackmq.archive.manifest import Manifest
 
 
 class Pin:
-    """A manifest in use. Release it once, or use it in a `with` block."""
+    """A pinned manifest. Release it once, or use it in a `with` block."""
 
     __slots__ = ("_release", "manifest")
 
-    def __init__(self, held: Manifest, release: Callable[[], None]) -> None:
-        self.manifest = held
+    def __init__(self, manifest: Manifest, release: Callable[[], None]) -> None:
+        self.manifest = manifest
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
@@ -33,6 +33,6 @@ class Pin:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        where: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.release()

@@ -1,9 +1,9 @@
 """Reads pieces of the archive for the loop, and prefetches the next piece for sequential readers.
 
 A reader of history requests a piece, receives it, and processes it before it requests the next. If
-each piece were made only then, both sides would wait in turn. So while a reader takes a waiting
-piece (`quackmq.archive.prefetch_buffer`), the next one is made in the read lane. A piece that
-already waits is returned without using the lane.
+each piece were made only then, reader and broker would wait for each other. So while a reader
+processes a prefetched piece (`quackmq.archive.prefetch_buffer`), the next one is made in the read
+lane. A prefetched piece is returned without using the lane.
 
 Promised: the same pieces as `ArchiveReader.read`. Prefetching uses at most one thread of the lane,
 and makes nothing for which there is no room. Not promised: that every reader gets prefetched data.
@@ -24,7 +24,7 @@ from quackmq.errors import BrokerClosing, LimitReached, NotFound
 from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
-    from quackmq.archive.parquet.reader import ArchiveReader, Piece
+    from quackmq.archive.parquet.reader import ArchiveReader, EncodedBatches
 
 log = logging.getLogger(__name__)
 
@@ -32,53 +32,55 @@ log = logging.getLogger(__name__)
 class Prefetcher:
     def __init__(self, partitions: ManifestRegistry) -> None:
         self._partitions = partitions
-        #: The running prefetch, and where it begins.
-        self._making: asyncio.Task[None] | None = None
-        self._place: tuple[PartitionKey, int] | None = None
+        #: The running prefetch, and the position at which it begins.
+        self._prefetch_task: asyncio.Task[None] | None = None
+        self._prefetch_position: tuple[PartitionKey, int] | None = None
 
-    async def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
+    async def read(self, manifest: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         """Read as `ArchiveReader.read` does; the caller keeps the manifest's files pinned."""
-        if self._making is not None and self._place == (manifest.key, offset):
-            await asyncio.wait([self._making])
+        if self._prefetch_task is not None and self._prefetch_position == (manifest.key, offset):
+            await asyncio.wait([self._prefetch_task])
             self._partitions.check_open()
         reader = self._partitions.loaded_reader
-        piece = None if reader is None else reader.read_waiting(manifest, offset, max_bytes)
+        piece = None if reader is None else reader.read_prefetched(manifest, offset, max_bytes)
         if piece is None:
-            job = partial(self._read, manifest, offset, max_bytes)
+            job = partial(self._read_in_lane, manifest, offset, max_bytes)
             piece = await self._partitions.disk.run(job, "read")
-        self._make_next(manifest.key, piece.next_offset, max_bytes)
+        self._start_prefetch(manifest.key, piece.next_offset, max_bytes)
         return piece
 
-    def _read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
+    def _read_in_lane(self, manifest: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         """Read in the read lane."""
         return self._partitions.reader.read(manifest, offset, max_bytes)
 
-    def _make_next(self, key: PartitionKey, offset: int, max_bytes: int) -> None:
+    def _start_prefetch(self, key: PartitionKey, offset: int, max_bytes: int) -> None:
         """Prefetch for a reader that has read up to an offset, unless a prefetch is running."""
         reader = self._partitions.loaded_reader
-        if reader is None or self._making is not None:
+        if reader is None or self._prefetch_task is not None:
             return
         manifest = self._partitions.manifest(key)
-        begin = None if manifest is None else reader.wanted_ahead(manifest, offset)
+        begin = None if manifest is None else reader.find_prefetch_offset(manifest, offset)
         if begin is None:
             return
-        self._place = (key, begin)
-        self._making = self._partitions.begin(self._make(reader, key, begin, max_bytes))
-        self._making.add_done_callback(self._made)
+        self._prefetch_position = (key, begin)
+        self._prefetch_task = self._partitions.start_task(
+            self._prefetch(reader, key, begin, max_bytes)
+        )
+        self._prefetch_task.add_done_callback(self._on_prefetched)
 
-    async def _make(
+    async def _prefetch(
         self, reader: ArchiveReader, key: PartitionKey, offset: int, max_bytes: int
     ) -> None:
         try:
             pin = self._partitions.pin(key)
         except (NotFound, LimitReached, BrokerClosing):
-            return  # the next read gets the error
+            return  # the next read raises the error
         with pin:
             if pin.manifest.first_offset <= offset < pin.manifest.next_offset:
-                job = partial(reader.make_ahead, pin.manifest, offset, max_bytes)
+                job = partial(reader.prefetch, pin.manifest, offset, max_bytes)
                 await self._partitions.disk.run(job, "read")
 
-    def _made(self, task: asyncio.Task[None]) -> None:
-        self._making = self._place = None
+    def _on_prefetched(self, task: asyncio.Task[None]) -> None:
+        self._prefetch_task = self._prefetch_position = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("prefetching from the archive failed", exc_info=error)

@@ -14,8 +14,8 @@ A trim moves the archive's beginning first, then the log's. Archiving first adds
 gap and, after the next opening, no overlap.
 
 Archived records were decided before: a committed read of them needs no list of aborted
-transactions, and their markers are gone. The archive makes new batches of the same records at the
-same offsets.
+transactions, and their markers are left out. The archive makes new batches of the same records at
+the same offsets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quackmq import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.manifest_registry import Disk, ManifestRegistry
-from quackmq.archive.tiered_read import TieredReader, beginning
+from quackmq.archive.tiered_read import TieredReader, partition_start
 from quackmq.clock import wall_clock_ms
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
 from quackmq.model.policy import Policy
@@ -65,9 +65,9 @@ class TieredStore(Store):
         self.cluster_id = inner.cluster_id
         self.now_ms = now_ms
         self._reader = TieredReader(inner, partitions)
-        #: The damage that was skipped and logged last.
-        self._gone_over = ""
-        self._take_no_detour()
+        #: The error of the last damaged data that a search skipped and logged.
+        self._last_skipped_damage = ""
+        self._bind_log_methods()
 
     @classmethod
     async def open(
@@ -90,10 +90,10 @@ class TieredStore(Store):
         return await self.inner.alter_topic(topic_id, partitions=partitions, policy=policy)
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        """Delete a topic with its archive; files that a crash leaves go at the next opening."""
-        named = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
+        """Delete a topic with its archive. The next opening removes files that a crash leaves."""
+        matching = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
         await self.inner.delete_topic(topic_id)
-        for topic in named:
+        for topic in matching:
             await self.partitions.forget(topic)
 
     async def topics(self) -> Mapping[str, Topic]:
@@ -143,7 +143,7 @@ class TieredStore(Store):
         manifest = self.partitions.manifest(key)
         if manifest is None:
             return offsets
-        first = beginning(manifest, offsets.first)
+        first = partition_start(manifest, offsets.first)
         return Offsets(
             first,
             offsets.next,
@@ -248,9 +248,9 @@ class TieredStore(Store):
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _take_no_detour(self) -> None:
-        """Bind methods that concern only the log to the log's own, so that publishing costs nothing
-        extra."""
+    def _bind_log_methods(self) -> None:
+        """Replace methods that concern only the log by the log's own, so that publishing costs
+        nothing extra."""
         self.append = self.inner.append  # type: ignore[method-assign]
         self.append_plain = self.inner.append_plain  # type: ignore[method-assign]
         self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
@@ -261,8 +261,9 @@ class TieredStore(Store):
     async def _search_archive(
         self, key: PartitionKey, time_ms: int, kind: TimeKind, begin: int
     ) -> tuple[OffsetTime | None, int]:
-        """Search the archive for a time from an offset on. Also return the offset from which on the
-        log still has everything that was not searched, as long as it is not trimmed."""
+        """Search the archive for a time from an offset on. Also return the offset up to which
+        everything was searched: the log has the records after it, unless it is trimmed
+        meanwhile."""
         first_in_log = (await self.inner.offsets(key)).first
         manifest = self.partitions.manifest(key)
         if manifest is None or not manifest.files:
@@ -270,12 +271,12 @@ class TieredStore(Store):
         # Archived append times are the log's, which may be up to a region early.
         since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
         with self.partitions.pin(key) as pin:
-            rest = manifests.trim(pin.manifest, begin)
-            search = partial(self._offset_in_archive, rest, since_ms, kind)
+            unsearched = manifests.trim(pin.manifest, begin)
+            search = partial(self._find_in_archive, unsearched, since_ms, kind)
             found = await self.partitions.disk.run(search, "read")
             return found, max(first_in_log, pin.manifest.next_offset)
 
-    def _offset_in_archive(
+    def _find_in_archive(
         self, manifest: Manifest, time_ms: int, kind: TimeKind
     ) -> OffsetTime | None:
         """Search in the read lane. A search by timestamp skips damaged files. A search by append
@@ -290,8 +291,10 @@ class TieredStore(Store):
                     file = manifest.files[manifest.file_at(end - 1)]
                     begin = max(file.first_offset, manifest.first_offset)
                     return OffsetTime(begin, file.greatest_append_ms or time_ms)
-                if str(damage) != self._gone_over:  # log it once while all searches meet it
-                    self._gone_over = str(damage)
+                if (
+                    str(damage) != self._last_skipped_damage
+                ):  # log it once while all searches meet it
+                    self._last_skipped_damage = str(damage)
                     log.warning("time lookup skipped damaged data: %s", damage)
                 if end is None or end >= manifest.next_offset:
                     return None

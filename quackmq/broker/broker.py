@@ -87,10 +87,10 @@ class Broker:
         settings: BrokerSettings = BrokerSettings(),  # noqa: B008  (frozen)
         clock: Callable[[], int] | None = None,
         archive: TieredStore | None = None,
-        workshop: FileBuilder | None = None,
+        file_builder: FileBuilder | None = None,
     ) -> None:
         """`clock` is the store's clock; the default is the system's. `archive` is `store` if that
-        has an archive; `workshop` builds its files, by default in a thread of this process."""
+        has an archive; `file_builder` builds its files, by default in a thread of this process."""
         self.settings = settings
         self._store = store
         self._clock = clock = Clock.of_system() if clock is None else Clock.of(clock)
@@ -186,7 +186,7 @@ class Broker:
         #: Called with each topic that is loaded, created or altered.
         self.topic_watchers = topics.watchers
 
-        self._archiver = None if archive is None else self._make_archiver(archive, workshop)
+        self._archiver = None if archive is None else self._make_archiver(archive, file_builder)
         #: None if the store has no archive.
         self.archive: Archives | None = None
         if archive is not None and self._archiver is not None:
@@ -527,10 +527,10 @@ class Broker:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _make_archiver(self, archive: TieredStore, workshop: FileBuilder | None) -> Archiver:
+    def _make_archiver(self, archive: TieredStore, file_builder: FileBuilder | None) -> Archiver:
         from quackmq.archive.archiving.archiver import Archiver
 
         name_of = self.transactions.name_of
-        archiver = Archiver(archive, self.topics, self._clock, name_of, workshop)
+        archiver = Archiver(archive, self.topics, self._clock, name_of, file_builder)
         self.topic_watchers.add(archiver.follow)
         return archiver

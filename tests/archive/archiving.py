@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
+from quackmq.archive.parquet.from_batches import CommittedBatch, FileWriter, PoisonBatch
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import (
     BrokerClosing,
@@ -54,7 +54,7 @@ async def archive(
             try:
                 writer.add([entry])
             except PoisonBatch as poison:
-                one = manifest.quarantined(entry.batch, version, poison.reason)
+                one = manifest.quarantine_entry(entry.batch, version, poison.reason)
                 aside.append(one)
                 data.append((one.name, bytes(entry.batch.view)))
         file, content = writer.finish(entries[-1].batch.next_offset, version)
@@ -83,9 +83,9 @@ async def topic_of(store: Store, key: PartitionKey) -> Topic:
 
 async def committed(
     log: Store, key: PartitionKey, offset: int, before: int | None = None
-) -> list[Committed]:
+) -> list[CommittedBatch]:
     """The batches of committed records from an offset on, up to where all is decided."""
-    found: list[Committed] = []
+    found: list[CommittedBatch] = []
     end = (await log.offsets(key)).stable
     end = end if before is None else min(before, end)
     times = await log.append_times(key, offset, end)
@@ -100,7 +100,7 @@ async def committed(
                 return found
             if not batch.is_control and not _is_aborted(batch, part.aborted):
                 own = Batch.peek(bytes(batch.view))
-                found.append(Committed(own, _time_at(times, max(offset, batch.base_offset))))
+                found.append(CommittedBatch(own, _time_at(times, max(offset, batch.base_offset))))
         if position == offset:
             return found
         offset = position
@@ -134,7 +134,7 @@ class ArchivingStore(TieredStore):
     def append_plain(self, append: Append) -> None:
         return None
 
-    def _take_no_detour(self) -> None:
+    def _bind_log_methods(self) -> None:
         self._archiving = asyncio.Lock()
 
     async def _archive_behind(

@@ -56,7 +56,7 @@ class FailingDisk(RealDisk):
 
 class Pond:
     def __init__(
-        self, store: TieredStore, disk: FailingDisk, clock: Clock, workshop: FileBuilder | None
+        self, store: TieredStore, disk: FailingDisk, clock: Clock, file_builder: FileBuilder | None
     ) -> None:
         self.store = store
         self.disk = disk
@@ -64,7 +64,9 @@ class Pond:
         self.topics: dict[str, Topic] = {}
         self.publishers: dict[int, str] = {}
         time = BrokerClock.of(clock)
-        self.archiver = Archiver(store, lambda: self.topics, time, self.publishers.get, workshop)
+        self.archiver = Archiver(
+            store, lambda: self.topics, time, self.publishers.get, file_builder
+        )
 
     # --- topics and what is in them ------------------------------------------------------------
 
@@ -152,7 +154,7 @@ async def pond(
     directory: Path,
     *,
     clock: Clock | None = None,
-    workshop: FileBuilder | None = None,
+    file_builder: FileBuilder | None = None,
     options: LocalOptions | None = None,
     disk: Callable[[Path], FailingDisk] = FailingDisk,
 ) -> AsyncIterator[Pond]:
@@ -161,7 +163,7 @@ async def pond(
     machine = disk(directory)
     log = await LocalStore.open_on(machine, options=options, now_ms=clock)
     store = await TieredStore.open(log, machine, clock)
-    made = Pond(store, machine, clock, workshop)
+    made = Pond(store, machine, clock, file_builder)
     made.topics.update(await store.topics())
     try:
         yield made

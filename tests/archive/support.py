@@ -13,7 +13,12 @@ from crc32c import crc32c
 from quackmq.archive import layout as files
 from quackmq.archive import manifest
 from quackmq.archive.manifest import Manifest, Quarantined
-from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet.from_batches import (
+    CommittedBatch,
+    FileWriter,
+    PoisonBatch,
+    WrittenFile,
+)
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.interface import Disk
 from quackmq.errors import DamagedData
@@ -33,12 +38,12 @@ def committed(
     append_time_ms: int = NOON_MS,
     publisher: str | None = None,
     **fields: Any,
-) -> Committed:
+) -> CommittedBatch:
     batch = Batch.parse(encode(records, base_offset=base_offset, **fields))
-    return Committed(batch, append_time_ms, publisher)
+    return CommittedBatch(batch, append_time_ms, publisher)
 
 
-def plain(first: int, count: int, size: int = 10, **fields: Any) -> Committed:
+def plain(first: int, count: int, size: int = 10, **fields: Any) -> CommittedBatch:
     """A batch of records that say their offset; their time is their offset in ms."""
     records = [
         Record(0, offset, b"%d" % offset, (b"%d" % offset).ljust(size))
@@ -48,8 +53,8 @@ def plain(first: int, count: int, size: int = 10, **fields: Any) -> Committed:
 
 
 def written(
-    entries: Sequence[Committed], first_offset: int, next_offset: int, version: int = 1
-) -> Written:
+    entries: Sequence[CommittedBatch], first_offset: int, next_offset: int, version: int = 1
+) -> WrittenFile:
     writer = FileWriter(KEY, TOPIC, first_offset)
     assert writer.add(entries) == len(entries)
     return writer.finish(next_offset, version)
@@ -131,7 +136,7 @@ class Archive:
         files.claim_topic(self.disk, KEY.topic_id, TOPIC)
         self.manifest = files.open_partition(self.disk, KEY, TOPIC, 0)
 
-    def add(self, entries: Sequence[Committed], next_offset: int | None = None) -> None:
+    def add(self, entries: Sequence[CommittedBatch], next_offset: int | None = None) -> None:
         version = self.manifest.version + 1
         writer = FileWriter(KEY, TOPIC, self.manifest.next_offset)
         aside: list[Quarantined] = []
@@ -152,7 +157,7 @@ class Archive:
         self.manifest = changed
 
     def quarantine(self, batch: Batch, version: int, reason: str) -> Quarantined:
-        one = manifest.quarantined(batch, version, reason)
+        one = manifest.quarantine_entry(batch, version, reason)
         files.write_file(self.disk, TOPIC, KEY.partition, one.name, batch.view)
         return one
 
@@ -188,5 +193,5 @@ def opened(data: bytes) -> Batch:
     return batch
 
 
-def records_of(entries: Sequence[Committed]) -> list[Record]:
+def records_of(entries: Sequence[CommittedBatch]) -> list[Record]:
     return [record for entry in entries for record in decode(entry.batch)]

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from quackmq.archive.parquet import reader as reader_module
-from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.from_batches import CommittedBatch
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.archive.parquet.to_batches import encode
 from quackmq.archive.prefetch_buffer import PrefetchBuffer
@@ -24,32 +24,32 @@ def test_what_waits_is_taken_once_and_only_where_it_begins() -> None:
     ahead = PrefetchBuffer(10_000)
     ahead.put(KEY, 5, [b"five", b"six"])
     assert ahead.first_size(KEY, 5) == 4
-    assert ahead.take(KEY, 4) is None
-    assert ahead.take(OTHER, 5) is None
-    assert ahead.take(KEY, 5) == (b"five", b"six")
-    assert ahead.take(KEY, 5) is None
+    assert ahead.pop(KEY, 4) is None
+    assert ahead.pop(OTHER, 5) is None
+    assert ahead.pop(KEY, 5) == (b"five", b"six")
+    assert ahead.pop(KEY, 5) is None
 
 
 def test_that_somebody_has_read_up_to_an_offset_is_known_without_any_batches() -> None:
     ahead = PrefetchBuffer(10_000)
     ahead.put(KEY, 5, [])
     assert ahead.first_size(KEY, 5) == 0
-    assert ahead.take(KEY, 5) == ()
+    assert ahead.pop(KEY, 5) == ()
 
 
 def test_those_that_waited_longest_go_first() -> None:
     ahead = PrefetchBuffer(3_000)
     for offset in range(5):
         ahead.put(KEY, offset, [bytes(500)])
-    assert [ahead.take(KEY, offset) is None for offset in range(5)] == [True] * 3 + [False] * 2
+    assert [ahead.pop(KEY, offset) is None for offset in range(5)] == [True] * 3 + [False] * 2
 
 
 def test_one_that_is_larger_than_all_that_may_wait_does_not_stay() -> None:
     ahead = PrefetchBuffer(1_000)
     ahead.put(KEY, 0, [bytes(2_000)])
-    assert ahead.take(KEY, 0) is None
+    assert ahead.pop(KEY, 0) is None
     ahead.put(KEY, 1, [b"small"])
-    assert ahead.take(KEY, 1) == (b"small",)
+    assert ahead.pop(KEY, 1) == (b"small",)
 
 
 def test_more_is_wanted_behind_what_waits_until_it_is_enough_or_there_is_no_room() -> None:
@@ -65,7 +65,7 @@ def test_more_is_wanted_behind_what_waits_until_it_is_enough_or_there_is_no_room
     ahead.put(KEY, 20, [third])
     assert ahead.run_end(KEY, 0, 5_000) == 30
     ahead.put(KEY, 20, [])
-    assert ahead.take(KEY, 20) == (third,), "what waits goes on waiting"
+    assert ahead.pop(KEY, 20) == (third,), "what waits goes on waiting"
 
 
 @pytest.mark.parametrize("max_bytes", [1, 300, 5_000, 1 << 20])
@@ -103,7 +103,7 @@ def test_whoever_reads_here_and_there_gets_what_lies_there() -> None:
 def test_what_is_made_ahead_ends_before_a_quarantined_batch() -> None:
     archive = Archive()
     poison = undecodable()
-    archive.add([Committed(poison, 0), plain(poison.next_offset, 500)])
+    archive.add([CommittedBatch(poison, 0), plain(poison.next_offset, 500)])
     reader = ArchiveReader(archive.disk)
     offset, found = 0, []
     while offset < archive.manifest.next_offset:

@@ -14,9 +14,9 @@ import pytest
 
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.archiving.buffers import Buffers, Filled
+from quackmq.archive.archiving.buffers import Buffers, FilledBuffer
 from quackmq.archive.archiving.builder import LocalFileBuilder
-from quackmq.archive.archiving.pieces import Piece, Progress, UnknownProducers
+from quackmq.archive.archiving.pieces import BuildProgress, LogPiece, UnknownProducers
 from quackmq.errors import UnknownTopic
 from quackmq.model.log_transactions import Marker
 from quackmq.model.policy import Policy
@@ -147,7 +147,7 @@ async def test_a_backlog_becomes_files_of_a_bounded_size(
 async def test_a_turn_ends_when_much_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_TURN_BYTES", 3_000)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_RUN_BYTES", 3_000)
     monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 1_000)
     monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 1_000)
     async with pond(tmp_path / "data") as home:
@@ -233,7 +233,7 @@ async def test_a_topic_without_thresholds_is_archived_only_when_told_to(tmp_path
 
 async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long backlog of one keeps no other waiting for more than a file."""
-    monkeypatch.setattr(archive_limits, "ARCHIVE_TURN_BYTES", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_RUN_BYTES", 1)
     monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 500)
     monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 500)
     begun: list[str] = []
@@ -244,8 +244,8 @@ async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             super().begin(key, topic, first_offset)
 
     # Looking for others between any two turns does not change whose turn it is.
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 0.001)
-    async with pond(tmp_path / "data", workshop=Watched()) as home:
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 0.001)
+    async with pond(tmp_path / "data", file_builder=Watched()) as home:
         for name in ("ducks", "geese"):
             key = await home.create(name, Policy(archive_bytes=1))
             await put_some(home, key, 30)
@@ -257,7 +257,7 @@ async def test_topics_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_an_archiver_that_runs_finds_what_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 1)
     async with pond(tmp_path / "data") as home:
         running = asyncio.create_task(home.archiver.run())
         key = await home.create("ducks", Policy(archive_bytes=1))
@@ -271,7 +271,7 @@ async def test_an_archiver_that_runs_finds_what_is_due(
 async def test_every_partition_is_looked_at_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS", 3)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECKS", 3)
     async with pond(tmp_path / "data") as home:
         keys = [await home.create(f"ducks-{n}", Policy(archive_bytes=1)) for n in range(10)]
         for key in keys:
@@ -284,19 +284,19 @@ async def test_every_partition_is_looked_at_however_many_there_are(
 async def test_many_changed_partitions_are_noted_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS", 0)
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOKS_AT_ONCE", 2)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECKS", 0)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECKS_PER_STEP", 2)
     async with pond(tmp_path / "data") as home:
         for number in range(10):
             await home.put(await home.create(f"ducks-{number}"), b"quack")
         for topic in home.archiver._topics().values():
             home.archiver.follow(topic)
-        home.archiver._unseen.clear()
-        looking = asyncio.create_task(home.archiver._look())
+        home.archiver._unchecked.clear()
+        checking = asyncio.create_task(home.archiver._check_partitions())
         seen = [0]
-        while not looking.done():
+        while not checking.done():
             await asyncio.sleep(0)
-            seen.append(len(home.archiver._unseen))
+            seen.append(len(home.archiver._unchecked))
         assert seen[-1] == 10
         assert all(after - before <= 2 for before, after in pairwise(seen))
 
@@ -313,14 +313,14 @@ async def test_a_topic_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_one_buffer_is_filled_while_the_other_becomes_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q8: double buffering. The workshop waits with each piece until the next one is filled."""
+    """Q8: double buffering. The file_builder waits with each piece until the next one is filled."""
     monkeypatch.setattr(archive_limits, "ARCHIVE_FILL_BYTES", 500)
     monkeypatch.setattr(archive_limits, "ARCHIVER_READ_BYTES", 500)
     filled: list[int] = []
     changed = threading.Condition()
     fill = Buffers.fill
 
-    async def counted(self: Buffers, *arguments: Any) -> Filled:
+    async def counted(self: Buffers, *arguments: Any) -> FilledBuffer:
         got = await fill(self, *arguments)
         with changed:
             filled.append(got.next_offset)
@@ -331,8 +331,8 @@ async def test_one_buffer_is_filled_while_the_other_becomes_rows(
         pieces = 0
 
         def add(
-            self, piece: Piece, publishers: Mapping[int, str | None]
-        ) -> Progress | UnknownProducers:
+            self, piece: LogPiece, publishers: Mapping[int, str | None]
+        ) -> BuildProgress | UnknownProducers:
             self.pieces += 1
             with changed:
                 assert changed.wait_for(
@@ -341,12 +341,12 @@ async def test_one_buffer_is_filled_while_the_other_becomes_rows(
             return super().add(piece, publishers)
 
     monkeypatch.setattr(Buffers, "fill", counted)
-    workshop = Waiting()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Waiting()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         put = await put_some(home, key, 40)
         await home.archiver.archive()
-        assert workshop.pieces > 3
+        assert file_builder.pieces > 3
         assert await home.values(key) == put
 
 
@@ -359,13 +359,13 @@ async def test_all_buffers_together_are_two_however_many_topics_there_are(
 
     class Watched(LocalFileBuilder):
         def add(
-            self, piece: Piece, publishers: Mapping[int, str | None]
-        ) -> Progress | UnknownProducers:
+            self, piece: LogPiece, publishers: Mapping[int, str | None]
+        ) -> BuildProgress | UnknownProducers:
             assert isinstance(piece.data, memoryview)
             seen.add(id(piece.data.obj))
             return super().add(piece, publishers)
 
-    async with pond(tmp_path / "data", workshop=Watched()) as home:
+    async with pond(tmp_path / "data", file_builder=Watched()) as home:
         keys = [await home.create(f"ducks-{number}") for number in range(20)]
         for key in keys:
             await put_some(home, key, 10)

@@ -32,14 +32,14 @@ async def followed(home: Pond) -> list[PartitionKey]:
 
 def looked_at(home: Pond, monkeypatch: pytest.MonkeyPatch) -> list[PartitionKey]:
     looks: list[PartitionKey] = []
-    real = Archiver._look_at
+    real = Archiver._check_partition
 
     async def noted(archiver: Archiver, name: str, key: PartitionKey) -> None:
         looks.append(key)
         await real(archiver, name, key)
 
-    monkeypatch.setattr(Archiver, "_look_at", noted)
-    monkeypatch.setattr(archive_limits, "ARCHIVE_ROUND_LOOKS", 0)
+    monkeypatch.setattr(Archiver, "_check_partition", noted)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_ROTATION_CHECKS", 0)
     return looks
 
 
@@ -103,7 +103,7 @@ async def test_one_that_failed_is_tried_again_in_its_time(
             async def fail(*_: object) -> None:
                 raise StorageError("not now")
 
-            failing.setattr(Archiver, "_archive_some", fail)
+            failing.setattr(Archiver, "_archive_next_file", fail)
             await home.archiver.archive_due()
         assert home.archiver.state().failing == 1
         assert not await home.archiver.archive_due()
@@ -115,15 +115,15 @@ async def test_one_that_failed_is_tried_again_in_its_time(
 async def test_the_backlog_is_the_sum_over_all_partitions(tmp_path: Path) -> None:
     async with pond(tmp_path / "data") as home:
         keys = await followed(home)
-        standings = home.archiver._standings
+        states = home.archiver._state_by_partition
 
         def added_up() -> int:
-            return sum(each.ready_bytes for each in standings.values())
+            return sum(each.backlog_bytes for each in states.values())
 
         assert home.archiver.state().backlog_bytes == added_up() > 0
         await home.archiver.archive("topic-0")
         await home.archiver.archive_due()
         assert home.archiver.state().backlog_bytes == added_up()
         home.archiver.forget((await home.store.topics())["topic-1"])
-        assert keys[1] not in standings
+        assert keys[1] not in states
         assert home.archiver.state().backlog_bytes == added_up()

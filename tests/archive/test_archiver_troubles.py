@@ -14,7 +14,7 @@ import pytest
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.builder import LocalFileBuilder, WorkerDied
-from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
+from quackmq.archive.archiving.pieces import BuildProgress, BuiltFile, LogPiece, UnknownProducers
 from quackmq.errors import BrokerClosing, DamagedData, StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read, Slice
@@ -69,7 +69,7 @@ async def test_poison_that_was_trimmed_in_its_middle_is_kept_aside_for_what_is_l
 
 
 async def test_much_poison_ends_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_ASIDE_BYTES", 200)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_QUARANTINE_BYTES", 200)
     async with pond(tmp_path / "data") as home:
         key = await home.create("ducks")
         for _ in range(9):
@@ -84,16 +84,16 @@ async def test_a_batch_that_ends_whoever_opens_it_is_found_and_kept_aside(tmp_pa
         deaths = 0
 
         def add(
-            self, piece: Piece, publishers: Mapping[int, str | None]
-        ) -> Progress | UnknownProducers:
-            if b"deadly" in bytes(piece.data) and piece.poison is None:
+            self, piece: LogPiece, publishers: Mapping[int, str | None]
+        ) -> BuildProgress | UnknownProducers:
+            if b"deadly" in bytes(piece.data) and piece.undecodable_reason is None:
                 self.deaths += 1
-                self.rest()
+                self.free_memory()
                 raise WorkerDied("it has ended")
             return super().add(piece, publishers)
 
-    workshop = Mortal()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Mortal()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = await put_some(home, key, 10)
         put[await home.put(key, b"deadly")] = b"deadly"
@@ -101,7 +101,7 @@ async def test_a_batch_that_ends_whoever_opens_it_is_found_and_kept_aside(tmp_pa
         for _ in range(5):
             await home.archiver.archive_due()
             home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)
-        assert workshop.deaths == 2, "once over many batches, once over the one"
+        assert file_builder.deaths == 2, "once over many batches, once over the one"
         (aside,) = home.manifest(key).quarantined
         assert (aside.first_offset, aside.next_offset) == (10, 11)
         assert "it has ended" in aside.reason
@@ -249,7 +249,7 @@ async def test_a_log_that_gives_nothing_is_named_and_not_asked_again_and_again(
         assert home.ranges(key) == [(0, 10)]
 
 
-async def test_a_failing_workshop_is_named_and_tried_again(tmp_path: Path) -> None:
+async def test_a_failing_file_builder_is_named_and_tried_again(tmp_path: Path) -> None:
     class Failing(LocalFileBuilder):
         fails = True
 
@@ -258,13 +258,13 @@ async def test_a_failing_workshop_is_named_and_tried_again(tmp_path: Path) -> No
                 raise MemoryError("too much")
             return super().finish(version)
 
-    workshop = Failing()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Failing()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = await put_some(home, key, 10)
         await home.archiver.archive_due()
         assert home.archiver.state().failures[0].code == "MemoryError"
-        workshop.fails = False
+        file_builder.fails = False
         home.clock.advance(archive_limits.ARCHIVE_RETRY_MS)
         await home.archiver.archive_due()
         assert home.ranges(key) == [(0, 10)]
@@ -295,15 +295,15 @@ class Held(LocalFileBuilder):
 async def test_what_retention_trims_while_a_file_is_made_is_not_in_the_archive(
     tmp_path: Path, before: int
 ) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         put = await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         trimming = asyncio.create_task(home.store.trim(key, before))
         await asyncio.sleep(0)
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await archiving
         assert await trimming == before
         assert await home.values(key) == {n: value for n, value in put.items() if n >= before}
@@ -313,15 +313,15 @@ async def test_what_retention_trims_while_a_file_is_made_is_not_in_the_archive(
 
 
 async def test_a_topic_deleted_while_its_file_is_made_leaves_nothing(tmp_path: Path) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive_due())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         deleting = asyncio.create_task(home.store.delete_topic(key.topic_id))
         topic = home.topics.pop("ducks")
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await deleting
         home.archiver.forget(topic)
         await archiving
@@ -337,17 +337,17 @@ async def test_a_topic_deleted_while_its_file_is_made_leaves_nothing(tmp_path: P
 async def test_poison_that_retention_trims_while_a_file_is_made_is_not_brought(
     tmp_path: Path,
 ) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         for number in range(3):
             await home.put_raw(key, sealed(b"\x01no"))
             await home.put(key, b"%d" % number)
         archiving = asyncio.create_task(home.archiver.archive())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         trimming = asyncio.create_task(home.store.trim(key, 3))
         await asyncio.sleep(0)
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await archiving
         await trimming
         assert [one.first_offset for one in home.manifest(key).quarantined] == [4]
@@ -360,32 +360,32 @@ async def test_a_topic_deleted_while_its_file_fails_does_not_fail_for_ever(tmp_p
             super().finish(version)
             raise WorkerDied("killed")
 
-    workshop = Gone()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Gone()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive_due())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         deleting = asyncio.create_task(home.store.delete_topic(key.topic_id))
         home.archiver.forget(home.topics.pop("ducks"))
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await archiving
         await deleting
         assert home.archiver.state().failing == 0
 
 
 async def test_an_archiver_that_closes_gives_up_the_file_and_says_so(tmp_path: Path) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         closing = asyncio.create_task(home.archiver.close())
         with pytest.raises(BrokerClosing):
             await archiving
         await closing
-        workshop.may_go.set()
+        file_builder.may_go.set()
         with pytest.raises(BrokerClosing):
             await home.archiver.archive()
     async with pond(tmp_path / "data") as home:
@@ -394,29 +394,29 @@ async def test_an_archiver_that_closes_gives_up_the_file_and_says_so(tmp_path: P
 
 
 async def test_archiving_goes_on_where_whoever_asked_for_it_has_left(tmp_path: Path) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         archiving.cancel()
         await asyncio.wait([archiving])
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await until(lambda: home.is_archived_to(key, 10))
         assert home.ranges(key) == [(0, 10)]
 
 
 async def test_what_is_published_while_a_file_is_made_is_published_at_once(tmp_path: Path) -> None:
-    workshop = Held()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = Held()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks")
         put = await put_some(home, key, 10)
         archiving = asyncio.create_task(home.archiver.archive())
-        await workshop.until_waiting()
+        await file_builder.until_waiting()
         put |= {await home.put(key, b"new"): b"new"}
         assert await home.values(key) == put
-        workshop.may_go.set()
+        file_builder.may_go.set()
         await archiving
         assert home.ranges(key) == [(0, 10)]
         assert await home.values(key) == put

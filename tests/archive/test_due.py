@@ -60,11 +60,11 @@ def test_the_wait_doubles_up_to_its_bound() -> None:
 
 def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
     failures = Failures()
-    assert failures.note(KEY, "ducks", StorageError("no"), NOW_MS)
+    assert failures.record(KEY, "ducks", StorageError("no"), NOW_MS)
     assert failures.must_wait(KEY, NOW_MS + 999) and not failures.must_wait(KEY, NOW_MS + 1_000)
-    assert not failures.note(KEY, "ducks", StorageError("no"), NOW_MS + 1_000)
+    assert not failures.record(KEY, "ducks", StorageError("no"), NOW_MS + 1_000)
     assert failures.must_wait(KEY, NOW_MS + 2_999)
-    assert failures.note(KEY, "ducks", DamagedData("another one"), NOW_MS + 3_000)
+    assert failures.record(KEY, "ducks", DamagedData("another one"), NOW_MS + 3_000)
     told = failures.clear(KEY)
     assert told is not None
     assert (told.attempts, told.since_ms, told.code) == (3, NOW_MS, "damaged_data")
@@ -73,7 +73,7 @@ def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
 
 def test_a_clock_that_is_set_back_makes_nobody_wait_for_long() -> None:
     failures = Failures()
-    failures.note(KEY, "ducks", StorageError("no"), NOW_MS)
+    failures.record(KEY, "ducks", StorageError("no"), NOW_MS)
     assert not failures.must_wait(KEY, NOW_MS - 10 * archive_limits.ARCHIVE_RETRY_MAX_MS)
 
 
@@ -83,10 +83,10 @@ def test_where_there_is_no_room_all_wait() -> None:
     error.__cause__ = OSError(errno.ENOSPC, "no space left on device")
     assert is_no_room(error) and not is_no_room(StorageError("no"))
     assert not is_no_room(OSError(errno.EACCES, "permission denied"))
-    assert failures.note(KEY, "ducks", error, NOW_MS)
+    assert failures.record(KEY, "ducks", error, NOW_MS)
     assert failures.waits_for_room(NOW_MS + 999) and not failures.waits_for_room(NOW_MS + 1_000)
     other = KEY._replace(partition=1)
-    assert not failures.note(other, "ducks", error, NOW_MS + 1_000), "it was told before"
+    assert not failures.record(other, "ducks", error, NOW_MS + 1_000), "it was told before"
     assert failures.waits_for_room(NOW_MS + 2_999)
     failures.clear(other)
     assert not failures.waits_for_room(NOW_MS + 1_001)

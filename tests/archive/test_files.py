@@ -49,7 +49,7 @@ def test_a_partition_is_a_directory_of_files_and_a_manifest(disk: RealDisk, tmp_
         "archive/ducks/_topic.json",
     ]
     assert files.read_manifest(disk, KEY, TOPIC) == archive.manifest
-    assert files.missing(disk, archive.manifest) == []
+    assert files.missing_files(disk, archive.manifest) == []
     again = Archive(disk)
     assert again.manifest == archive.manifest
     assert len(read_all(ArchiveReader(disk), again.manifest)) == 20
@@ -95,7 +95,7 @@ def test_what_was_merged_and_trimmed_away_is_swept(disk: RealDisk) -> None:
     assert files.sweep(disk, after, in_use=old) == [before.files[0].name]
     assert len(read_all(ArchiveReader(disk), manifest.trim(before, 10))) == 20
     assert files.sweep(disk, after) == old
-    assert files.missing(disk, after) == []
+    assert files.missing_files(disk, after) == []
     assert [r.offset for r in read_all(ArchiveReader(disk), after)] == list(range(10, 30))
 
 
@@ -104,7 +104,7 @@ def test_a_listed_file_that_is_gone_is_told(disk: RealDisk, tmp_path: Path) -> N
     archive.add([plain(0, 10)])
     name = archive.manifest.files[0].name
     (tmp_path / "archive/ducks/0" / name).unlink()
-    assert files.missing(disk, archive.manifest) == [name]
+    assert files.missing_files(disk, archive.manifest) == [name]
 
 
 def test_a_damaged_manifest_is_named(disk: RealDisk, tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_a_topic_made_anew_inherits_nothing_and_the_old_one_is_moved_aside(
 
 def test_a_topic_that_ends_leaves_its_name_free(disk: RealDisk, tmp_path: Path) -> None:
     Archive(disk).add([plain(0, 10)])
-    files.leave_topic(disk, OTHER, TOPIC)
+    files.release_topic(disk, OTHER, TOPIC)
     assert files.left_behind(disk) == []
-    files.leave_topic(disk, KEY.topic_id, TOPIC)
-    files.leave_topic(disk, KEY.topic_id, TOPIC)
+    files.release_topic(disk, KEY.topic_id, TOPIC)
+    files.release_topic(disk, KEY.topic_id, TOPIC)
     assert files.left_behind(disk) == [KEY.topic_id]
     assert not (tmp_path / "archive" / TOPIC).exists()
 
@@ -209,7 +209,7 @@ class Life:
         known = [*self.tried, *([self.durable] if self.durable else [])]
         assert listed.version == 0 or listed in known
         assert listed.version >= (self.durable.version if self.durable else 0)
-        assert files.missing(disk, listed) == []
+        assert files.missing_files(disk, listed) == []
         found = [record.offset for record in read_all(ArchiveReader(disk), listed)]
         ranges = range(listed.first_offset, listed.next_offset)
         assert found == [offset for offset in ranges if offset % 5 != 4]

@@ -33,7 +33,7 @@ PIECE_BYTES = 1_000
 @pytest_asyncio.fixture
 async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
     """With batches made ahead by small amounts, and row groups of 150 records."""
-    monkeypatch.setattr(archive_limits, "ARCHIVE_AHEAD_BYTES", 4 * PIECE_BYTES)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_PREFETCH_BYTES", 4 * PIECE_BYTES)
     monkeypatch.setattr(archive_limits, "ARCHIVE_ROW_GROUP_ROWS", 150)
     home = Home(tmp_path)
     await home.open()
@@ -89,8 +89,8 @@ async def test_who_reads_on_finds_the_next_piece_made(
         offset += len(found)
         await home.at_rest()
     # The first read, and the second, which shows that somebody reads on; then nobody waits.
-    assert lane.jobs.count("_read") == 2
-    assert lane.jobs.count("make_ahead") == 3, "one for each other row group"
+    assert lane.jobs.count("_read_in_lane") == 2
+    assert lane.jobs.count("prefetch") == 3, "one for each other row group"
 
 
 async def test_who_does_not_wait_for_it_gets_the_same(home: Home) -> None:
@@ -127,13 +127,15 @@ async def test_nothing_is_made_ahead_for_which_there_is_no_room(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = await history(home)
-    monkeypatch.setattr(archive_limits, "ARCHIVE_WAITING_BYTES", archive_limits.ARCHIVE_AHEAD_BYTES)
+    monkeypatch.setattr(
+        archive_limits, "ARCHIVE_PREFETCHED_BYTES", archive_limits.ARCHIVE_PREFETCH_BYTES
+    )
     lane = Lane(home, monkeypatch)
     offset = 0
     while offset < RECORDS:
         offset += len(await piece(home, key, offset))
         await home.at_rest()
-    assert set(lane.jobs) == {"_read"}
+    assert set(lane.jobs) == {"_read_in_lane"}
 
 
 async def test_what_is_being_made_is_waited_for_at_the_end(
@@ -141,14 +143,14 @@ async def test_what_is_being_made_is_waited_for_at_the_end(
 ) -> None:
     key = await history(home)
     begun, goes_on = threading.Event(), threading.Event()
-    make = ArchiveReader.make_ahead
+    make = ArchiveReader.prefetch
 
     def held_up(reader: ArchiveReader, *arguments: Any) -> None:
         begun.set()
         assert goes_on.wait(DEADLINE_S)
         make(reader, *arguments)
 
-    monkeypatch.setattr(ArchiveReader, "make_ahead", held_up)
+    monkeypatch.setattr(ArchiveReader, "prefetch", held_up)
     offset = 0
     while not home.partitions._tasks:
         offset += len(await piece(home, key, offset))

@@ -81,26 +81,29 @@ class Counted(LocalFileBuilder):
         super().__init__()
         self.rests = 0
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         self.rests += 1
-        super().rest()
+        super().free_memory()
 
 
 @pytest.mark.asyncio
 async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 1)
     monkeypatch.setattr(archive_limits, "ARCHIVE_WORKER_IDLE_MS", 1)
-    workshop = Counted()
-    async with pond(tmp_path / "data", workshop=workshop) as home, asyncio.timeout(DEADLINE_S):
+    file_builder = Counted()
+    async with (
+        pond(tmp_path / "data", file_builder=file_builder) as home,
+        asyncio.timeout(DEADLINE_S),
+    ):
         running = asyncio.create_task(home.archiver.run())
         key = await home.create("ducks", Policy(archive_bytes=1))
         for end in (5, 10):
-            rests = workshop.rests
+            rests = file_builder.rests
             await put_some(home, key, 5)
             await until(partial(home.is_archived_to, key, end))
-            await until(lambda rests=rests: workshop.rests > rests)
+            await until(lambda rests=rests: file_builder.rests > rests)
         running.cancel()
         await asyncio.wait([running])
 
@@ -116,6 +119,6 @@ def test_more_is_made_ahead_when_what_waits_was_taken() -> None:
     ahead.put(KEY, 10, [following])
     for _ in range(3):
         assert ahead.run_end(KEY, 10, 3_000) is None, "there is no room"
-        assert ahead.take(KEY, 0) == (batch,)
+        assert ahead.pop(KEY, 0) == (batch,)
         assert ahead.run_end(KEY, 10, 2_600) == 20
         ahead.put(KEY, 0, [batch])

@@ -23,7 +23,7 @@ from quackmq.archive.manifest import (
     add,
     broken_rule,
     decode,
-    dropped,
+    dropped_names,
     empty,
     encode,
     file_name,
@@ -112,7 +112,7 @@ def test_small_files_are_replaced_by_a_large_one() -> None:
         (30, 40),
     ]
     assert merged.version == 5
-    assert list(dropped(listed, merged)) == names(listed)[1:3]
+    assert list(dropped_names(listed, merged)) == names(listed)[1:3]
 
 
 def test_what_was_planned_by_an_older_version_holds_while_its_files_are_listed() -> None:

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.parquet.reader import Piece
+from quackmq.archive.parquet.reader import EncodedBatches
 from quackmq.model.topic import PartitionKey, Read
 from tests.archive.archiving import archive
 from tests.archive.home import Home
@@ -45,7 +45,7 @@ def opened(home: Home, monkeypatch: pytest.MonkeyPatch) -> list[PartitionKey]:
     keys: list[PartitionKey] = []
     real = home.partitions.reader.read
 
-    def noted(present: Manifest, offset: int, max_bytes: int) -> Piece:
+    def noted(present: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         keys.append(present.key)
         return real(present, offset, max_bytes)
 
@@ -137,10 +137,10 @@ async def test_partitions_that_give_nothing_keep_no_others_out(
     keys = await archived(home, FEW + 2)
     real = home.partitions.reader.read
 
-    def of_the_last(present: Manifest, offset: int, max_bytes: int) -> Piece:
+    def of_the_last(present: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         if present.key == keys[-1]:
             return real(present, offset, max_bytes)
-        return Piece((), present.next_offset)
+        return EncodedBatches((), present.next_offset)
 
     monkeypatch.setattr(home.partitions.reader, "read", of_the_last)
     reads = [Read(key, 0, PLENTY_BYTES, True) for key in keys]

@@ -16,7 +16,7 @@ from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.manifest_registry import ManifestRegistry
-from quackmq.archive.merging.merger import Merged, Merger
+from quackmq.archive.merging.merger import Merger, MergeResult
 from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.real import RealDisk, RealFile
@@ -72,7 +72,7 @@ async def test_small_files_become_one_with_the_same_records(disk: RealDisk, tmp_
     assert merger.total == merged
     await settled(partitions)
     assert names_in(directory(tmp_path)) == [after.files[0].name, "_manifest.json"]
-    assert await merger.merge_due() == Merged()
+    assert await merger.merge_due() == MergeResult()
 
 
 @pytest.mark.asyncio
@@ -90,9 +90,9 @@ async def test_partitions_take_turns_and_those_that_did_not_change_are_not_looke
     looked: list[PartitionKey] = []
     pin = partitions.pin
     monkeypatch.setattr(partitions, "pin", lambda key: (looked.append(key), pin(key))[1])
-    assert await merger.merge_due() == Merged()
+    assert await merger.merge_due() == MergeResult()
     await archive(partitions, 3)
-    assert await merger.merge_due() == Merged()
+    assert await merger.merge_due() == MergeResult()
     assert looked == [KEY]
     await partitions.close()
 
@@ -184,7 +184,7 @@ async def test_a_damaged_file_is_named_left_alone_and_others_are_merged(
     assert (await merger.merge_due()).merges == 2
     assert [file.records for file in listed(partitions).files] == [40, 10, 40]
     assert damaged in merger.problems()[0] and damaged in caplog.text
-    assert await merger.merge_due() == Merged()
+    assert await merger.merge_due() == MergeResult()
     await partitions.trim(KEY, listed(partitions).files[2].first_offset)
     await merger.merge_due()
     assert merger.problems() == []
@@ -370,7 +370,7 @@ def crash_in_merge(seed: int, operation: int | None) -> int:
         check(partitions, seen)
         await partitions.close()
         left = disk.list("archive/ducks/0")
-        assert sorted(left) == sorted([*manifests.names_of(listed(partitions)), "_manifest.json"])
+        assert sorted(left) == sorted([*manifests.list_names(listed(partitions)), "_manifest.json"])
 
     live(machine, look)
     machine.power_cut()

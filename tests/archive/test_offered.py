@@ -15,11 +15,11 @@ from quackmq.archive import layout as files
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import offered_name
-from quackmq.archive.merging.replacement import ReplacementFile, compare, examine
+from quackmq.archive.merging.replacement import ReplacementFile, compare, read_footer
 from quackmq.archive.parquet import rows as rows_module
-from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.from_batches import CommittedBatch
 from quackmq.archive.parquet.reader import ArchiveReader
-from quackmq.archive.parquet.rows import RowsWriter, rows_from
+from quackmq.archive.parquet.rows import RowsWriter, drop_rows_before
 from quackmq.archive.parquet.schema import RowGroup, encode_row_groups
 from quackmq.errors import DamagedData, InvalidRequest
 from quackmq.model.topic import PartitionKey
@@ -36,7 +36,7 @@ UNTIMED = settings(
 )
 
 
-def archive_of(*batches: Sequence[Committed]) -> Archive:
+def archive_of(*batches: Sequence[CommittedBatch]) -> Archive:
     archive = Archive()
     for some in batches:
         archive.add(some)
@@ -74,7 +74,7 @@ def offer(
 
 def checked(archive: Archive) -> ReplacementFile:
     """All that is done before a file is taken."""
-    offered = examine(archive.disk, archive.manifest, NAME)
+    offered = read_footer(archive.disk, archive.manifest, NAME)
     reader = ArchiveReader(archive.disk)
     for _ in compare(reader, archive.manifest, archive.manifest.files, [offered]):
         pass
@@ -84,7 +84,7 @@ def checked(archive: Archive) -> ReplacementFile:
 @UNTIMED
 @given(entries=entries(), group_rows=st.sampled_from([1, 2, 65_536]))
 def test_any_records_may_be_written_anew_and_are_found_the_same(
-    entries: list[Committed], group_rows: int
+    entries: list[CommittedBatch], group_rows: int
 ) -> None:
     archive = archive_of(*([entry] for entry in entries))
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +99,7 @@ def test_any_records_may_be_written_anew_and_are_found_the_same(
 
 def test_the_edge_may_be_left_out() -> None:
     archive = archive_of([plain(0, 10)], [plain(10, 10)])
-    offer(archive, [rows_from(rows, 7) for rows in rows_of(archive)], first_offset=7)
+    offer(archive, [drop_rows_before(rows, 7) for rows in rows_of(archive)], first_offset=7)
     assert checked(archive).file.records == 13
 
 
@@ -234,10 +234,10 @@ def test_flipped_bytes_are_refused_or_change_nothing_that_is_read(data: st.DataO
 def test_what_is_not_there_or_has_no_such_name_is_refused() -> None:
     archive = archive_of([plain(0, 10)])
     with pytest.raises(InvalidRequest, match="does not exist"):
-        examine(archive.disk, archive.manifest, NAME)
+        read_footer(archive.disk, archive.manifest, NAME)
     for name in ("x", "../_topic.json", archive.manifest.files[0].name, "_offered-.parquet"):
         with pytest.raises(InvalidRequest, match="is not a name"):
-            examine(archive.disk, archive.manifest, name)
+            read_footer(archive.disk, archive.manifest, name)
 
 
 def test_what_was_offered_is_swept_by_its_plan_or_all_of_it_at_opening() -> None:

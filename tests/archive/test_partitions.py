@@ -460,10 +460,10 @@ async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
     for key in keys:
         await archive(home.store, key, 4)
     await home.store.close()
-    real_survey, real_open = files.survey, files.open_partition
+    real_scan, real_open = files.scan_archive, files.open_partition
     is_opening, may_open = threading.Event(), threading.Event()
 
-    def refuse(*_: object) -> files.Survey:
+    def refuse(*_: object) -> files.ArchiveScan:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), files.ARCHIVE)
 
     def open_late(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
@@ -471,9 +471,9 @@ async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
         may_open.wait()
         return real_open(disk, key, topic, first_offset)
 
-    monkeypatch.setattr(files, "survey", refuse)
+    monkeypatch.setattr(files, "scan_archive", refuse)
     await home.open()
-    monkeypatch.setattr(files, "survey", real_survey)
+    monkeypatch.setattr(files, "scan_archive", real_scan)
     monkeypatch.setattr(files, "open_partition", open_late)
     topic = await topic_of(home.store, keys[0])
     opening = asyncio.create_task(home.partitions.open_partition(topic, keys[0], 0))

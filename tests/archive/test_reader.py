@@ -11,7 +11,7 @@ import pytest
 from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.layout import partition_path
-from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.from_batches import CommittedBatch
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.errors import DamagedData, NewerFormat, OffsetOutOfRange, StorageError
 from quackmq.model.topic import OffsetTime
@@ -230,7 +230,7 @@ def test_what_was_read_before_the_damage_is_given_first(archive: Archive) -> Non
 def test_a_damaged_quarantined_batch_is_damage_of_its_own_offsets() -> None:
     archive = Archive()
     poison = Batch.parse(sealed(b"\x01no", base_offset=2))
-    archive.add([plain(0, 2), Committed(poison, NOON_MS), plain(3, 2)])
+    archive.add([plain(0, 2), CommittedBatch(poison, NOON_MS), plain(3, 2)])
     (aside,) = archive.manifest.quarantined
     disk_of(archive).files[f"{partition_path(TOPIC, 0)}/{aside.name}"][5] ^= 1
     with pytest.raises(DamagedData, match="offsets 2 to 2: its checksum") as raised:
@@ -243,7 +243,7 @@ def test_a_damaged_quarantined_batch_is_damage_of_its_own_offsets() -> None:
 def test_a_quarantined_batch_is_given_also_where_its_file_is_missing() -> None:
     archive = Archive()
     poison = Batch.parse(sealed(b"\x01no", base_offset=2))
-    archive.add([plain(0, 2), Committed(poison, NOON_MS), plain(3, 2)])
+    archive.add([plain(0, 2), CommittedBatch(poison, NOON_MS), plain(3, 2)])
     del disk_of(archive).files[path_of(archive, 0)]
     reader = ArchiveReader(archive.disk)
     with pytest.raises(DamagedData) as raised:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
-from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.from_batches import CommittedBatch
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.records.batch import COMPRESSIONS, Batch, Record
 from quackmq.records.codec import BatchWriter, decode
@@ -39,7 +39,7 @@ records |= st.builds(Record, st.just(0), times, st.none(), st.just(b"v"), many_h
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> list[Committed]:
+def entries(draw: st.DrawFn) -> list[CommittedBatch]:
     """Batches of producers with and without a name, with holes in between."""
     found = []
     offset = draw(st.sampled_from([0, 5, 2**40]))
@@ -70,7 +70,7 @@ def entries(draw: st.DrawFn) -> list[Committed]:
     group_rows=st.sampled_from([1, 3, 65_536]),
 )
 def test_any_records_come_back_byte_for_byte(
-    entries: list[Committed], cuts: set[int], hole: int, max_bytes: int, group_rows: int
+    entries: list[CommittedBatch], cuts: set[int], hole: int, max_bytes: int, group_rows: int
 ) -> None:
     archive = Archive()
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def test_times_of_the_broker_stay_its_own(archive: Archive) -> None:
     writer = BatchWriter(append_time=True)
     for delta in range(3):
         writer.add(delta, NOON_MS, None, b"v")
-    entry = Committed(Batch.parse(writer.finish(0)), NOON_MS)
+    entry = CommittedBatch(Batch.parse(writer.finish(0)), NOON_MS)
     archive.add([entry, committed([Record(0, 5, None, b"")], 3)])
     piece = ArchiveReader(archive.disk).read(archive.manifest, 0, 1 << 20)
     found = [opened(data) for data in piece.batches]
@@ -138,7 +138,7 @@ def test_a_record_that_only_compression_made_a_batch_comes_back_compressed(
 
 
 def test_a_producers_numbers_wrap_and_its_runs_are_batches(archive: Archive) -> None:
-    def numbered(offset: int, sequence: int, count: int, **fields: Any) -> Committed:
+    def numbered(offset: int, sequence: int, count: int, **fields: Any) -> CommittedBatch:
         records = [Record(0, 1, None, b"v")] * count
         return committed(
             records, offset, producer_id=1, producer_epoch=0, base_sequence=sequence, **fields
@@ -159,7 +159,7 @@ def test_a_producers_numbers_wrap_and_its_runs_are_batches(archive: Archive) -> 
 def test_poison_is_kept_as_it_came_and_read_in_its_place(archive: Archive) -> None:
     poison = Batch.parse(sealed(b"\x01no records", base_offset=2))
     around = [committed([Record(0, 1, None, b"v")] * 2, offset) for offset in (0, 3)]
-    archive.add([around[0], Committed(poison, NOON_MS), around[1]])
+    archive.add([around[0], CommittedBatch(poison, NOON_MS), around[1]])
     piece = ArchiveReader(archive.disk).read(archive.manifest, 0, 1 << 20)
     assert piece.batches[1] == bytes(poison.view)
     assert [opened(data).base_offset for data in piece.batches] == [0, 2, 3]

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
 from quackmq.archive import manifest
-from quackmq.archive.parquet.reader import Piece
+from quackmq.archive.parquet.reader import EncodedBatches
 from quackmq.errors import (
     DamagedData,
     LimitReached,
@@ -256,7 +256,7 @@ async def test_a_large_read_of_the_archive_is_made_of_bounded_pieces(
     asked: list[int] = []
     real = home.partitions.reader.read
 
-    def noted(present: manifest.Manifest, offset: int, max_bytes: int) -> Piece:
+    def noted(present: manifest.Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         asked.append(max_bytes)
         return real(present, offset, max_bytes)
 
@@ -494,7 +494,7 @@ async def test_all_partitions_of_a_topic_are_found_again(home: Home) -> None:
         await append_values(home.store, key, b"%d" % key.partition)
         await archive(home.store, key)
     await home.reopen()
-    assert [present.key for present in home.partitions.all()] == keys
+    assert [present.key for present in home.partitions.changeable()] == keys
     for key in keys:
         assert await read_all(home.store, key) == [(0, b"%d" % key.partition)]
     async with asyncio.timeout(DEADLINE_S):

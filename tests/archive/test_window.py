@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quackmq.archive.parquet.checked_range import CheckedRange, parquet_of
+from quackmq.archive.parquet.checked_range import CheckedRange, open_parquet
 
 
 def written(rows: int) -> bytes:
@@ -34,7 +34,7 @@ def test_no_thread_of_arrow_ever_holds_a_window() -> None:
     """One that still did when the interpreter ends would abort the process."""
     data = written(1000)
     window = Watched(len(data), 0, data)
-    file = parquet_of(window, pq.read_metadata(io.BytesIO(data)))
+    file = open_parquet(window, pq.read_metadata(io.BytesIO(data)))
     assert file.read_row_group(0, use_threads=False).num_rows == 1000
     assert window.threads == {threading.get_ident()}
 

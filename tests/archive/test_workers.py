@@ -16,7 +16,7 @@ import pytest
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving import worker_process as workers
 from quackmq.archive.archiving.builder import FileBuilder, LocalFileBuilder
-from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
+from quackmq.archive.archiving.pieces import BuildProgress, BuiltFile, LogPiece, UnknownProducers
 from quackmq.archive.archiving.worker_main import Channel
 from quackmq.archive.archiving.worker_process import WorkerProcess
 from quackmq.errors import BrokerClosing, StorageError
@@ -35,135 +35,137 @@ TIMES = (OffsetTime(0, NOON_MS),)
 
 
 @pytest.fixture
-def workshop() -> Iterator[WorkerProcess]:
+def file_builder() -> Iterator[WorkerProcess]:
     made = WorkerProcess()
     yield made
     made.close()
 
 
-def piece(*batches: bytes) -> Piece:
-    return Piece(b"".join(batches), 0, (), TIMES)
+def piece(*batches: bytes) -> LogPiece:
+    return LogPiece(b"".join(batches), 0, (), TIMES)
 
 
 def some(first: int, count: int) -> bytes:
     return bytes(plain(first, count).batch.view)
 
 
-def make(workshop: FileBuilder) -> BuiltFile:
-    workshop.begin(KEY, TOPIC, 0)
+def make(file_builder: FileBuilder) -> BuiltFile:
+    file_builder.begin(KEY, TOPIC, 0)
     poison = sealed(b"\x01no", base_offset=300)
-    progress = workshop.add(piece(some(0, 100), some(100, 200), poison), {})
-    assert progress == Progress(301, 301, False)
-    return workshop.finish(1)
+    progress = file_builder.add(piece(some(0, 100), some(100, 200), poison), {})
+    assert progress == BuildProgress(301, 301, False)
+    return file_builder.finish(1)
 
 
-def test_a_process_makes_the_same_file_as_a_thread(workshop: WorkerProcess) -> None:
-    here, there = make(LocalFileBuilder()), make(workshop)
+def test_a_process_makes_the_same_file_as_a_thread(file_builder: WorkerProcess) -> None:
+    here, there = make(LocalFileBuilder()), make(file_builder)
     assert there.file == here.file
     assert bytes(there.data) == bytes(here.data)
-    assert there.aside == here.aside and len(there.aside) == 1
-    assert bytes(make(workshop).data) == bytes(here.data), "the next file is not made of the last"
+    assert there.quarantined == here.quarantined and len(there.quarantined) == 1
+    assert bytes(make(file_builder).data) == bytes(here.data), (
+        "the next file is not made of the last"
+    )
 
 
-def test_names_are_asked_for(workshop: WorkerProcess) -> None:
-    workshop.begin(KEY, TOPIC, 0)
+def test_names_are_asked_for(file_builder: WorkerProcess) -> None:
+    file_builder.begin(KEY, TOPIC, 0)
     records = [Record(0, NOON_MS, None, b"quack")]
     entry = committed(records, 0, producer_id=5, producer_epoch=0, transactional=True)
     batch = bytes(entry.batch.view)
-    assert workshop.add(piece(batch), {}) == UnknownProducers(frozenset({5}))
-    assert workshop.add(piece(batch), {5: "mill"}) == Progress(1, 1, False)
-    assert workshop.finish(1).file.records == 1
+    assert file_builder.add(piece(batch), {}) == UnknownProducers(frozenset({5}))
+    assert file_builder.add(piece(batch), {5: "mill"}) == BuildProgress(1, 1, False)
+    assert file_builder.finish(1).file.records == 1
 
 
 def test_a_process_that_is_killed_is_named_and_the_next_file_has_another(
-    workshop: WorkerProcess,
+    file_builder: WorkerProcess,
 ) -> None:
-    workshop.begin(KEY, TOPIC, 0)
-    first = workshop.pid
+    file_builder.begin(KEY, TOPIC, 0)
+    first = file_builder.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     with pytest.raises(StorageError, match="exit code -9"):
-        workshop.add(piece(some(0, 10)), {})
-    make(workshop)
-    assert workshop.pid not in (None, first)
+        file_builder.add(piece(some(0, 10)), {})
+    make(file_builder)
+    assert file_builder.pid not in (None, first)
 
 
 def test_a_process_that_does_not_answer_in_time_is_ended(
-    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+    file_builder: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(workshop)
-    pid = workshop.pid
+    make(file_builder)
+    pid = file_builder.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    assert workshop._worker is not None
-    workshop._worker.channel._end.settimeout(0.01)
+    assert file_builder._worker is not None
+    file_builder._worker.channel._socket.settimeout(0.01)
     with pytest.raises(StorageError, match="exit code -9.*timed out"):
-        workshop.begin(KEY, TOPIC, 0)
-    make(workshop)
+        file_builder.begin(KEY, TOPIC, 0)
+    make(file_builder)
 
 
 def test_a_process_that_cannot_be_started_is_a_failure_that_passes(
-    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+    file_builder: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(StorageError, match="cannot be started"):
-            workshop.begin(KEY, TOPIC, 0)
-    make(workshop)
+            file_builder.begin(KEY, TOPIC, 0)
+    make(file_builder)
 
 
 def test_a_process_that_cannot_load_its_modules_is_a_failure_that_passes(
-    workshop: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+    file_builder: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
         with pytest.raises(StorageError, match="cannot be started, or has died"):
-            workshop.begin(KEY, TOPIC, 0)
-    make(workshop)
+            file_builder.begin(KEY, TOPIC, 0)
+    make(file_builder)
 
 
 def test_what_goes_wrong_there_is_told_here_and_the_process_serves_on(
-    workshop: WorkerProcess,
+    file_builder: WorkerProcess,
 ) -> None:
-    workshop.begin(KEY, TOPIC, 10)
-    pid = workshop.pid
+    file_builder.begin(KEY, TOPIC, 10)
+    pid = file_builder.pid
     with pytest.raises(StorageError, match="InvalidRequest.*cannot end at 10"):
-        workshop.finish(1)
-    make(workshop)
-    assert workshop.pid == pid
+        file_builder.finish(1)
+    make(file_builder)
+    assert file_builder.pid == pid
 
 
-def test_at_rest_there_is_no_process(workshop: WorkerProcess) -> None:
-    make(workshop)
-    pid = workshop.pid
-    workshop.rest()
-    assert workshop.pid is None
+def test_at_rest_there_is_no_process(file_builder: WorkerProcess) -> None:
+    make(file_builder)
+    pid = file_builder.pid
+    file_builder.free_memory()
+    assert file_builder.pid is None
     assert pid is not None and not _is_there(pid)
-    make(workshop)
+    make(file_builder)
 
 
 def test_closing_ends_whatever_goes_on() -> None:
-    workshop = WorkerProcess()
-    make(workshop)
-    pid = workshop.pid
+    file_builder = WorkerProcess()
+    make(file_builder)
+    pid = file_builder.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)  # it will never answer
     outcome: list[Exception] = []
 
     def wait() -> None:
         try:
-            workshop.begin(KEY, TOPIC, 0)
+            file_builder.begin(KEY, TOPIC, 0)
         except Exception as error:
             outcome.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    workshop.close()
+    file_builder.close()
     waiting.join(DEADLINE_S)
     assert [type(error) for error in outcome] == [BrokerClosing]
     assert not _is_there(pid)
     with pytest.raises(BrokerClosing):
-        workshop.begin(KEY, TOPIC, 0)
+        file_builder.begin(KEY, TOPIC, 0)
 
 
 def test_a_process_ends_with_the_broker_that_started_it() -> None:
@@ -191,14 +193,14 @@ def test_a_process_ends_with_the_broker_that_started_it() -> None:
 async def test_an_archiver_whose_process_is_killed_again_and_again_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    workshop = WorkerProcess()
-    async with pond(tmp_path / "data", workshop=workshop) as home:
+    file_builder = WorkerProcess()
+    async with pond(tmp_path / "data", file_builder=file_builder) as home:
         key = await home.create("ducks", Policy(archive_bytes=1))
         put = {}
         for number in range(3):
             put[await home.put(key, b"%d" % number)] = b"%d" % number
             archiving = asyncio.create_task(home.archiver.archive_due())
-            if (pid := workshop.pid) is not None:
+            if (pid := file_builder.pid) is not None:
                 os.kill(pid, signal.SIGKILL)
             await archiving
             home.clock.advance(archive_limits.ARCHIVE_RETRY_MAX_MS)

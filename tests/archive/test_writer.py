@@ -14,7 +14,12 @@ import pytest
 from quackmq import limits
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.parquet import from_batches as module
-from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch, Written
+from quackmq.archive.parquet.from_batches import (
+    CommittedBatch,
+    FileWriter,
+    PoisonBatch,
+    WrittenFile,
+)
 from quackmq.archive.parquet.schema import SCHEMA, decode_row_groups
 from quackmq.errors import InvalidRequest
 from quackmq.records.batch import Batch, Record
@@ -25,16 +30,16 @@ from tests.kit.batch_bombs import BOMBS, zstd_frame
 from tests.kit.batches import sealed
 
 
-def table(file: Written) -> pa.Table:
+def table(file: WrittenFile) -> pa.Table:
     return pq.read_table(io.BytesIO(file.data))
 
 
-def metadata(file: Written) -> pq.FileMetaData:
+def metadata(file: WrittenFile) -> pq.FileMetaData:
     return pq.read_metadata(io.BytesIO(file.data))
 
 
-def poison(base_offset: int) -> Committed:
-    return Committed(Batch.parse(sealed(b"\x01no", base_offset=base_offset)), NOON_MS)
+def poison(base_offset: int) -> CommittedBatch:
+    return CommittedBatch(Batch.parse(sealed(b"\x01no", base_offset=base_offset)), NOON_MS)
 
 
 # --- what others read ----------------------------------------------------------------------------
@@ -114,7 +119,7 @@ def test_times_beside_markers_stay_with_their_batches() -> None:
     marker = Batch.parse(encode([Record(0, 1, b"\0\0\0\1", b"")], control=True, base_offset=2))
     entries = [
         plain(0, 2, append_time_ms=10),
-        Committed(marker, 20),
+        CommittedBatch(marker, 20),
         plain(3, 1, append_time_ms=30, publisher="mill"),
     ]
     read = table(written(entries, 0, 4))
@@ -217,7 +222,7 @@ def test_bombs_are_poison(name: str) -> None:
     bomb = Batch.parse(sealed(make(), attributes=attributes, count=count, base_offset=1))
     writer = FileWriter(KEY, TOPIC, 0)
     with pytest.raises(PoisonBatch) as raised:
-        writer.add([plain(0, 1), Committed(bomb, NOON_MS), plain(2, 1)])
+        writer.add([plain(0, 1), CommittedBatch(bomb, NOON_MS), plain(2, 1)])
     assert (raised.value.base_offset, raised.value.next_offset) == (1, 2)
     assert writer.records == 1
 
@@ -240,10 +245,10 @@ def test_many_small_batches_that_inflate_to_much_are_opened_one_by_one() -> None
         committed([Record(0, 1, None, bytes(600_000))], offset, compression="zstd")
         for offset in range(40)
     ]
-    assert max(entry.batch.size for entry in large) < archive_limits.ARCHIVE_ALONE_COMPRESSED_BYTES
+    assert max(entry.batch.size for entry in large) < archive_limits.ARCHIVE_SINGLE_COMPRESSED_BYTES
     assert table(written(large, 0, 40)).num_rows == 40
     frame = zstd_frame(limits.DECODED_BATCH_BYTES + 1)
-    assert len(frame) < archive_limits.ARCHIVE_ALONE_COMPRESSED_BYTES
+    assert len(frame) < archive_limits.ARCHIVE_SINGLE_COMPRESSED_BYTES
 
 
 # --- what callers must not do --------------------------------------------------------------------

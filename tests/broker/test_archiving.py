@@ -10,7 +10,7 @@ import pytest
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.builder import LocalFileBuilder
-from quackmq.archive.archiving.pieces import Piece, Progress, UnknownProducers
+from quackmq.archive.archiving.pieces import BuildProgress, LogPiece, UnknownProducers
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker
 from quackmq.model.policy import Policy
@@ -46,7 +46,7 @@ async def test_a_topic_is_archived_as_its_policy_says_and_when_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Q7, Q8: by itself, while others publish."""
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 1)
     async with beside(tmp_path) as home:
         topic = await home.broker.create_topic(CALLER, TOPIC)
         await publish(home.broker, b"1", b"2")
@@ -63,14 +63,14 @@ async def test_a_topic_is_archived_as_its_policy_says_and_when_that_changes(
 async def test_a_broker_closes_at_once_while_a_file_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_limits, "ARCHIVE_LOOK_MS", 1)
+    monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 1)
     begun = threading.Event()
     ended = threading.Event()
 
     class Endless(LocalFileBuilder):
         def add(
-            self, piece: Piece, publishers: Mapping[int, str | None]
-        ) -> Progress | UnknownProducers:
+            self, piece: LogPiece, publishers: Mapping[int, str | None]
+        ) -> BuildProgress | UnknownProducers:
             begun.set()
             assert ended.wait(timeout=30)
             return super().add(piece, publishers)
@@ -80,7 +80,7 @@ async def test_a_broker_closes_at_once_while_a_file_is_made(
 
     log = await LocalStore.open(tmp_path, LocalOptions(sync="os"))
     store = await TieredStore.open(log, log.disk)
-    broker = Broker(store, archive=store, workshop=Endless())
+    broker = Broker(store, archive=store, file_builder=Endless())
     await broker.open()
     await broker.create_topic(CALLER, TOPIC, policy=AT_ONCE)
     await publish(broker, b"1")

@@ -102,7 +102,7 @@ async def test_no_housekeeping_holds_the_loop(
             clock.advance(passed_ms)
             with measured_callbacks() as times:
                 await clean(broker)
-                await asyncio.sleep(2 * archive_limits.ARCHIVE_LOOK_MS / 1000)
+                await asyncio.sleep(2 * archive_limits.ARCHIVE_CHECK_MS / 1000)
             times.check(MOST_MS)
         assert broker.groups.all(CALLER) == []
         with measured_callbacks() as times:

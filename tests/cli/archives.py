@@ -11,7 +11,7 @@ from pathlib import Path
 from quackmq.archive import layout as files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest, Quarantined
-from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
+from quackmq.archive.parquet.from_batches import CommittedBatch, FileWriter, PoisonBatch
 from quackmq.disk.real import RealDisk
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
@@ -58,7 +58,7 @@ def opened(directory: Path) -> Iterator[RealDisk]:
 def add(
     directory: Path,
     key: PartitionKey,
-    entries: Sequence[Committed],
+    entries: Sequence[CommittedBatch],
     topic: str = "ducks",
 ) -> Manifest:
     """One more file of a partition, as a broker adds it; poison is kept aside."""
@@ -72,7 +72,7 @@ def add(
             try:
                 assert writer.add([entry]) == 1
             except PoisonBatch as poison:
-                one = manifests.quarantined(entry.batch, version, poison.reason)
+                one = manifests.quarantine_entry(entry.batch, version, poison.reason)
                 files.write_file(disk, topic, key.partition, one.name, entry.batch.view)
                 aside.append(one)
         file, data = writer.finish(entries[-1].batch.next_offset, version)
@@ -87,7 +87,7 @@ def change(directory: Path, manifest: Manifest) -> None:
         files.commit(disk, manifest)
 
 
-def numbered(first: int, count: int) -> Committed:
+def numbered(first: int, count: int) -> CommittedBatch:
     """A batch whose records say their offset: key, value, a header on every second, a time that
     grows by a second."""
     records = [

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quackmq.archive import manifest as manifests
-from quackmq.archive.parquet.from_batches import Committed
+from quackmq.archive.parquet.from_batches import CommittedBatch
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.cli import text
 from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
@@ -462,6 +462,6 @@ def test_what_cannot_be_done_is_said_in_one_sentence_with_exit_code_2(
     assert output.err.startswith("quackmq") and output.err.count("\n") == 1
 
 
-def poison() -> Committed:
+def poison() -> CommittedBatch:
     """A batch at offset 0 that nobody can open."""
-    return Committed(undecodable(), NOON_MS)
+    return CommittedBatch(undecodable(), NOON_MS)

@@ -126,4 +126,4 @@ def unlisted(data: Path, manifest: Manifest) -> list[str]:
     """Files of a partition that its manifest does not name."""
     directory = data / "archive" / manifest.topic / str(manifest.key.partition)
     names = {path.name for path in directory.iterdir()} - {"_manifest.json"}
-    return sorted(names - set(manifests.names_of(manifest)))
+    return sorted(names - set(manifests.list_names(manifest)))

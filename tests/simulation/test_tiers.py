@@ -12,8 +12,9 @@ import pytest
 
 from quackmq.archive import layout as files
 from quackmq.archive.manifest import Manifest
-from quackmq.archive.manifest_registry import ManifestRegistry, _Partition
+from quackmq.archive.manifest_registry import ManifestRegistry
 from quackmq.archive.parquet import reader
+from quackmq.archive.partition_archive import PartitionArchive
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.disk.interface import Disk, write_durable
 from quackmq.model.policy import Policy
@@ -85,12 +86,14 @@ def _manifest_never_synced(disk: Disk, directory: str, name: str, data: bytes) -
     disk.rename(f"{directory}/{files._NEW}{name}", f"{directory}/{name}")
 
 
-async def _overlap_left(self: ManifestRegistry, partition: _Partition, found: Manifest) -> None:
+async def _overlap_left(
+    self: ManifestRegistry, partition: PartitionArchive, found: Manifest
+) -> None:
     """What a crash left is not brought into step."""
-    partition.take(found)
+    partition.set_manifest(found, self._changed)
 
 
-def _nothing_in_use(self: _Partition) -> set[str]:
+def _nothing_in_use(self: PartitionArchive) -> set[str]:
     """Files go while somebody reads by a manifest that has them."""
     return set()
 
@@ -136,9 +139,9 @@ async def _old_too_early(
 @pytest.mark.parametrize(
     ("where", "name", "bug", "first"),
     [
-        (files, "_replace", _manifest_never_synced, 0),
-        (ManifestRegistry, "_adopt", _overlap_left, 0),
-        (_Partition, "names_in_use", _nothing_in_use, 5),
+        (files, "_replace_file", _manifest_never_synced, 0),
+        (ManifestRegistry, "_reconcile_with_log", _overlap_left, 0),
+        (PartitionArchive, "names_in_use", _nothing_in_use, 5),
         (ManifestRegistry, "_lock", _lock_of_its_own, 0),
         (reader, "crc32c", _right, 76),
         (TieredStore, "trim", _trim_log_first, 2),

@@ -284,7 +284,7 @@ class Truth:
             for path, _ in machine.files()
             if path.startswith(directory)
         }
-        listed = set(manifests.names_of(present))
+        listed = set(manifests.list_names(present))
         if missing := listed - there:
             raise Violation(f"{key} lists {missing}, which are not there")
         if sound and (orphans := there - listed - {"_manifest.json"}):

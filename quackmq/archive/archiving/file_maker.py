@@ -25,99 +25,105 @@ from itertools import pairwise
 from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.pieces import (
+    BuildProgress,
     BuiltFile,
-    Piece,
-    Progress,
+    LogPiece,
     QuarantinedBatch,
     UnknownProducers,
 )
-from quackmq.archive.parquet.from_batches import Committed, FileWriter, PoisonBatch
+from quackmq.archive.parquet.from_batches import CommittedBatch, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
 from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey
 from quackmq.records.batch import Batch, batches
 
 
 class FileMaker:
-    """One file, from `first_offset` on. Use once. Not thread-safe."""
+    """Builds one file, from `first_offset` on. Use once. Not thread-safe."""
 
     def __init__(self, key: PartitionKey, topic: str, first_offset: int) -> None:
         self._writer = FileWriter(key, topic, first_offset)
         self._first_offset = self._position = self._end = first_offset
-        self._aside: list[tuple[bytes, str]] = []
-        self._aside_bytes = 0
+        self._quarantined: list[tuple[bytes, str]] = []
+        self._quarantined_bytes = 0
 
     def add(
-        self, piece: Piece, publishers: Mapping[int, str | None]
-    ) -> Progress | UnknownProducers:
+        self, piece: LogPiece, publishers: Mapping[int, str | None]
+    ) -> BuildProgress | UnknownProducers:
         """Add a piece, or its beginning, until the file is full. `publishers` are the durable names
         of producers by id. If one is missing, nothing is added; the missing ids are returned."""
-        found = [batch for batch in batches(piece.data) if batch.next_offset > piece.offset]
-        kept = _committed(found, piece.aborted)
-        unnamed = {batch.producer_id for batch in kept if batch.is_transactional}
-        if missing := unnamed - publishers.keys():
+        batches_found = [batch for batch in batches(piece.data) if batch.next_offset > piece.offset]
+        committed = _drop_aborted(batches_found, piece.aborted)
+        producer_ids = {batch.producer_id for batch in committed if batch.is_transactional}
+        if missing := producer_ids - publishers.keys():
             return UnknownProducers(frozenset(missing))
-        entries = _entries(kept, piece.times, publishers)
-        taken = 0
-        while taken < len(entries) and not self._is_full:
-            taken = self._take(entries, taken, piece.poison)
-        if taken:
-            self._end = entries[taken - 1].batch.next_offset
-        if taken < len(entries):
-            self._position = entries[taken].batch.base_offset
-        elif found:
-            self._position = found[-1].next_offset
-        return Progress(self._position, self._end, self._is_full)
+        entries = _make_entries(committed, piece.times, publishers)
+        added = 0
+        while added < len(entries) and not self._is_full:
+            added = self._add_entries(entries, added, piece.undecodable_reason)
+        if added:
+            self._end = entries[added - 1].batch.next_offset
+        if added < len(entries):
+            self._position = entries[added].batch.base_offset
+        elif batches_found:
+            self._position = batches_found[-1].next_offset
+        return BuildProgress(self._position, self._end, self._is_full)
 
     def finish(self, version: int) -> BuiltFile:
         """Return the file for this version of the manifest. It must have content."""
         file, data = self._writer.finish(self._end, version)
-        aside = []
-        for raw, reason in self._aside:
-            line = manifests.quarantined(Batch.peek(raw), version, reason)
-            if line.first_offset < self._first_offset:  # the records before that were trimmed
+        quarantined = []
+        for raw, reason in self._quarantined:
+            entry = manifests.quarantine_entry(Batch.peek(raw), version, reason)
+            if entry.first_offset < self._first_offset:  # the records before that were trimmed
                 name = manifests.quarantine_name(self._first_offset, version)
-                line = dataclasses.replace(line, name=name, first_offset=self._first_offset)
-            aside.append(QuarantinedBatch(line, raw))
-        return BuiltFile(file, data, tuple(aside))
+                entry = dataclasses.replace(entry, name=name, first_offset=self._first_offset)
+            quarantined.append(QuarantinedBatch(entry, raw))
+        return BuiltFile(file, data, tuple(quarantined))
 
     @property
     def _is_full(self) -> bool:
         return (
             self._writer.is_full
             or self._writer.size >= limits.ARCHIVE_NEW_FILE_BYTES
-            or self._aside_bytes >= limits.ARCHIVE_ASIDE_BYTES
+            or self._quarantined_bytes >= limits.ARCHIVE_QUARANTINE_BYTES
         )
 
-    def _take(self, entries: Sequence[Committed], first: int, poison: str | None) -> int:
-        """Add entries until the file is full or one is poison; return the index of the next one."""
-        if poison is not None:
-            self._put_aside(entries[first].batch, poison)
+    def _add_entries(
+        self, entries: Sequence[CommittedBatch], first: int, undecodable_reason: str | None
+    ) -> int:
+        """Add entries from index `first` on until the file is full or one cannot be decoded; return
+        the index of the next one."""
+        if undecodable_reason is not None:
+            self._quarantine(entries[first].batch, undecodable_reason)
             return first + 1
         try:
             return first + self._writer.add(entries[first:] if first else entries)
         except PoisonBatch as error:
             offsets = [entry.batch.base_offset for entry in entries]
             index = offsets.index(error.base_offset)
-            self._put_aside(entries[index].batch, error.reason)
+            self._quarantine(entries[index].batch, error.reason)
             return index + 1
 
-    def _put_aside(self, batch: Batch, reason: str) -> None:
-        self._aside.append((bytes(batch.view), reason))
-        self._aside_bytes += batch.size
+    def _quarantine(self, batch: Batch, reason: str) -> None:
+        self._quarantined.append((bytes(batch.view), reason))
+        self._quarantined_bytes += batch.size
 
 
-def _committed(found: Sequence[Batch], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
-    """Leave out markers and aborted records."""
-    some = [batch for batch in found if not batch.is_control]
+def _drop_aborted(batches: Sequence[Batch], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
+    """Return the batches without markers and aborted records."""
+    data_batches = [batch for batch in batches if not batch.is_control]
     if not aborted:
-        return some
-    ranges: dict[int, list[AbortedTransaction]] = {}
-    for one in aborted:
-        ranges.setdefault(one.producer_id, []).append(one)
+        return data_batches
+    aborted_by_producer: dict[int, list[AbortedTransaction]] = {}
+    for transaction in aborted:
+        aborted_by_producer.setdefault(transaction.producer_id, []).append(transaction)
     return [
         batch
-        for batch in some
-        if not (batch.is_transactional and _is_aborted(batch, ranges.get(batch.producer_id, ())))
+        for batch in data_batches
+        if not (
+            batch.is_transactional
+            and _is_aborted(batch, aborted_by_producer.get(batch.producer_id, ()))
+        )
     ]
 
 
@@ -125,25 +131,25 @@ def _is_aborted(batch: Batch, aborted: Collection[AbortedTransaction]) -> bool:
     return any(one.first_offset <= batch.base_offset < one.last_offset for one in aborted)
 
 
-def _entries(
-    kept: Sequence[Batch], times: Sequence[OffsetTime], publishers: Mapping[int, str | None]
-) -> list[Committed]:
+def _make_entries(
+    batches: Sequence[Batch], times: Sequence[OffsetTime], publishers: Mapping[int, str | None]
+) -> list[CommittedBatch]:
     return [
-        Committed(
+        CommittedBatch(
             batch,
             time_ms,
             publishers[batch.producer_id] if batch.is_transactional else None,
         )
-        for batch, time_ms in zip(kept, _times_of(kept, times), strict=True)
+        for batch, time_ms in zip(batches, _find_append_times(batches, times), strict=True)
     ]
 
 
-def _times_of(kept: Sequence[Batch], times: Sequence[OffsetTime]) -> list[int]:
-    """Return when each batch was appended; if unknown, its latest timestamp."""
+def _find_append_times(batches: Sequence[Batch], times: Sequence[OffsetTime]) -> list[int]:
+    """Return the append time of each batch; if it is unknown, the batch's latest timestamp."""
     if not times:
-        return [max(batch.max_timestamp, 0) for batch in kept]
+        return [max(batch.max_timestamp, 0) for batch in batches]
     starts = [time.offset for time in times]
     if any(left > right for left, right in pairwise(starts)):
         raise InternalError("append times of a log do not ascend by offset")
-    indices = (bisect_right(starts, batch.base_offset) - 1 for batch in kept)
+    indices = (bisect_right(starts, batch.base_offset) - 1 for batch in batches)
     return [times[max(index, 0)].timestamp_ms for index in indices]

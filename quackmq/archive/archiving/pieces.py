@@ -13,27 +13,28 @@ from quackmq.model.topic import AbortedTransaction, OffsetTime
 from quackmq.records.batch import Buffer
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """A part of a log. `data` are whole batches. The first of them may begin before `offset`; only
     records from `offset` on count. `times` has (offset, time) wherever the append time changes. If
-    the batches are known to be undecodable, `poison` is the reason, and no attempt is made."""
+    the batches are known to be undecodable, `undecodable_reason` is set, and the builder does not
+    try to decode them."""
 
     data: Buffer
     offset: int
     aborted: tuple[AbortedTransaction, ...]
     times: Sequence[OffsetTime]
-    poison: str | None = None
+    undecodable_reason: str | None = None
 
 
 class UnknownProducers(NamedTuple):
-    """The builder took nothing of a piece: it needs the names of these producers first."""
+    """The builder added nothing of a piece: it needs the names of these producers first."""
 
     producer_ids: frozenset[int]
 
 
-class Progress(NamedTuple):
-    """How far a file has come. Everything before `position` was examined. `end` is where the file
-    would end now (its beginning, if it has no content)."""
+class BuildProgress(NamedTuple):
+    """The state of an unfinished file. Everything before `position` was examined. `end` is where
+    the file would end now (its beginning, if it has no content)."""
 
     position: int
     end: int
@@ -43,11 +44,13 @@ class Progress(NamedTuple):
 class QuarantinedBatch(NamedTuple):
     """An undecodable batch: its entry in the manifest, and its bytes."""
 
-    line: Quarantined
+    entry: Quarantined
     data: bytes
 
 
 class BuiltFile(NamedTuple):
+    """A finished file: its entry in the manifest, its bytes, and the batches to quarantine."""
+
     file: ArchiveFile
     data: Buffer
-    aside: tuple[QuarantinedBatch, ...]
+    quarantined: tuple[QuarantinedBatch, ...]

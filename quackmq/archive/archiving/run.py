@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from quackmq.archive import limits
 from quackmq.archive import manifest as manifests
-from quackmq.archive.archiving.buffers import Buffers, Filled
+from quackmq.archive.archiving.buffers import Buffers, FilledBuffer
 from quackmq.archive.archiving.builder import FileBuilder, WorkerDied
-from quackmq.archive.archiving.pieces import BuiltFile, Piece, Progress, UnknownProducers
+from quackmq.archive.archiving.pieces import BuildProgress, BuiltFile, LogPiece, UnknownProducers
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.errors import StorageError
@@ -33,8 +33,9 @@ from quackmq.model.topic import PartitionKey, Topic
 log = logging.getLogger(__name__)
 
 
-class Archived(NamedTuple):
-    """What was done: files, their records and bytes, quarantined batches, bytes read from logs."""
+class ArchiveResult(NamedTuple):
+    """The result of archiving: files, their records and bytes, quarantined batches, and the bytes
+    read from logs."""
 
     files: int = 0
     records: int = 0
@@ -42,13 +43,14 @@ class Archived(NamedTuple):
     quarantined: int = 0
     log_bytes: int = 0
 
-    def plus(self, other: Archived) -> Archived:
-        return Archived(*(left + right for left, right in zip(self, other, strict=True)))
+    def plus(self, other: ArchiveResult) -> ArchiveResult:
+        """Return the sum of two results."""
+        return ArchiveResult(*(left + right for left, right in zip(self, other, strict=True)))
 
 
 class SuspectRange(NamedTuple):
-    """Offsets at which the worker process died. They are tried one batch at a time, to find the
-    batch that kills it. That batch is then quarantined without decoding."""
+    """Offsets at which the worker process died. The next runs try them one batch at a time, to find
+    the batch that kills the process. That batch is then quarantined without decoding."""
 
     first: int
     next: int
@@ -58,9 +60,9 @@ class SuspectRange(NamedTuple):
 
 class ArchiveRun:
     """One run: archive a partition up to `end`, from where the archive ends. Everything before
-    `passed` was examined; the run advances it, and sets `done` to its result."""
+    `examined_to` was examined; the run advances this offset, and sets `done` to its result."""
 
-    __slots__ = ("done", "end", "key", "passed", "suspects", "topic")
+    __slots__ = ("done", "end", "key", "examined_to", "suspects", "topic")
 
     def __init__(
         self,
@@ -72,217 +74,223 @@ class ArchiveRun:
     ) -> None:
         self.topic = topic
         self.key = key
-        self.passed = passed
+        self.examined_to = passed
         self.end = end
         self.suspects = suspects
-        self.done = Archived()
+        self.done = ArchiveResult()
 
 
-async def take_turn(
-    turn: ArchiveRun,
+async def archive_one_file(
+    run: ArchiveRun,
     store: TieredStore,
     buffers: Buffers,
-    workshop: FileBuilder,
-    publisher_of: Callable[[int], str | None],
+    file_builder: FileBuilder,
+    find_publisher: Callable[[int], str | None],
 ) -> None:
     """Archive at most one file. Raises StorageError, DamagedData among them, if something cannot be
     read or written; everything before it is archived. Raises NotFound if the topic is deleted."""
     partitions = store.partitions
-    present = partitions.manifest(turn.key)
-    if present is None or partitions.problem(turn.key) is not None:
-        present = await partitions.open_partition(turn.topic, turn.key, 0)
-    if turn.suspects is not None and turn.suspects.next <= present.next_offset:
-        turn.suspects = None
-    making = _Making(turn, present, store, buffers, workshop, publisher_of)
-    start = making.position
-    stopped_by = await making.run()
-    turn.done = Archived(log_bytes=making.log_bytes)
-    if making.end > present.next_offset:
-        made = await making.finish()
-        await _commit(turn, store, made)
-        turn.passed = making.position
-        await store.trim_log(turn.key, making.end)
-    turn.passed = max(turn.passed, making.position)
-    if stopped_by is None and making.position == start < turn.end:
+    manifest = partitions.manifest(run.key)
+    if manifest is None or partitions.problem(run.key) is not None:
+        manifest = await partitions.open_partition(run.topic, run.key, 0)
+    if run.suspects is not None and run.suspects.next <= manifest.next_offset:
+        run.suspects = None
+    build = _FileBuild(run, manifest, store, buffers, file_builder, find_publisher)
+    start = build.position
+    stopped_by = await build.run()
+    run.done = ArchiveResult(log_bytes=build.log_bytes)
+    if build.end > manifest.next_offset:
+        built = await build.finish()
+        await _commit(run, store, built)
+        run.examined_to = build.position
+        await store.trim_log(run.key, build.end)
+    run.examined_to = max(run.examined_to, build.position)
+    if stopped_by is None and build.position == start < run.end:
         stopped_by = StorageError(
             f"no batch at offset {start} although the log continues: run `quackmq log verify`"
         )
-    if stopped_by is not None and not _was_trimmed(turn, store, present):
+    if stopped_by is not None and not _was_trimmed(run, store, manifest):
         raise stopped_by
 
 
-def _was_trimmed(turn: ArchiveRun, store: TieredStore, present: Manifest) -> bool:
-    """Return whether retention has trimmed the records to archive: then there is less to do, and
-    nothing is wrong."""
-    now = store.partitions.manifest(turn.key)
-    return now is None or now.first_offset > max(present.first_offset, present.next_offset)
+def _was_trimmed(run: ArchiveRun, store: TieredStore, manifest: Manifest) -> bool:
+    """Return whether retention has trimmed the records to archive during the run. Then the error
+    that stopped the run is no failure."""
+    current = store.partitions.manifest(run.key)
+    return current is None or current.first_offset > max(
+        manifest.first_offset, manifest.next_offset
+    )
 
 
-class _Making:
-    """A file being built. Everything before `position` was examined; `end` is where the file ends;
-    `log_bytes` were read."""
+class _FileBuild:
+    """A file being built. The run has examined everything before `position` and has read
+    `log_bytes` of the log; the file ends at `end`."""
 
     def __init__(
         self,
-        turn: ArchiveRun,
-        present: Manifest,
+        run: ArchiveRun,
+        manifest: Manifest,
         store: TieredStore,
         buffers: Buffers,
-        workshop: FileBuilder,
-        publisher_of: Callable[[int], str | None],
+        file_builder: FileBuilder,
+        find_publisher: Callable[[int], str | None],
     ) -> None:
-        self._turn = turn
-        self._present = present
+        self._run = run
+        self._manifest = manifest
         self._store = store
         self._disk = store.partitions.disk
         self._buffers = buffers
-        self._workshop = workshop
-        self._publisher_of = publisher_of
-        self._publishers: dict[int, str | None] = {}
-        self._is_begun = False
+        self._file_builder = file_builder
+        self._find_publisher = find_publisher
+        self._publisher_by_producer_id: dict[int, str | None] = {}
+        self._has_begun = False
         self._is_full = False
-        self.end = present.next_offset
-        self.position = max(turn.passed, self.end)
+        self.end = manifest.next_offset
+        self.position = max(run.examined_to, self.end)
         self.log_bytes = 0
 
     async def run(self) -> Exception | None:
         """Fill the file; return the error that stopped it before the end of the run, or None."""
-        end = self._end_of_turn()
-        filling: asyncio.Task[Filled] | None = self._fill(self.position, end)
+        end = self._find_end()
+        filling: asyncio.Task[FilledBuffer] | None = self._start_filling(self.position, end)
         try:
             while filling is not None:
                 filled = await filling
                 is_last = filled.is_last or filled.next_offset >= end
-                filling = None if is_last else self._fill(filled.next_offset, end)
-                pause = _Pause(self._store)
+                filling = None if is_last else self._start_filling(filled.next_offset, end)
+                pause = _PublisherPause(self._store)
                 try:
-                    await self._take(filled)
+                    await self._add_to_file(filled)
                 finally:
-                    self._buffers.give_back(filled)
-                if self._is_full or self.log_bytes >= limits.ARCHIVE_TURN_BYTES:
+                    self._buffers.release(filled)
+                if self._is_full or self.log_bytes >= limits.ARCHIVE_RUN_BYTES:
                     return None
                 if is_last:
                     return filled.error
-                await pause.take()
+                await pause.wait()
             return None
         finally:
             if filling is not None:
-                await self._stop(filling)
+                await self._stop_filling(filling)
 
     async def finish(self) -> BuiltFile:
-        version = self._present.version + 1
-        return await self._disk.run(lambda: self._workshop.finish(version), "archive")
+        """Return the finished file."""
+        version = self._manifest.version + 1
+        return await self._disk.run(lambda: self._file_builder.finish(version), "archive")
 
-    def _end_of_turn(self) -> int:
-        """If there are suspects, the records before them are archived first, in their own file."""
-        suspects, end = self._turn.suspects, self._turn.end
+    def _find_end(self) -> int:
+        """Return where this run ends. Records before a suspect range are archived first, in their
+        own file."""
+        suspects, end = self._run.suspects, self._run.end
         return end if suspects is None or suspects.first <= self.position else suspects.first
 
     def _is_suspect(self, position: int) -> bool:
-        suspects = self._turn.suspects
+        suspects = self._run.suspects
         return suspects is not None and suspects.first <= position < suspects.next
 
-    def _fill(self, position: int, end: int) -> asyncio.Task[Filled]:
-        one_batch = 1 if self._is_suspect(position) else None
-        fill = self._buffers.fill(self._turn.key, position, end, one_batch)
+    def _start_filling(self, position: int, end: int) -> asyncio.Task[FilledBuffer]:
+        max_bytes = 1 if self._is_suspect(position) else None
+        fill = self._buffers.fill(self._run.key, position, end, max_bytes)
         return asyncio.get_running_loop().create_task(fill)
 
-    async def _stop(self, filling: asyncio.Task[Filled]) -> None:
-        """Stop filling a buffer, and give it back."""
+    async def _stop_filling(self, filling: asyncio.Task[FilledBuffer]) -> None:
+        """Stop filling a buffer, and release it."""
         if not filling.done():
             filling.cancel()
             await asyncio.wait([filling])
         if not filling.cancelled() and filling.exception() is None:
-            self._buffers.give_back(filling.result())
+            self._buffers.release(filling.result())
 
-    async def _take(self, filled: Filled) -> None:
-        """Add a piece to the file, as far as there is room."""
+    async def _add_to_file(self, filled: FilledBuffer) -> None:
+        """Add the piece in a buffer to the file, as far as there is room."""
         piece = filled.piece
         if not piece.data:
             return
         self.log_bytes += len(piece.data)
-        suspects = self._turn.suspects
+        suspects = self._run.suspects
         is_suspect = self._is_suspect(piece.offset)
         if is_suspect and suspects is not None and suspects.is_one_batch:
-            piece = piece._replace(poison=suspects.reason)
+            piece = piece._replace(undecodable_reason=suspects.reason)
         try:
-            result = await self._disk.run(lambda: self._add(piece), "archive")
+            result = await self._disk.run(lambda: self._add_in_lane(piece), "archive")
             while isinstance(result, UnknownProducers):
                 for producer_id in result.producer_ids:
-                    self._publishers[producer_id] = self._publisher_of(producer_id)
-                result = await self._disk.run(lambda: self._add(piece), "archive")
+                    self._publisher_by_producer_id[producer_id] = self._find_publisher(producer_id)
+                result = await self._disk.run(lambda: self._add_in_lane(piece), "archive")
         except WorkerDied as error:
-            self._turn.suspects = SuspectRange(
+            self._run.suspects = SuspectRange(
                 piece.offset, filled.next_offset, is_suspect, f"it could not be decoded: {error}"
             )
             raise
         self.position, self.end, self._is_full = result
 
-    def _add(self, piece: Piece) -> Progress | UnknownProducers:
-        """Add in the archive lane."""
-        if not self._is_begun:
-            first_offset = self._present.next_offset
-            self._workshop.begin(self._turn.key, self._turn.topic.name, first_offset)
-            self._is_begun = True
-        return self._workshop.add(piece, self._publishers)
+    def _add_in_lane(self, piece: LogPiece) -> BuildProgress | UnknownProducers:
+        """Add a piece in the archive lane; begin the file first if this was not done."""
+        if not self._has_begun:
+            first_offset = self._manifest.next_offset
+            self._file_builder.begin(self._run.key, self._run.topic.name, first_offset)
+            self._has_begun = True
+        return self._file_builder.add(piece, self._publisher_by_producer_id)
 
 
-class _Pause:
+class _PublisherPause:
     """A pause between two pieces while there are publishers: on a shared processor, archiving takes
-    time from publishing, however low its priority. Rare publishers are rarely met."""
+    time from publishing, however low its priority. Create it when the work on a piece begins."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
-        self._met_somebody = store.pending_bytes > 0
-        self._began = asyncio.get_running_loop().time()
+        self._met_publishers = store.pending_bytes > 0
+        self._started_at = asyncio.get_running_loop().time()
 
-    async def take(self) -> None:
-        """Pause after the work that began when this object was made."""
-        if self._met_somebody or self._store.pending_bytes > 0:
-            took = asyncio.get_running_loop().time() - self._began
-            pause = took * limits.ARCHIVE_PAUSES
-            await asyncio.sleep(min(pause, limits.ARCHIVE_PAUSE_MS / 1000))
+    async def wait(self) -> None:
+        """Wait after the work on a piece, if anything was published since it began."""
+        if self._met_publishers or self._store.pending_bytes > 0:
+            duration_s = asyncio.get_running_loop().time() - self._started_at
+            pause_s = duration_s * limits.ARCHIVE_PAUSE_SHARE
+            await asyncio.sleep(min(pause_s, limits.ARCHIVE_PAUSE_MS / 1000))
 
 
-async def _commit(turn: ArchiveRun, store: TieredStore, made: BuiltFile) -> None:
-    file, data, aside = made
-    files = [(file.name, data), *((one.line.name, one.data) for one in aside)]
+async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None:
+    """Commit a manifest with the built file; set the result of the run, and log it."""
+    file, data, quarantined = built
+    files = [(file.name, data), *((batch.entry.name, batch.data) for batch in quarantined)]
 
     def make(present: Manifest) -> Manifest:
-        manifest = _with(present, made)
+        manifest = _add_file(present, built)
         listed = {each.name for each in manifest.files[-1:]}
         listed.update(each.name for each in manifest.quarantined)
         # Leave out files that retention has trimmed meanwhile.
         files[:] = [(name, content) for name, content in files if name in listed]
         return manifest
 
-    await store.partitions.change(turn.key, make, files)
+    await store.partitions.change(run.key, make, files)
     if not files:
         return
-    turn.done = turn.done._replace(
+    run.done = run.done._replace(
         files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
     )
-    where = turn.topic.name, turn.key.partition
-    for line, _ in aside:
+    partition_name = run.topic.name, run.key.partition
+    for line, _ in quarantined:
         log.warning(
             "topic %s, partition %d: offsets %d to %d cannot be decoded; quarantined as %s: %s",
-            *(*where, line.first_offset, line.next_offset - 1, line.name, line.reason),
+            *(*partition_name, line.first_offset, line.next_offset - 1, line.name, line.reason),
         )
     log.info(
         "topic %s, partition %d: archived offsets %d to %d, %d records in %d bytes",
-        *(*where, file.first_offset, file.next_offset - 1, file.records, file.size),
+        *(*partition_name, file.first_offset, file.next_offset - 1, file.records, file.size),
     )
 
 
-def _with(present: Manifest, made: BuiltFile) -> Manifest:
-    """Add a new file to the manifest. Retention may have trimmed a part of it meanwhile, or all."""
-    file = made.file
-    lines = [one.line for one in made.aside]
-    if present.next_offset == file.first_offset:
-        return manifests.add(present, file, lines)
-    if present.next_offset >= file.next_offset:
-        return present
-    begin = file.first_offset
-    beginning = dataclasses.replace(present, first_offset=begin, next_offset=begin)
-    trimmed = manifests.trim(manifests.add(beginning, file, lines), present.first_offset)
-    return dataclasses.replace(trimmed, version=present.version + 1)
+def _add_file(current: Manifest, built: BuiltFile) -> Manifest:
+    """Return the manifest with a new file. Retention may have trimmed a part of the file meanwhile,
+    or all of it."""
+    file = built.file
+    entries = [one.entry for one in built.quarantined]
+    if current.next_offset == file.first_offset:
+        return manifests.add(current, file, entries)
+    if current.next_offset >= file.next_offset:
+        return current
+    first_offset = file.first_offset
+    empty = dataclasses.replace(current, first_offset=first_offset, next_offset=first_offset)
+    trimmed = manifests.trim(manifests.add(empty, file, entries), current.first_offset)
+    return dataclasses.replace(trimmed, version=current.version + 1)

@@ -63,13 +63,13 @@ class Failures:
         self.by_key: dict[PartitionKey, Failure] = {}
         self.no_room: Failure | None = None
 
-    def note(self, key: PartitionKey, topic: str, error: Exception, now_ms: int) -> bool:
-        """Record a failure; return whether it is new and must be logged."""
+    def record(self, key: PartitionKey, topic: str, error: Exception, now_ms: int) -> bool:
+        """Record a failure; return whether it must be logged: it is new, or of another kind."""
         before = self.by_key.get(key)
-        failure = self.by_key[key] = _failure(topic, key.partition, error, before, now_ms)
+        failure = self.by_key[key] = _make_failure(topic, key.partition, error, before, now_ms)
         if is_no_room(error):
-            told, self.no_room = self.no_room, _failure("", 0, error, self.no_room, now_ms)
-            return told is None
+            earlier, self.no_room = self.no_room, _make_failure("", 0, error, self.no_room, now_ms)
+            return earlier is None
         return before is None or before.code != failure.code
 
     def clear(self, key: PartitionKey) -> Failure | None:
@@ -100,7 +100,7 @@ def wait_ms(attempts: int) -> int:
     return min(limits.ARCHIVE_RETRY_MAX_MS, limits.ARCHIVE_RETRY_MS << min(attempts - 1, 16))
 
 
-def _failure(
+def _make_failure(
     topic: str, partition: int, error: Exception, before: Failure | None, now_ms: int
 ) -> Failure:
     attempts = 1 if before is None else before.attempts + 1

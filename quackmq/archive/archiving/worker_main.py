@@ -2,7 +2,7 @@
 
 It has one connection, to the broker that started it, and ends with it. This works even if the
 broker is killed, since the system then closes the other end. It receives one step at a time
-(`FileBuilder`), does it at low priority, and answers. It opens no files.
+(`FileBuilder`), does it at low priority, and responds. It opens no files.
 
     | bytes of the message  u32 | bytes of data  u64 | the message, pickled | data |
 
@@ -27,18 +27,18 @@ _LENGTHS: Final = struct.Struct(">IQ")
 
 
 class Channel:
-    """One end of the connection. Raises OSError and EOFError if the other end is gone, or does not
-    answer in time."""
+    """One end of the connection. Raises OSError and EOFError if the other end has closed, or does
+    not respond in time."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
 
     def send(self, message: object, data: Sequence[Buffer] = ()) -> None:
         pickled = pickle.dumps(message)
         lengths = _LENGTHS.pack(len(pickled), sum(map(len, data)))
-        self._end.sendall(lengths + pickled)
+        self._socket.sendall(lengths + pickled)
         for part in data:
-            self._end.sendall(part)
+            self._socket.sendall(part)
 
     def receive(self) -> tuple[Any, memoryview]:
         message_bytes, data_bytes = _LENGTHS.unpack(self._receive(_LENGTHS.size))
@@ -46,49 +46,49 @@ class Channel:
         return message, self._receive(data_bytes)
 
     def close(self) -> None:
-        self._end.close()
+        self._socket.close()
 
     def _receive(self, length: int) -> memoryview:
         data = memoryview(bytearray(length))
-        got = 0
-        while got < length:
-            count = self._end.recv_into(data[got:])
+        received = 0
+        while received < length:
+            count = self._socket.recv_into(data[received:])
             if not count:
-                raise EOFError("the other end of the connection is gone")
-            got += count
+                raise EOFError("the other end has closed the connection")
+            received += count
         return data
 
 
 def main(descriptor: int) -> None:
-    """Serve the broker at the other end of a connected socket until it is gone."""
-    import quackmq.archive.archiving.file_maker  # noqa: F401  (what takes its time to load, before it is ready)
+    """Serve the broker at the other end of a connected socket until the socket is closed."""
+    import quackmq.archive.archiving.file_maker  # noqa: F401  (slow to load: do it before "ready")
 
     os.nice(limits.ARCHIVE_WORKER_NICENESS)
     channel = Channel(socket.socket(fileno=descriptor))
-    workshop = LocalFileBuilder()
+    file_builder = LocalFileBuilder()
     try:
         channel.send("ready")  # the broker may have been killed meanwhile
         while True:
             request, data = channel.receive()
-            channel.send(*_carry_out(workshop, request, data))
+            channel.send(*_execute(file_builder, request, data))
     except (EOFError, OSError):
         return
 
 
-def _carry_out(
-    workshop: LocalFileBuilder, request: Any, data: memoryview
+def _execute(
+    file_builder: LocalFileBuilder, request: Any, data: memoryview
 ) -> tuple[tuple[str, object], list[Buffer]]:
-    """Execute a request; return its answer and data."""
+    """Execute a request; return its response and data."""
     step, *arguments = request
     try:
         if step == "add":
             piece, publishers = arguments
-            return ("done", workshop.add(piece._replace(data=data), publishers)), []
+            return ("done", file_builder.add(piece._replace(data=data), publishers)), []
         if step == "begin":
-            workshop.begin(*arguments)
+            file_builder.begin(*arguments)
             return ("done", None), []
-        file, content, aside = workshop.finish(*arguments)
+        file, content, quarantined = file_builder.finish(*arguments)
     except Exception as error:  # any error: the broker reports it, and this process continues
         return ("failed", f"{type(error).__name__}: {error}"), []
-    lines = [one.line for one in aside]
-    return ("done", (file, lines)), [content, *(one.data for one in aside)]
+    entries = [batch.entry for batch in quarantined]
+    return ("done", (file, entries)), [content, *(batch.data for batch in quarantined)]

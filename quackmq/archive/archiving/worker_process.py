@@ -2,7 +2,7 @@
 (`quackmq.archive.archiving.worker_main`).
 
 The process is started when there is work, and ended after some time without work. If it dies (the
-system may have killed it for its memory) or does not answer, the unfinished file is lost, the
+system may have killed it for its memory) or does not respond, the unfinished file is lost, the
 waiting caller gets an error, and the next file starts another process.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 from quackmq.archive import limits
 from quackmq.archive.archiving.builder import WorkerDied
 from quackmq.archive.archiving.pieces import (
+    BuildProgress,
     BuiltFile,
-    Piece,
-    Progress,
+    LogPiece,
     QuarantinedBatch,
     UnknownProducers,
 )
@@ -43,42 +43,43 @@ class _Worker(NamedTuple):
 
 
 class WorkerProcess:
-    """Call in the disk's lane "archive"; `close` from the event loop."""
+    """A `FileBuilder` that sends each step to a worker process. Call it in the disk's lane
+    "archive", except `close`, which is for the event loop."""
 
     def __init__(self) -> None:
-        #: Held while the process is started or ended, not while it works.
+        #: Locked while the process is started or ended, not while it works.
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._is_closed = False
 
     def begin(self, key: PartitionKey, topic: str, first_offset: int) -> None:
-        self._ask(("begin", key, topic, first_offset))
+        self._request(("begin", key, topic, first_offset))
 
     def add(
-        self, piece: Piece, publishers: Mapping[int, str | None]
-    ) -> Progress | UnknownProducers:
+        self, piece: LogPiece, publishers: Mapping[int, str | None]
+    ) -> BuildProgress | UnknownProducers:
         request = ("add", piece._replace(data=b""), dict(publishers))
-        progress, _ = self._ask(request, [piece.data])
-        if not isinstance(progress, Progress | UnknownProducers):
-            raise StorageError(f"the archive's worker process answered {progress!r:.100}")
+        progress, _ = self._request(request, [piece.data])
+        if not isinstance(progress, BuildProgress | UnknownProducers):
+            raise StorageError(f"the archive's worker process returned {progress!r:.100}")
         return progress
 
     def finish(self, version: int) -> BuiltFile:
-        (file, lines), data = self._ask(("finish", version))
-        content, rest = data[: file.size], data[file.size :]
-        aside = []
-        for line in lines:
-            aside.append(QuarantinedBatch(line, bytes(rest[: line.size])))
-            rest = rest[line.size :]
-        return BuiltFile(file, content, tuple(aside))
+        (file, entries), data = self._request(("finish", version))
+        file_data, remaining = data[: file.size], data[file.size :]
+        quarantined = []
+        for entry in entries:
+            quarantined.append(QuarantinedBatch(entry, bytes(remaining[: entry.size])))
+            remaining = remaining[entry.size :]
+        return BuiltFile(file, file_data, tuple(quarantined))
 
-    def rest(self) -> None:
-        self._end()
+    def free_memory(self) -> None:
+        self._kill()
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        self._end()
+        self._kill()
 
     @property
     def pid(self) -> int | None:
@@ -88,13 +89,14 @@ class WorkerProcess:
 
     # --- the process -------------------------------------------------------------------------
 
-    def _ask(self, request: object, data: Sequence[Buffer] = ()) -> tuple[Any, memoryview]:
+    def _request(self, request: object, data: Sequence[Buffer] = ()) -> tuple[Any, memoryview]:
+        """Send a request to the process, which is started if needed; return its result and data."""
         try:
-            worker = self._started()
+            worker = self._ensure_started()
             worker.channel.send(request, data)
-            (outcome, answer), content = worker.channel.receive()
+            (outcome, result), content = worker.channel.receive()
         except (OSError, EOFError) as error:
-            code = self._end()
+            code = self._kill()
             if self._is_closed:
                 raise BrokerClosing("the broker is closing: no more files are archived") from error
             raise WorkerDied(
@@ -102,28 +104,31 @@ class WorkerProcess:
                 f"{'' if code is None else f' (exit code {code})'}: {error}"
             ) from error
         if outcome != "done":
-            raise StorageError(f"cannot build a file of the archive: {answer}")
-        return answer, content
+            raise StorageError(f"cannot build a file of the archive: {result}")
+        return result, content
 
-    def _started(self) -> _Worker:
+    def _ensure_started(self) -> _Worker:
         with self._lock:
             if self._is_closed:
                 raise EOFError("the file builder is closed")
             if self._worker is not None:
                 return self._worker
-            ours, theirs = socket.socketpair()
-            with theirs:
+            broker_socket, worker_socket = socket.socketpair()
+            with worker_socket:
                 try:
-                    worker = self._worker = _Worker(_launch(theirs.fileno()), Channel(ours))
+                    worker = self._worker = _Worker(
+                        _launch(worker_socket.fileno()), Channel(broker_socket)
+                    )
                 except BaseException:
-                    ours.close()
+                    broker_socket.close()
                     raise
-        ours.settimeout(limits.ARCHIVE_WORKER_MS / 1000)
-        worker.channel.receive()  # wait until it has loaded its modules
+        broker_socket.settimeout(limits.ARCHIVE_WORKER_MS / 1000)
+        worker.channel.receive()  # the message "ready": it has loaded its modules
         return worker
 
-    def _end(self) -> int | None:
-        """End the process; return its exit code, or None. It has no state that could be lost."""
+    def _kill(self) -> int | None:
+        """Kill the process, which has no state that could be lost; return its exit code. Return
+        None if there is no process."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is None:

@@ -7,7 +7,7 @@ it is released. Records that are archived or trimmed meanwhile do no harm. If an
 removed, the merge is dropped and planned again.
 
 Promised: memory for a few row groups, whatever the files' sizes. The disk's lane does one row
-group's work at a time, and rests after it. A crash leaves the old files or the new one. An
+group's work at a time, and pauses after it. A crash leaves the old files or the new one. An
 unreadable file is reported and left alone until the broker is opened again. A partition whose merge
 fails is reported too, and retried later, while others are merged. If the disk is full, all wait.
 
@@ -28,7 +28,7 @@ from quackmq.archive import manifest as manifests
 from quackmq.archive.archiving.schedule import is_no_room
 from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.archive.manifest_registry import ManifestRegistry
-from quackmq.archive.merging.planner import Merge, MergeSettings, Unreadable, plan
+from quackmq.archive.merging.planner import Merge, MergeSettings, UnreadableFile, plan
 from quackmq.errors import (
     NotFound,
     QuackError,
@@ -46,7 +46,7 @@ log = logging.getLogger("quackmq.archive")
 PLAN: Final = "merger"
 
 
-class Merged(NamedTuple):
+class MergeResult(NamedTuple):
     """The result of merges: their number, and the files and bytes before and after."""
 
     merges: int = 0
@@ -55,8 +55,8 @@ class Merged(NamedTuple):
     bytes_before: int = 0
     bytes_after: int = 0
 
-    def plus(self, other: Merged) -> Merged:
-        return Merged(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+    def plus(self, other: MergeResult) -> MergeResult:
+        return MergeResult(*(left + right for left, right in zip(self, other, strict=True)))
 
 
 class Merger:
@@ -68,18 +68,18 @@ class Merger:
         self.settings = settings
         self._partitions = partitions
         self._disk = partitions.disk
-        self._one_at_a_time = asyncio.Lock()
+        self._merge_lock = asyncio.Lock()
         self._numbers = iter(range(1, 2**63))
-        #: The version of each partition's manifest that needed no merge.
-        self._done: dict[PartitionKey, int] = {}
-        #: Unreadable files, and why.
+        #: By partition, the version of its manifest that needed no merge.
+        self._finished_versions: dict[PartitionKey, int] = {}
+        #: By partition, the errors of unreadable files by name.
         self._unreadable: dict[PartitionKey, dict[str, str]] = {}
         #: The errors of merges that will be retried.
         self._failures: dict[PartitionKey, QuackError] = {}
-        self._total = Merged()
+        self._total = MergeResult()
 
     @property
-    def total(self) -> Merged:
+    def total(self) -> MergeResult:
         """The result of all merges since the broker was opened."""
         return self._total
 
@@ -88,133 +88,138 @@ class Merger:
         unreadable = [reason for each in self._unreadable.values() for reason in each.values()]
         return [*map(str, self._failures.values()), *unreadable]
 
-    async def merge_due(self) -> Merged:
-        """Make all merges that are worth it now, in partitions that changed since the last check;
-        rest after each step. Partitions take turns, merge by merge. Raise the first error after the
-        others are done."""
-        listed = {each.key: each for each in self._partitions.all()}
-        self._done = {key: at for key, at in self._done.items() if key in listed}
-        self._unreadable = {k: why for k, why in self._unreadable.items() if k in listed}
-        self._failures = {key: why for key, why in self._failures.items() if key in listed}
-        waiting = {
-            key: each.next_offset
-            for key, each in listed.items()
-            if self._done.get(key) != each.version
+    async def merge_due(self) -> MergeResult:
+        """Run all merges that are worth it now, in partitions that changed since the last check;
+        pause after each step. Merges of different partitions alternate. Raises the first error,
+        after the other merges are done."""
+        manifest_by_key = {each.key: each for each in self._partitions.changeable()}
+        self._finished_versions = {
+            key: at for key, at in self._finished_versions.items() if key in manifest_by_key
         }
-        return await self._merge_all(waiting, limits.MERGE_DUTY)
+        self._unreadable = {k: why for k, why in self._unreadable.items() if k in manifest_by_key}
+        self._failures = {key: why for key, why in self._failures.items() if key in manifest_by_key}
+        end_by_key = {
+            key: each.next_offset
+            for key, each in manifest_by_key.items()
+            if self._finished_versions.get(key) != each.version
+        }
+        return await self._merge_all(end_by_key, limits.MERGE_DUTY)
 
-    async def merge(self, keys: Collection[PartitionKey]) -> Merged:
-        """Make the merges of these partitions, without rest."""
-        listed = {each.key: each.next_offset for each in self._partitions.all()}
-        return await self._merge_all({key: listed[key] for key in keys if key in listed}, 1.0)
+    async def merge(self, keys: Collection[PartitionKey]) -> MergeResult:
+        """Run the merges of these partitions without pauses."""
+        end_by_key = {each.key: each.next_offset for each in self._partitions.changeable()}
+        return await self._merge_all(
+            {key: end_by_key[key] for key in keys if key in end_by_key}, 1.0
+        )
 
-    async def _merge_all(self, ends: Mapping[PartitionKey, int], duty: float) -> Merged:
-        """Merge in these partitions up to these offsets; later files are left for another time."""
-        done = Merged()
-        failed: QuackError | None = None
-        waiting = list(ends)
-        while waiting:
-            again: list[PartitionKey] = []
-            for key in waiting:
+    async def _merge_all(self, end_by_key: Mapping[PartitionKey, int], duty: float) -> MergeResult:
+        """Merge files of these partitions up to these offsets; leave later files to another
+        call."""
+        result = MergeResult()
+        first_error: QuackError | None = None
+        keys = list(end_by_key)
+        while keys:
+            unfinished_keys: list[PartitionKey] = []
+            for key in keys:
                 try:
-                    merged = await self._merge_one(key, ends[key], duty)
+                    merged = await self._merge_one(key, end_by_key[key], duty)
                 except NotFound:  # the topic was deleted meanwhile
                     continue
                 except QuackError as error:
                     if self._partitions.manifest(key) is None:
                         continue  # the files were removed with the topic
-                    self._note(key, error)
+                    self._record_failure(key, error)
                     if is_no_room(error):
                         raise
-                    failed = failed or error
+                    first_error = first_error or error
                     continue
                 if merged is not None:
-                    done = done.plus(merged)
-                    again.append(key)
-            waiting = again
-        if failed is not None:
-            raise failed
-        return done
+                    result = result.plus(merged)
+                    unfinished_keys.append(key)
+            keys = unfinished_keys
+        if first_error is not None:
+            raise first_error
+        return result
 
-    async def _merge_one(self, key: PartitionKey, end: int, duty: float) -> Merged | None:
-        """Make the first merge that is worth it; return None if there is none."""
-        async with self._one_at_a_time:
+    async def _merge_one(self, key: PartitionKey, end: int, duty: float) -> MergeResult | None:
+        """Run the first merge that is worth it; return None if there is none."""
+        async with self._merge_lock:
             with self._partitions.pin(key) as pin:
-                listed = pin.manifest
+                manifest = pin.manifest
                 planned: list[Merge] = []
-                excluded = self._excluded(listed)
-                if len(listed.files) > 1 or listed.edge is not None:
-                    make = partial(plan, listed, self.settings, excluded)
+                excluded = self._excluded(manifest)
+                if len(manifest.files) > 1 or manifest.edge is not None:
+                    make = partial(plan, manifest, self.settings, excluded)
                     planned = await self._disk.run(make, "archive")
                 if not planned:
-                    self._done[key] = listed.version
+                    self._finished_versions[key] = manifest.version
                     self._failures.pop(key, None)
                 for merge in planned:
                     if merge.next_offset <= end:
-                        return await self._carry_out(listed, merge, duty)
+                        return await self._run_merge(manifest, merge, duty)
                 return None
 
-    def _excluded(self, listed: Manifest) -> frozenset[str]:
+    def _excluded(self, manifest: Manifest) -> frozenset[str]:
         """Return the unreadable files that are still in the manifest."""
-        known = self._unreadable.pop(listed.key, {})
-        if known:
-            names = {file.name for file in listed.files}
-            known = {name: why for name, why in known.items() if name in names}
-        if known:
-            self._unreadable[listed.key] = known
-        return frozenset(known)
+        unreadable = self._unreadable.pop(manifest.key, {})
+        if unreadable:
+            names = {file.name for file in manifest.files}
+            unreadable = {name: why for name, why in unreadable.items() if name in names}
+        if unreadable:
+            self._unreadable[manifest.key] = unreadable
+        return frozenset(unreadable)
 
-    async def _carry_out(self, listed: Manifest, merge: Merge, duty: float) -> Merged:
+    async def _run_merge(self, manifest: Manifest, merge: Merge, duty: float) -> MergeResult:
         name = manifests.offered_name(PLAN, str(next(self._numbers)))
-        work = await self._disk.run(partial(self._begin, listed, merge, name), "archive")
+        work = await self._disk.run(partial(self._start_work, manifest, merge, name), "archive")
         try:
-            await self._make(work, duty)
-            make = partial(_replaced, merge=merge, file=work.made)
-            await self._partitions.replace(listed.key, make, [name])
-        except Unreadable as error:
+            await self._write_file(work, duty)
+            make = partial(_replace_files, merge=merge, file=work.new_file)
+            await self._partitions.replace(manifest.key, make, [name])
+        except UnreadableFile as error:
             log.error("not merged: %s", error)
-            self._unreadable.setdefault(listed.key, {})[error.name] = str(error)
-            return Merged()
+            self._unreadable.setdefault(manifest.key, {})[error.name] = str(error)
+            return MergeResult()
         except StateChanged as error:
             log.info("a merge was dropped: %s", error)
             await self._undo(work)
-            return Merged()
+            return MergeResult()
         except QuackError:
             await self._undo(work)
             raise
-        self._failures.pop(listed.key, None)
-        merged = Merged(1, len(merge.files), 1, merge.size, work.made.size)
+        self._failures.pop(manifest.key, None)
+        merged = MergeResult(1, len(merge.files), 1, merge.size, work.new_file.size)
         self._total = self._total.plus(merged)
         log.info(
             "topic %s, partition %d: %d files became one",
-            *(listed.topic, listed.key.partition, len(merge.files)),
+            *(manifest.topic, manifest.key.partition, len(merge.files)),
         )
         return merged
 
-    def _begin(self, listed: Manifest, merge: Merge, name: str) -> MergeWork:
-        """In the archive lane: importing the Parquet library may take a while."""
+    def _start_work(self, manifest: Manifest, merge: Merge, name: str) -> MergeWork:
+        """Begin a merge in the archive lane: importing the Parquet library may take a while."""
         from quackmq.archive.merging.merge import MergeWork
 
-        return MergeWork(self._disk, self._partitions.reader, listed, merge, name)
+        return MergeWork(self._disk, self._partitions.reader, manifest, merge, name)
 
-    async def _make(self, work: MergeWork, duty: float) -> None:
+    async def _write_file(self, work: MergeWork, duty: float) -> None:
         """Write the new file; remove it if this fails."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started_at = loop.time()
         try:
             while await self._disk.run(work.step, "archive"):
-                await asyncio.sleep((loop.time() - began) * (1 / duty - 1))
-                began = loop.time()
+                await asyncio.sleep((loop.time() - started_at) * (1 / duty - 1))
+                started_at = loop.time()
         except OSError as error:
             await self._undo(work)
             # Without the file's name, which differs each time, so that the error is logged once.
-            why = error.strerror or error
-            raise StorageError(f"{work.directory}: cannot merge files: {why}") from error
-        except (QuackError, Unreadable, asyncio.CancelledError):
+            reason = error.strerror or error
+            raise StorageError(f"{work.directory}: cannot merge files: {reason}") from error
+        except (QuackError, UnreadableFile, asyncio.CancelledError):
             await self._undo(work)
             raise
 
-    def _note(self, key: PartitionKey, error: QuackError) -> None:
+    def _record_failure(self, key: PartitionKey, error: QuackError) -> None:
         """Record an error; log it unless it is the same as before."""
         if str(self._failures.get(key)) != str(error):
             log.warning("a merge failed; it will be retried: %s", error)
@@ -227,7 +232,7 @@ class Merger:
             log.warning("cannot remove %s: %s; the next start removes it", work.path, error)
 
 
-def _replaced(present: Manifest, *, merge: Merge, file: ArchiveFile) -> Manifest:
-    name = manifests.file_name(file.first_offset, present.version + 1)
+def _replace_files(current: Manifest, *, merge: Merge, file: ArchiveFile) -> Manifest:
+    name = manifests.file_name(file.first_offset, current.version + 1)
     new = dataclasses.replace(file, name=name)
-    return manifests.replace(present, merge.names, [new], merge.version)
+    return manifests.replace(current, merge.names, [new], merge.version)

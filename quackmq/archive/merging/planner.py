@@ -15,7 +15,7 @@ counted and not bytes, since only records add up, whatever the compression.
 The edge, a file whose beginning was trimmed, is rewritten when more than `edge_share` of it is
 gone, with its neighbours or alone.
 
-With `by_day`, each day is in files of its own: no merge crosses a day (UTC, by append time, which
+With `by_day`, no file has records of two days: no merge crosses a day (UTC, by append time, which
 is ordered like the offsets). A file that was archived across midnight belongs to the day on which
 it began.
 
@@ -83,15 +83,15 @@ class Merge:
 
     @property
     def size(self) -> int:
-        """The bytes to read for it."""
+        """The bytes that the merge reads."""
         return sum(file.size for file in self.files)
 
 
-class Unreadable(Exception):
-    """An old file, by name, that cannot be read."""
+class UnreadableFile(Exception):
+    """A file to merge cannot be read; `name` is its name."""
 
-    def __init__(self, name: str, why: QuackError) -> None:
-        super().__init__(str(why))
+    def __init__(self, name: str, cause: QuackError) -> None:
+        super().__init__(str(cause))
         self.name = name
 
 
@@ -103,10 +103,10 @@ def plan(
     """Return the merges that are worth it now, by offset; no file is in two of them. Files whose
     names are `excluded`, for instance damaged ones, are left as they are."""
     merges: list[Merge] = []
-    parts = [_part(manifest, file) for file in manifest.files]
+    parts = [_make_part(manifest, file) for file in manifest.files]
     start = 0
     while start < len(parts):
-        count = _worth_merging(parts, start, settings, excluded)
+        count = _count_worth_merging(parts, start, settings, excluded)
         if count:
             files = tuple(part.file for part in parts[start : start + count])
             begin = max(files[0].first_offset, manifest.first_offset)
@@ -116,32 +116,38 @@ def plan(
 
 
 class _Part(NamedTuple):
-    """The untrimmed part of a file; for the edge, estimated from its offsets."""
+    """The untrimmed part of a file. For the edge, records and size are estimated from its
+    offsets."""
 
     file: ArchiveFile
     records: int
     size: int
-    gone_share: float = 0.0
+    trimmed_share: float = 0.0
 
 
-def _part(manifest: Manifest, file: ArchiveFile) -> _Part:
-    gone = manifest.first_offset - file.first_offset
-    if gone <= 0:
+def _make_part(manifest: Manifest, file: ArchiveFile) -> _Part:
+    trimmed = manifest.first_offset - file.first_offset
+    if trimmed <= 0:
         return _Part(file, file.records, file.size)
     offsets = file.next_offset - file.first_offset
-    left = offsets - gone
-    return _Part(file, file.records * left // offsets, file.size * left // offsets, gone / offsets)
+    remaining = offsets - trimmed
+    return _Part(
+        file,
+        file.records * remaining // offsets,
+        file.size * remaining // offsets,
+        trimmed / offsets,
+    )
 
 
-def _worth_merging(
+def _count_worth_merging(
     parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
 ) -> int:
-    """Return how many files, from this one on, should become one; 0 if none."""
+    """Return how many files from index `start` on should become one; 0 if none should."""
     best = 0
-    if parts[start].gone_share > settings.edge_share and parts[start].file.name not in excluded:
+    if parts[start].trimmed_share > settings.edge_share and parts[start].file.name not in excluded:
         best = 1
     records = most_records = size = tail_bytes = 0
-    for count, part in enumerate(_mergeable(parts, start, settings, excluded), start=1):
+    for count, part in enumerate(_find_mergeable(parts, start, settings, excluded), start=1):
         records += part.records
         most_records = max(most_records, part.records)
         size += part.size
@@ -155,11 +161,11 @@ def _worth_merging(
     return best
 
 
-def _mergeable(
+def _find_mergeable(
     parts: list[_Part], start: int, settings: MergeSettings, excluded: Collection[str]
 ) -> Iterator[_Part]:
-    """Yield the files, from this one on, that may be merged: stop at a large one, an excluded one,
-    and with `by_day` at one of another day."""
+    """Yield the files from index `start` on that may be merged. Stop at a large or an excluded
+    file, and with `by_day` at a file of another day."""
     days: set[int] = set()
     for part in parts[start : start + settings.most_files]:
         if part.size * 2 >= settings.target_bytes or part.file.name in excluded:

@@ -1,15 +1,15 @@
-"""Files that are offered in the place of others: made outside of the broker, and not trusted.
+"""Checks files that are offered in the place of others: made outside of the broker, not trusted.
 
 A program that merges files of a partition writes the new ones into its directory, as
 `quackmq.archive.parquet.rows` makes them, under names that begin with `_offered-` and the id of a
-plan. Then it asks the broker to take them. Before it does, the broker reads every byte of each:
+plan. Then it asks the broker to adopt them. First, the broker reads every byte of each:
 
-    examine     its footer: its owner, the columns, the positions and the claims of its row groups
+    read_footer its footer: its owner, the columns, the positions and the claims of its row groups
     compare     its rows: each row of the old files is in the new ones, once, equal in every column;
                 there are no others; and the row groups are as the footer says
 
 So a program with a bug can waste time and disk space, but lose no record. All calls block: use a
-lane of the disk. `compare` does one row group at a time, so that other work gets a turn.
+lane of the disk. `compare` does one row group at a time, so that other work can run in between.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from crc32c import crc32c
 from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
-from quackmq.archive.manifest import ArchiveFile, Manifest, plan_of_offered
+from quackmq.archive.manifest import ArchiveFile, Manifest, parse_plan
 from quackmq.archive.parquet.reader import ArchiveReader
-from quackmq.archive.parquet.rows import bounds_of, rows_from
+from quackmq.archive.parquet.rows import drop_rows_before, time_bounds
 from quackmq.archive.parquet.schema import (
     FIRST_OFFSET_KEY,
     NEXT_OFFSET_KEY,
@@ -55,10 +55,10 @@ class ReplacementFile(NamedTuple):
     groups: tuple[RowGroup, ...]
 
 
-def examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
+def read_footer(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
     """Read the footer of a file that is offered for a partition. Raises InvalidRequest if it does
     not exist, or cannot belong to this partition."""
-    if plan_of_offered(name) is None:
+    if parse_plan(name) is None:
         raise InvalidRequest(f"{name[:100]!r} is not a name of an offered file")
     path = f"{partition_path(manifest.topic, manifest.key.partition)}/{name}"
     try:
@@ -66,7 +66,7 @@ def examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
     except FileNotFoundError:
         raise InvalidRequest(f"{path} does not exist") from None
     try:
-        return _examine(file, manifest, name)
+        return _parse_footer(file, manifest, name)
     except (pa.ArrowException, ValueError, KeyError) as error:
         raise InvalidRequest(f"{path} is not a file of the archive: {error}") from error
     finally:
@@ -83,37 +83,41 @@ def compare(
     begins. Yields after each row group. Raises InvalidRequest if they differ, DamagedData if an old
     one cannot be read."""
     begin = new[0].file.first_offset
-    theirs = _rows_of_offered(reader, manifest, new)
-    waiting = next(theirs, None)
+    new_rows = _read_new_rows(reader, manifest, new)
+    pending = next(new_rows, None)
     for file in old:
-        for found in reader.scan(manifest, file):
-            if isinstance(found, DamagedData):
-                raise found
-            rows = rows_from(found, begin)
+        for old_rows in reader.scan(manifest, file):
+            if isinstance(old_rows, DamagedData):
+                raise old_rows
+            rows = drop_rows_before(old_rows, begin)
             while rows.num_rows:
-                if waiting is None:
-                    raise InvalidRequest(f"offset {_first(rows)} is missing in the replacement")
-                count = min(rows.num_rows, waiting.num_rows)
-                if not rows.slice(0, count).equals(waiting.slice(0, count)):
+                if pending is None:
                     raise InvalidRequest(
-                        f"the replacement differs from {file.name} at offset {_first(rows)} or one "
-                        f"of the {count - 1} records after it"
+                        f"offset {_first_offset(rows)} is missing in the replacement"
+                    )
+                count = min(rows.num_rows, pending.num_rows)
+                if not rows.slice(0, count).equals(pending.slice(0, count)):
+                    raise InvalidRequest(
+                        f"the replacement differs from {file.name} at offset {_first_offset(rows)} "
+                        f"or one of the {count - 1} records after it"
                     )
                 rows = rows.slice(count)
-                waiting = waiting.slice(count)
-                if not waiting.num_rows:
-                    waiting = next(theirs, None)
+                pending = pending.slice(count)
+                if not pending.num_rows:
+                    pending = next(new_rows, None)
             yield
-    if waiting is not None:
+    if pending is not None:
         raise InvalidRequest(
-            f"the replacement holds offset {_first(waiting)}, which the replaced files lack"
+            f"the replacement holds offset {_first_offset(pending)}, which the replaced files lack"
         )
 
 
 # --- footers -------------------------------------------------------------------------------------
 
 
-def _examine(file: File, manifest: Manifest, name: str) -> ReplacementFile:
+def _parse_footer(file: File, manifest: Manifest, name: str) -> ReplacementFile:
+    """Read and check the footer of an open file. Raises InvalidRequest; ValueError and KeyError for
+    fields that the archive does not write."""
     size = file.size()
     if not len(_MAGIC) + _END_BYTES < size <= shared_limits.ARCHIVE_OFFERED_BYTES:
         raise InvalidRequest(
@@ -124,11 +128,11 @@ def _examine(file: File, manifest: Manifest, name: str) -> ReplacementFile:
     if end[4:] != _MAGIC or footer_bytes > min(size, limits.ARCHIVE_TAIL_BYTES):
         raise InvalidRequest(f"{name} does not end as a Parquet file does")
     footer = read_all(file, footer_bytes, size - footer_bytes)
-    metadata = _metadata(footer, name)
-    said: Mapping[bytes, bytes] = metadata.metadata or {}
-    groups = decode_row_groups(said)
-    _check_owner(said, manifest, name)
-    if schema_version(said) != SCHEMA_VERSION or not _has_our_columns(metadata, name):
+    metadata = _parse_metadata(footer, name)
+    fields: Mapping[bytes, bytes] = metadata.metadata or {}
+    groups = decode_row_groups(fields)
+    _check_owner(fields, manifest, name)
+    if schema_version(fields) != SCHEMA_VERSION or not _has_our_columns(metadata, name):
         raise InvalidRequest(
             f"{name} does not have the columns of the archive's schema {SCHEMA_VERSION}"
         )
@@ -139,28 +143,28 @@ def _examine(file: File, manifest: Manifest, name: str) -> ReplacementFile:
     return ReplacementFile(
         ArchiveFile(
             name=name,
-            first_offset=int(said[FIRST_OFFSET_KEY.encode()]),
-            next_offset=int(said[NEXT_OFFSET_KEY.encode()]),
+            first_offset=int(fields[FIRST_OFFSET_KEY.encode()]),
+            next_offset=int(fields[NEXT_OFFSET_KEY.encode()]),
             records=sum(group.records for group in groups),
             size=size,
             tail_bytes=len(tail),
             tail_crc32c=crc32c(tail),
-            **bounds_of(groups),
+            **time_bounds(groups),
         ),
         groups,
     )
 
 
-def _check_owner(said: Mapping[bytes, bytes], manifest: Manifest, name: str) -> None:
-    topic_id, partition = said[TOPIC_ID_KEY.encode()], said[PARTITION_KEY.encode()]
-    wanted = (str(manifest.key.topic_id).encode(), str(manifest.key.partition).encode())
-    if (topic_id, partition) != wanted:
+def _check_owner(fields: Mapping[bytes, bytes], manifest: Manifest, name: str) -> None:
+    topic_id, partition = fields[TOPIC_ID_KEY.encode()], fields[PARTITION_KEY.encode()]
+    expected = (str(manifest.key.topic_id).encode(), str(manifest.key.partition).encode())
+    if (topic_id, partition) != expected:
         raise InvalidRequest(
             f"{name} belongs to topic id {topic_id.decode()}, partition {partition.decode()}"
         )
 
 
-def _metadata(footer: bytes, name: str) -> pq.FileMetaData:
+def _parse_metadata(footer: bytes, name: str) -> pq.FileMetaData:
     try:
         return pq.read_metadata(pa.BufferReader(footer))
     except (pa.ArrowException, OSError) as error:  # Arrow's errors for invalid bytes
@@ -194,7 +198,7 @@ def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: s
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _rows_of_offered(
+def _read_new_rows(
     reader: ArchiveReader, manifest: Manifest, new: Sequence[ReplacementFile]
 ) -> Iterator[pa.RecordBatch]:
     for file, groups in new:
@@ -202,7 +206,7 @@ def _rows_of_offered(
         for group, rows in zip(groups, reader.scan(manifest, file), strict=False):
             if isinstance(rows, DamagedData):
                 raise InvalidRequest(f"the replacement cannot be read: {rows}") from rows
-            if _told_by(rows, group) != group:
+            if _describe_rows(rows, group) != group:
                 raise InvalidRequest(
                     f"{file.name}: the row group of offsets {group.first_offset} to "
                     f"{group.last_offset} differs from what the footer says"
@@ -213,21 +217,21 @@ def _rows_of_offered(
             yield rows
 
 
-def _told_by(rows: pa.RecordBatch, group: RowGroup) -> RowGroup:
-    """Return what the footer should say about these rows."""
+def _describe_rows(rows: pa.RecordBatch, group: RowGroup) -> RowGroup:
+    """Return the row group as the footer should describe these rows."""
     offsets = rows.column("offset")
-    times = pc.min_max(timestamps_ms(rows)).as_py()
-    appended = pc.min_max(append_times_ms(rows)).as_py()
+    timestamps = pc.min_max(timestamps_ms(rows)).as_py()
+    append_times = pc.min_max(append_times_ms(rows)).as_py()
     return group._replace(
         records=rows.num_rows,
         first_offset=offsets[0].as_py(),
         last_offset=offsets[-1].as_py(),
-        least_timestamp_ms=times["min"],
-        greatest_timestamp_ms=times["max"],
-        least_append_ms=appended["min"],
-        greatest_append_ms=appended["max"],
+        least_timestamp_ms=timestamps["min"],
+        greatest_timestamp_ms=timestamps["max"],
+        least_append_ms=append_times["min"],
+        greatest_append_ms=append_times["max"],
     )
 
 
-def _first(rows: pa.RecordBatch) -> int:
+def _first_offset(rows: pa.RecordBatch) -> int:
     return int(rows.column("offset")[0].as_py())

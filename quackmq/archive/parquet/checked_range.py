@@ -10,16 +10,16 @@ import io
 import pyarrow.parquet as pq
 
 
-def parquet_of(window: CheckedRange, metadata: pq.FileMetaData) -> pq.ParquetFile:
-    """Return the file around `window`, read only in the caller's thread. By default Arrow would
-    prefetch in its own thread: in vain, since everything is in memory. If that thread still holds
-    our object when the interpreter ends, the process aborts."""
-    return pq.ParquetFile(window, metadata=metadata, pre_buffer=False)
+def open_parquet(checked_range: CheckedRange, metadata: pq.FileMetaData) -> pq.ParquetFile:
+    """Open the Parquet file of which `checked_range` is a part. It is read only in the caller's
+    thread. By default Arrow would prefetch in its own thread: in vain, since everything is in
+    memory. If that thread still holds our object when the interpreter ends, the process aborts."""
+    return pq.ParquetFile(checked_range, metadata=metadata, pre_buffer=False)
 
 
 class CheckedRange(io.RawIOBase):
-    """A file of which one range was read: all that Parquet's reader will ask for. Raises ValueError
-    for anything else, which only a footer that we did not write asks for."""
+    """A file of which one range was read and checked. Raises ValueError if Parquet's reader asks
+    for bytes outside of the range, which happens only with a footer that we did not write."""
 
     def __init__(self, size: int, start: int, data: bytes) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Turns committed batches of one partition into the bytes of a Parquet file.
 
 Batches are opened by `quackmq.records.columns`, many small ones together, and their rows become a
-file by `quackmq.archive.parquet.rows`; a batch costs Python's time, a record that of C.
+file by `quackmq.archive.parquet.rows`. Python code runs once per batch, C code once per record.
 
 The caller leaves out aborted batches; markers are left out here. A batch with a good checksum may
 still be undecodable, or too large to be made a batch again. `PoisonBatch` names it: everything
@@ -50,8 +50,8 @@ class PoisonBatch(CorruptBatch):
         self.next_offset = next_offset
 
 
-class Committed(NamedTuple):
-    """A batch without a transaction, or of a committed one; when it was appended, and the durable
+class CommittedBatch(NamedTuple):
+    """A batch without a transaction, or of a committed one, with its append time and the durable
     name of its producer, if it has one."""
 
     batch: Batch
@@ -59,7 +59,7 @@ class Committed(NamedTuple):
     publisher: str | None = None
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file's bytes, and its entry in the manifest."""
 
     file: ArchiveFile
@@ -76,7 +76,7 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """The bytes of the row groups so far, without rows that wait for theirs."""
+        """The bytes of the row groups that are written; pending rows are not counted."""
         return self._rows.size
 
     @property
@@ -85,31 +85,31 @@ class FileWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more batches."""
+        """Whether no more batches can be added."""
         return self._rows.is_full
 
-    def add(self, entries: Sequence[Committed]) -> int:
+    def add(self, entries: Sequence[CommittedBatch]) -> int:
         """Add batches in offset order, after all earlier ones. Return how many were added: all, or
         those up to the one that filled the file. If the first begins before the file, only its
         later records are added. Raises PoisonBatch for the first undecodable batch; those before it
         are added, and the caller continues after it."""
-        taken = 0
-        for group in _groups_of(entries):
+        added = 0
+        for group in _group_entries(entries):
             if self.is_full:
                 break
             self._check_order(group)
             self._add(group)
-            taken += len(group)
-        return taken
+            added += len(group)
+        return added
 
-    def finish(self, next_offset: int, version: int) -> Written:
+    def finish(self, next_offset: int, version: int) -> WrittenFile:
         """Return the file for all offsets before `next_offset`, for this manifest version."""
         if not self._next_offset <= next_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
         file = self._rows.finish(next_offset, version)
-        return Written(file, self._data.getbuffer())
+        return WrittenFile(file, self._data.getbuffer())
 
-    def _check_order(self, group: Sequence[Committed]) -> None:
+    def _check_order(self, group: Sequence[CommittedBatch]) -> None:
         offset = self._next_offset
         if offset == self._first_offset and group[0].batch.next_offset > offset:
             offset = min(offset, group[0].batch.base_offset)
@@ -120,38 +120,38 @@ class FileWriter:
                 )
             offset = entry.batch.next_offset
 
-    def _add(self, group: Sequence[Committed]) -> None:
+    def _add(self, group: Sequence[CommittedBatch]) -> None:
         if len(group) > 1:
             try:
                 rows = to_arrow(
                     [entry.batch for entry in group],
                     max_bytes=limits.ARCHIVE_GROUP_BYTES // len(group),
                 )
-            except InvalidRequest:  # one is too large to be decoded with others, or poison: which?
+            except InvalidRequest:  # one of them is too large, or undecodable: find it one by one
                 for entry in group:
                     self._add([entry])
                 return
         else:
-            rows = _open(group[0].batch)
+            rows = _decode_batch(group[0].batch)
         self._next_offset = group[-1].batch.next_offset
         if not rows.num_rows:
             return
-        rows = _with_times_and_publishers(rows, group)
+        rows = _add_times_and_publishers(rows, group)
         if group[0].batch.base_offset < self._first_offset:
             first = pa.scalar(self._first_offset, pa.int64())
             rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
         self._rows.add(rows)
 
 
-def _groups_of(entries: Sequence[Committed]) -> Iterator[Sequence[Committed]]:
+def _group_entries(entries: Sequence[CommittedBatch]) -> Iterator[Sequence[CommittedBatch]]:
     """Divide entries into groups that are decoded together: small ones up to a bound; a large one
     is alone."""
     start = rows = 0
     for index, (batch, _, _) in enumerate(entries):
         is_large = batch.size >= (
-            limits.ARCHIVE_ALONE_BYTES
+            limits.ARCHIVE_SINGLE_BYTES
             if batch.compression == "none"
-            else limits.ARCHIVE_ALONE_COMPRESSED_BYTES
+            else limits.ARCHIVE_SINGLE_COMPRESSED_BYTES
         )
         rows += batch.record_count
         if start < index and (
@@ -168,8 +168,9 @@ def _groups_of(entries: Sequence[Committed]) -> Iterator[Sequence[Committed]]:
         yield entries[start:]
 
 
-def _open(batch: Batch) -> pa.RecordBatch:
-    """Return the rows of one batch, which can be made batches again."""
+def _decode_batch(batch: Batch) -> pa.RecordBatch:
+    """Return the rows of one batch. Raises PoisonBatch if it cannot be decoded, or if its rows
+    cannot be made a batch again."""
     try:
         rows = to_arrow([batch])
         if rows.nbytes > _SURELY_ENCODABLE_BYTES:
@@ -181,42 +182,46 @@ def _open(batch: Batch) -> pa.RecordBatch:
 
 def _check_encodable(rows: pa.RecordBatch) -> None:
     """Raise RecordTooLarge if a record is too large to be made a batch even with compression."""
-    nothing = pa.nulls(rows.num_rows, pa.int64())
-    for _ in encode(rows.append_column("exact_timestamp_ms", nothing)):
+    nulls = pa.nulls(rows.num_rows, pa.int64())
+    for _ in encode(rows.append_column("exact_timestamp_ms", nulls)):
         pass
 
 
-def _with_times_and_publishers(rows: pa.RecordBatch, group: Sequence[Committed]) -> pa.RecordBatch:
-    """Add the columns that differ by batch."""
-    some = [entry for entry in group if entry.batch.record_count and not entry.batch.is_control]
-    ends = []
+def _add_times_and_publishers(
+    rows: pa.RecordBatch, group: Sequence[CommittedBatch]
+) -> pa.RecordBatch:
+    """Add the columns that the batches' headers do not have: append time, publisher, exact time."""
+    entries = [entry for entry in group if entry.batch.record_count and not entry.batch.is_control]
+    row_ends = []
     end = 0
-    for entry in some:
+    for entry in entries:
         end += entry.batch.record_count
-        ends.append(end)
+        row_ends.append(end)
     if end != rows.num_rows:
         raise InternalError(f"there are {rows.num_rows} rows, but the batches say {end} records")
-    append_times = pa.array([entry.append_time_ms for entry in some], _MILLISECONDS)
-    publishers = pa.array([entry.publisher for entry in some], pa.string())
-    run_ends = pa.array(ends, pa.int32())
-    append_time = _spread(append_times.cast(SCHEMA.field("append_time").type), run_ends)
+    append_times = pa.array([entry.append_time_ms for entry in entries], _MILLISECONDS)
+    publishers = pa.array([entry.publisher for entry in entries], pa.string())
+    run_ends = pa.array(row_ends, pa.int32())
+    append_time = _repeat_runs(append_times.cast(SCHEMA.field("append_time").type), run_ends)
     return (
         rows.append_column("append_time", append_time)
-        .append_column("publisher", _spread(publishers, run_ends))
-        .append_column("exact_timestamp_ms", _exact_times(rows, some))
+        .append_column("publisher", _repeat_runs(publishers, run_ends))
+        .append_column("exact_timestamp_ms", _find_exact_times(rows, entries))
     )
 
 
-def _spread(values: pa.Array, run_ends: pa.Array) -> pa.Array:
+def _repeat_runs(values: pa.Array, run_ends: pa.Array) -> pa.Array:
     if values.null_count == len(values):
         return pa.nulls(run_ends[-1].as_py(), values.type)
     return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(run_ends, values))
 
 
-def _exact_times(rows: pa.RecordBatch, group: Sequence[Committed]) -> pa.Array:
-    """Return the milliseconds that microseconds cannot hold; null for all others."""
+def _find_exact_times(rows: pa.RecordBatch, group: Sequence[CommittedBatch]) -> pa.Array:
+    """Return the timestamps in milliseconds that microseconds cannot hold; null for all others."""
     bounds = pc.min_max(rows.column("timestamp").cast(pa.int64())).as_py()
     if -GREATEST_MS * 1000 < bounds["min"] and bounds["max"] < GREATEST_MS * 1000:
         return pa.nulls(rows.num_rows, pa.int64())
-    times = [record.timestamp for one in group for part in open_batch(one.batch) for record in part]
+    times = [
+        record.timestamp for entry in group for part in open_batch(entry.batch) for record in part
+    ]
     return pa.array([None if -GREATEST_MS < t < GREATEST_MS else t for t in times], pa.int64())

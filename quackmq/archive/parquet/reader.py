@@ -29,7 +29,7 @@ from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
-from quackmq.archive.parquet.checked_range import CheckedRange, parquet_of
+from quackmq.archive.parquet.checked_range import CheckedRange, open_parquet
 from quackmq.archive.parquet.schema import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -49,12 +49,14 @@ _CacheKey = tuple[uuid.UUID, int, str, int]
 #: About the size of a record beside key, value and headers.
 _RECORD_OVERHEAD: Final = 8
 #: The columns that consumers need; the others are known or not needed, and take time to decode.
-_SERVED: Final = [name for name in SCHEMA.names if name not in ("topic", "partition", "publisher")]
+_SERVED_COLUMNS: Final = [
+    name for name in SCHEMA.names if name not in ("topic", "partition", "publisher")
+]
 #: The cache key of a file's tail; its row groups are counted from 0.
 _TAIL: Final = -1
 
 
-class Piece(NamedTuple):
+class EncodedBatches(NamedTuple):
     """Whole batches, the first of which may begin after the requested offset, and the offset at
     which to continue: after the last batch and after offsets without records."""
 
@@ -63,7 +65,7 @@ class Piece(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """The offsets that are unreadable if a part of a file is."""
+    """The offsets of a part of a file, which are unreadable if that part is."""
 
     first_offset: int
     next_offset: int
@@ -75,68 +77,72 @@ class _Tail(NamedTuple):
 
 
 class ArchiveReader:
-    """Reads by the manifests that it is given. All partitions share its caches."""
+    """Reads the files that a manifest lists. All partitions share its caches."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._rows: _Cache[pa.RecordBatch] = _Cache(limits.ARCHIVE_CACHE_BYTES)
         self._tails: _Cache[_Tail] = _Cache(limits.ARCHIVE_CACHED_TAIL_BYTES)
-        self._ahead = PrefetchBuffer(limits.ARCHIVE_WAITING_BYTES)
+        self._prefetched = PrefetchBuffer(limits.ARCHIVE_PREFETCHED_BYTES)
 
-    def read(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
+    def read(self, manifest: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         """Return records from `offset` on: at most `max_bytes`, but at least one batch, if there is
         one before the archive's end. Raises OffsetOutOfRange."""
         _check_range(manifest, offset)
         batches: list[bytes] = []
-        left = max_bytes
+        remaining_bytes = max_bytes
         # The last small rest of the request is not worth its own batch.
-        while offset < manifest.next_offset and (not batches or left > max_bytes // 8):
-            if batches and self._ahead.first_size(manifest.key, offset) > left:
-                break  # it is left for the next read
+        while offset < manifest.next_offset and (not batches or remaining_bytes > max_bytes // 8):
+            if batches and self._prefetched.first_size(manifest.key, offset) > remaining_bytes:
+                break  # the next read returns it
             try:
-                piece = self._read_some(manifest, offset, left)
+                part = self._read_next(manifest, offset, remaining_bytes)
             except StorageError:
-                if batches:  # the next read gets the error
+                if batches:  # the next read raises the error
                     break
                 raise
-            size = sum(map(len, piece.batches))
-            if batches and size > left:
+            size = sum(map(len, part.batches))
+            if batches and size > remaining_bytes:
                 break
-            batches += piece.batches
-            offset = piece.next_offset
-            left -= size
-        return Piece(tuple(batches), offset)
+            batches += part.batches
+            offset = part.next_offset
+            remaining_bytes -= size
+        return EncodedBatches(tuple(batches), offset)
 
-    def read_waiting(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece | None:
-        """Return prefetched batches, without any work; None if none that fits is waiting."""
+    def read_prefetched(
+        self, manifest: Manifest, offset: int, max_bytes: int
+    ) -> EncodedBatches | None:
+        """Return prefetched batches that fit, without reading a file; None if there are none."""
         _check_range(manifest, offset)
-        if not 0 < self._ahead.first_size(manifest.key, offset) <= max_bytes:
+        if not 0 < self._prefetched.first_size(manifest.key, offset) <= max_bytes:
             return None
         batches: list[bytes] = []
-        left = max_bytes
-        while ahead := self._ahead.take(manifest.key, offset):
-            piece = self._given(manifest, ahead, left)
-            batches += piece.batches
-            offset = piece.next_offset
-            left -= sum(map(len, piece.batches))
-            if not 0 < self._ahead.first_size(manifest.key, offset) <= left:
+        remaining_bytes = max_bytes
+        while prefetched := self._prefetched.pop(manifest.key, offset):
+            part = self._split_batches(manifest, prefetched, remaining_bytes)
+            batches += part.batches
+            offset = part.next_offset
+            remaining_bytes -= sum(map(len, part.batches))
+            if not 0 < self._prefetched.first_size(manifest.key, offset) <= remaining_bytes:
                 break
-        return Piece(tuple(batches), offset) if batches else None
+        return EncodedBatches(tuple(batches), offset) if batches else None
 
-    def wanted_ahead(self, manifest: Manifest, offset: int) -> int | None:
-        """Return where to prefetch for a reader that has read up to an offset; None if no prefetch
-        is needed. It is if prefetched batches wait there, and more will be wanted."""
-        end = self._ahead.run_end(manifest.key, offset, limits.ARCHIVE_AHEAD_BYTES)
+    def find_prefetch_offset(self, manifest: Manifest, offset: int) -> int | None:
+        """Return the offset to prefetch from for a reader that has read up to `offset`; None if no
+        prefetch is needed. One is needed if the reader will soon use up its prefetched batches."""
+        end = self._prefetched.run_end(manifest.key, offset, limits.ARCHIVE_PREFETCH_BYTES)
         return end if end is not None and end < manifest.next_offset else None
 
-    def make_ahead(self, manifest: Manifest, offset: int, max_bytes: int) -> None:
-        """Prefetch batches from an offset on, of at most `max_bytes` each. An error is left to the
-        read that meets it."""
+    def prefetch(self, manifest: Manifest, offset: int, max_bytes: int) -> None:
+        """Prefetch batches from an offset on, of at most `max_bytes` each. Ignore errors: the read
+        that needs the batches raises them."""
         try:
-            batches = self._make_some(manifest, offset, max_bytes, limits.ARCHIVE_AHEAD_BYTES)
+            batches = self._encode_batches(
+                manifest, offset, max_bytes, limits.ARCHIVE_PREFETCH_BYTES
+            )
         except StorageError:
             batches = []
-        self._ahead.put(manifest.key, offset, batches)
+        self._prefetched.put(manifest.key, offset, batches)
 
     def offset_at(
         self, manifest: Manifest, time_ms: int, kind: TimeKind = "timestamp"
@@ -153,7 +159,7 @@ class ArchiveReader:
                 if latest < time_ms or group.last_offset < manifest.first_offset:
                     continue
                 rows = self._row_group(manifest, file, index)
-                found = _first_at(rows, time_ms, is_append, manifest.first_offset)
+                found = _find_time(rows, time_ms, is_append, manifest.first_offset)
                 if found is not None:
                     return found
         return None
@@ -194,49 +200,54 @@ class ArchiveReader:
             yield self._read(path, file, position, group.position - position)
             data = self._read(path, file, group.position, group.size)
             if crc32c(data) != group.crc32c:
-                raise _damaged(path, file, f"the checksum of row group {index} is wrong")
+                raise _damage_error(path, file, f"the checksum of row group {index} is wrong")
             yield data
             position = group.position + group.size
         yield self._read(path, file, position, file.size - position)
 
     # --- batches ---------------------------------------------------------------------------
 
-    def _read_some(self, manifest: Manifest, offset: int, max_bytes: int) -> Piece:
-        """Read from one row group, or one quarantined batch, or nothing up to the file's end."""
-        aside = manifest.quarantined_from(offset)
-        if aside is not None and aside.first_offset <= offset:
-            return Piece((self._read_quarantined(manifest, aside),), aside.next_offset)
-        ahead = self._ahead.take(manifest.key, offset)
-        if ahead and len(ahead[0]) <= max_bytes:
-            return self._given(manifest, ahead, max_bytes)
-        ahead_bytes = 0 if ahead is None else limits.ARCHIVE_AHEAD_BYTES
-        batches = self._make_some(manifest, offset, max_bytes, ahead_bytes)
+    def _read_next(self, manifest: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
+        """Return batches of one row group, or one quarantined batch; no batch if there are no
+        records up to the file's end."""
+        quarantined = manifest.quarantined_from(offset)
+        if quarantined is not None and quarantined.first_offset <= offset:
+            return EncodedBatches(
+                (self._read_quarantined(manifest, quarantined),), quarantined.next_offset
+            )
+        prefetched = self._prefetched.pop(manifest.key, offset)
+        if prefetched and len(prefetched[0]) <= max_bytes:
+            return self._split_batches(manifest, prefetched, max_bytes)
+        prefetch_bytes = 0 if prefetched is None else limits.ARCHIVE_PREFETCH_BYTES
+        batches = self._encode_batches(manifest, offset, max_bytes, prefetch_bytes)
         if not batches:
-            return Piece((), _end_of_records(manifest, offset))
-        return self._given(manifest, batches, max_bytes)
+            return EncodedBatches((), _end_of_records(manifest, offset))
+        return self._split_batches(manifest, batches, max_bytes)
 
-    def _make_some(
-        self, manifest: Manifest, offset: int, max_bytes: int, ahead_bytes: int
+    def _encode_batches(
+        self, manifest: Manifest, offset: int, max_bytes: int, prefetch_bytes: int
     ) -> list[bytes]:
-        """Make batches from one row group; none if there is nothing up to the file's end, or up to
-        a quarantined batch."""
+        """Encode batches from one row group; none if there are no records up to the file's end, or
+        up to a quarantined batch."""
         file = manifest.files[manifest.file_at(offset)]
         end = _end_of_records(manifest, offset)
         try:
-            return self._read_records(manifest, file, offset, end, max_bytes, ahead_bytes)
+            return self._read_records(manifest, file, offset, end, max_bytes, prefetch_bytes)
         except DamagedData as error:
             # A quarantined batch can be read even if the file around it is damaged.
             raise DamagedData(str(error), min(error.next_offset or end, end)) from error
 
-    def _given(self, manifest: Manifest, batches: Sequence[bytes], max_bytes: int) -> Piece:
+    def _split_batches(
+        self, manifest: Manifest, batches: Sequence[bytes], max_bytes: int
+    ) -> EncodedBatches:
         """Return as many batches as fit, but at least one; keep the others for the next read."""
         count, size = 1, len(batches[0])
         while count < len(batches) and size + len(batches[count]) <= max_bytes:
             size += len(batches[count])
             count += 1
         next_offset = Batch.peek(batches[count - 1]).next_offset
-        self._ahead.put(manifest.key, next_offset, batches[count:])
-        return Piece(tuple(batches[:count]), next_offset)
+        self._prefetched.put(manifest.key, next_offset, batches[count:])
+        return EncodedBatches(tuple(batches[:count]), next_offset)
 
     def _read_records(
         self,
@@ -245,7 +256,7 @@ class ArchiveReader:
         offset: int,
         end: int,
         max_bytes: int,
-        ahead_bytes: int,
+        prefetch_bytes: int,
     ) -> list[bytes]:
         """Read the first row group that has records in [offset, end)."""
         for index, group in enumerate(self._tail(manifest, file).groups):
@@ -256,14 +267,14 @@ class ArchiveReader:
             rows = self._row_group(manifest, file, index)
             start, stop = _rows_between(rows, offset, end)
             if start < stop:
-                return _encode_some(rows.slice(start, stop - start), max_bytes, ahead_bytes)
+                return _encode_rows(rows.slice(start, stop - start), max_bytes, prefetch_bytes)
         return []
 
-    def _read_quarantined(self, manifest: Manifest, aside: Quarantined) -> bytes:
-        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{aside.name}"
-        data = self._read(path, aside, 0, aside.size)
-        if crc32c(data) != aside.crc32c:
-            raise _damaged(path, aside, "its checksum is wrong")
+    def _read_quarantined(self, manifest: Manifest, quarantined: Quarantined) -> bytes:
+        path = f"{partition_path(manifest.topic, manifest.key.partition)}/{quarantined.name}"
+        data = self._read(path, quarantined, 0, quarantined.size)
+        if crc32c(data) != quarantined.crc32c:
+            raise _damage_error(path, quarantined, "its checksum is wrong")
         return data
 
     # --- files -----------------------------------------------------------------------------
@@ -279,7 +290,7 @@ class ArchiveReader:
         key = (*manifest.key, file.name, index)
         return self._rows.get(
             key,
-            lambda: self._load_row_group(manifest, file, tail, index, _SERVED),
+            lambda: self._load_row_group(manifest, file, tail, index, _SERVED_COLUMNS),
             lambda rows: rows.nbytes,
         )
 
@@ -288,7 +299,7 @@ class ArchiveReader:
         position = file.size - file.tail_bytes
         data = self._read(path, file, position, file.tail_bytes)
         if crc32c(data) != file.tail_crc32c:
-            raise _damaged(path, file, "the checksum of its footer is wrong")
+            raise _damage_error(path, file, "the checksum of its footer is wrong")
         try:
             # A footer can be parsed without the file before it.
             metadata = pq.read_metadata(pa.BufferReader(data))
@@ -300,10 +311,10 @@ class ArchiveReader:
                 )
             tail = _Tail(decode_row_groups(metadata.metadata or {}), metadata)
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise _damaged(path, file, str(error)) from error
+            raise _damage_error(path, file, str(error)) from error
         records = sum(group.records for group in tail.groups)
         if records != file.records or len(tail.groups) != metadata.num_row_groups:
-            raise _damaged(path, file, f"it has {records} records, not {file.records}")
+            raise _damage_error(path, file, f"it has {records} records, not {file.records}")
         return tail
 
     def _load_row_group(
@@ -319,22 +330,24 @@ class ArchiveReader:
         begin = file.first_offset if index == 0 else group.first_offset
         is_last = index + 1 == len(tail.groups)
         end = file.next_offset if is_last else tail.groups[index + 1].first_offset
-        what = _Range(begin, end)
-        data = self._read(path, what, group.position, group.size)
+        offsets = _Range(begin, end)
+        data = self._read(path, offsets, group.position, group.size)
         if crc32c(data) != group.crc32c:
-            raise _damaged(path, what, f"the checksum of row group {index} is wrong")
+            raise _damage_error(path, offsets, f"the checksum of row group {index} is wrong")
         try:
-            source = parquet_of(CheckedRange(file.size, group.position, data), tail.metadata)
+            source = open_parquet(CheckedRange(file.size, group.position, data), tail.metadata)
             table = source.read_row_group(index, columns=columns, use_threads=False)
             rows = table.select(columns).combine_chunks().to_batches()
         except (pa.ArrowException, ValueError, KeyError, OSError) as error:
-            raise _damaged(path, what, f"row group {index}: {error}") from error
+            raise _damage_error(path, offsets, f"row group {index}: {error}") from error
         if len(rows) != 1 or rows[0].num_rows != group.records:
-            raise _damaged(path, what, f"row group {index} does not have {group.records} records")
+            raise _damage_error(
+                path, offsets, f"row group {index} does not have {group.records} records"
+            )
         return rows[0]
 
     def _read(
-        self, path: str, what: ArchiveFile | Quarantined | _Range, position: int, length: int
+        self, path: str, offsets: ArchiveFile | Quarantined | _Range, position: int, length: int
     ) -> bytes:
         try:
             file = self._disk.open(path)
@@ -343,14 +356,14 @@ class ArchiveReader:
             finally:
                 file.close()
         except FileNotFoundError:
-            raise _damaged(path, what, "the file is missing") from None
+            raise _damage_error(path, offsets, "the file is missing") from None
         except OSError as error:
             if error.errno == errno.EIO:
-                raise _damaged(path, what, str(error)) from error
+                raise _damage_error(path, offsets, str(error)) from error
             # Not damage: a retry may succeed.
             raise StorageError(f"{path} cannot be read: {error}") from error
         if len(data) != length:
-            raise _damaged(path, what, f"it ends at byte {position + len(data)}")
+            raise _damage_error(path, offsets, f"it ends at byte {position + len(data)}")
         return data
 
 
@@ -392,11 +405,11 @@ def _check_range(manifest: Manifest, offset: int) -> None:
 
 
 def _end_of_records(manifest: Manifest, offset: int) -> int:
-    """Return where the file of an offset ends, or where a quarantined batch begins before that; the
-    offset itself if the batch is there."""
+    """Return the end of the file that has an offset, or the beginning of a quarantined batch before
+    that; the offset itself if it lies in that batch."""
     end = manifest.files[manifest.file_at(offset)].next_offset
-    aside = manifest.quarantined_from(offset)
-    return end if aside is None else min(end, max(offset, aside.first_offset))
+    quarantined = manifest.quarantined_from(offset)
+    return end if quarantined is None else min(end, max(offset, quarantined.first_offset))
 
 
 def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int]:
@@ -408,41 +421,45 @@ def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int
     return bounds[0], bounds[1]
 
 
-def _encode_some(rows: pa.RecordBatch, max_bytes: int, ahead_bytes: int) -> list[bytes]:
-    """Encode as many rows as fit, but at least one batch; and more to be prefetched. Their size is
-    estimated, so that few rows are encoded in vain."""
+def _encode_rows(rows: pa.RecordBatch, max_bytes: int, prefetch_bytes: int) -> list[bytes]:
+    """Encode as many rows as fit, but at least one batch, and up to `prefetch_bytes` for the next
+    reads. The size is estimated, so that few rows are encoded in vain."""
     count = rows.num_rows
-    content = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
+    content_bytes = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
     batch_bytes = max(1, min(shared_limits.ENCODED_BATCH_BYTES, max_bytes))
-    wanted = max(max_bytes, min(ahead_bytes, limits.ARCHIVE_AHEAD_BATCHES * batch_bytes))
+    target_bytes = max(
+        max_bytes, min(prefetch_bytes, limits.ARCHIVE_PREFETCH_BATCHES * batch_bytes)
+    )
     batches: list[bytes] = []
-    start, left = 0, wanted
-    while start < count and (not batches or left > wanted // 8):
-        share = max(1, left * count // (content + _RECORD_OVERHEAD * count))
-        for batch in encode(rows.slice(start, share), batch_bytes=batch_bytes):
-            if batches and len(batch) > left:
+    start, remaining_bytes = 0, target_bytes
+    while start < count and (not batches or remaining_bytes > target_bytes // 8):
+        row_count = max(1, remaining_bytes * count // (content_bytes + _RECORD_OVERHEAD * count))
+        for batch in encode(rows.slice(start, row_count), batch_bytes=batch_bytes):
+            if batches and len(batch) > remaining_bytes:
                 return batches
             batches.append(batch)
-            left -= len(batch)
-        start += share
+            remaining_bytes -= len(batch)
+        start += row_count
     return batches
 
 
-def _first_at(
+def _find_time(
     rows: pa.RecordBatch, time_ms: int, is_append: bool, first_offset: int
 ) -> OffsetTime | None:
     times = append_times_ms(rows) if is_append else timestamps_ms(rows)
     offsets = rows.column("offset")
-    fits = pc.and_(
+    matches = pc.and_(
         pc.greater_equal(times, pa.scalar(time_ms, pa.int64())),
         pc.greater_equal(offsets, pa.scalar(first_offset, pa.int64())),
     )
-    index = pc.index(fits, True).as_py()
+    index = pc.index(matches, True).as_py()
     return None if index < 0 else OffsetTime(offsets[index].as_py(), times[index].as_py())
 
 
-def _damaged(path: str, what: ArchiveFile | Quarantined | _Range, reason: str) -> DamagedData:
+def _damage_error(
+    path: str, offsets: ArchiveFile | Quarantined | _Range, reason: str
+) -> DamagedData:
     return DamagedData(
-        f"{path}, offsets {what.first_offset} to {what.next_offset - 1}: {reason}",
-        what.next_offset,
+        f"{path}, offsets {offsets.first_offset} to {offsets.next_offset - 1}: {reason}",
+        offsets.next_offset,
     )

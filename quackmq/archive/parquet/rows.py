@@ -70,9 +70,9 @@ class RowsWriter:
         self._first_offset = first_offset
         #: The offset after the last row that was added.
         self._next_offset = first_offset
-        self._bytes = _Checked(sink)
+        self._sink = _ChecksummedSink(sink)
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._bytes, mode="w"),
+            pa.PythonFile(self._sink, mode="w"),
             SCHEMA,
             compression="zstd",
             use_dictionary=_DICTIONARIES,
@@ -82,19 +82,19 @@ class RowsWriter:
             write_page_checksum=True,
         )
         self._groups: list[RowGroup] = []
-        #: Rows that wait until they fill a row group.
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
+        #: Rows that do not yet fill a row group.
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
 
     @property
     def size(self) -> int:
-        """The bytes of the row groups so far, without rows that wait for theirs."""
-        return self._bytes.position
+        """The bytes of the row groups that are written; pending rows are not counted."""
+        return self._sink.position
 
     @property
     def records(self) -> int:
-        return sum(group.records for group in self._groups) + self._waiting_rows
+        return sum(group.records for group in self._groups) + self._pending_rows
 
     @property
     def is_full(self) -> bool:
@@ -115,13 +115,13 @@ class RowsWriter:
                 f"a row at offset {offsets[0].as_py()} follows offset {self._next_offset - 1}"
             )
         self._next_offset = offsets[-1].as_py() + 1
-        rows = rows.select(_GIVEN)
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
+        rows = rows.select(_ADDED_COLUMNS)
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        self._pending_bytes += rows.nbytes
         if (
-            self._waiting_rows >= limits.ARCHIVE_ROW_GROUP_ROWS
-            or self._waiting_bytes >= limits.ARCHIVE_ROW_GROUP_BYTES
+            self._pending_rows >= limits.ARCHIVE_ROW_GROUP_ROWS
+            or self._pending_bytes >= limits.ARCHIVE_ROW_GROUP_BYTES
         ):
             self._write()
 
@@ -131,8 +131,8 @@ class RowsWriter:
         if not self._next_offset <= next_offset or next_offset == self._first_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
         self._write(final=True)
-        tail_position = self._bytes.position
-        self._bytes.take_checksum()
+        tail_position = self._sink.position
+        self._sink.take_checksum()
         self._writer.add_key_value_metadata(
             {
                 ROW_GROUPS_KEY: encode_row_groups(self._groups),
@@ -144,7 +144,7 @@ class RowsWriter:
             }
         )
         self._writer.close()
-        size = self._bytes.position
+        size = self._sink.position
         return ArchiveFile(
             name=file_name(self._first_offset, version),
             first_offset=self._first_offset,
@@ -152,25 +152,29 @@ class RowsWriter:
             records=self.records,
             size=size,
             tail_bytes=size - tail_position,
-            tail_crc32c=self._bytes.take_checksum(),
-            **bounds_of(self._groups),
+            tail_crc32c=self._sink.take_checksum(),
+            **time_bounds(self._groups),
         )
 
     def _write(self, final: bool = False) -> None:
         """Write all full row groups; with `final`, also the rest."""
-        if not self._waiting:
+        if not self._pending:
             return
-        rows = pa.concat_batches(self._waiting)
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        most = limits.ARCHIVE_ROW_GROUP_ROWS
-        for start in range(0, rows.num_rows, most):
-            part = rows.slice(start, most)
-            if not final and part.num_rows < most and part.nbytes < limits.ARCHIVE_ROW_GROUP_BYTES:
-                self._waiting = [part]
-                self._waiting_rows, self._waiting_bytes = part.num_rows, part.nbytes
+        rows = pa.concat_batches(self._pending)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        most_rows = limits.ARCHIVE_ROW_GROUP_ROWS
+        for start in range(0, rows.num_rows, most_rows):
+            part = rows.slice(start, most_rows)
+            if (
+                not final
+                and part.num_rows < most_rows
+                and part.nbytes < limits.ARCHIVE_ROW_GROUP_BYTES
+            ):
+                self._pending = [part]
+                self._pending_rows, self._pending_bytes = part.num_rows, part.nbytes
                 return
-            for piece in _pieces(part):
-                self._write_group(piece)
+            for group_rows in _split_rows(part):
+                self._write_group(group_rows)
 
     def _write_group(self, rows: pa.RecordBatch) -> None:
         count = rows.num_rows
@@ -178,33 +182,33 @@ class RowsWriter:
         columns["topic"] = pa.repeat(pa.scalar(self._topic), count)
         columns["partition"] = pa.repeat(pa.scalar(self._key.partition, pa.int32()), count)
         table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-        position = self._bytes.position
-        self._bytes.take_checksum()
+        position = self._sink.position
+        self._sink.take_checksum()
         self._writer.write_table(table, row_group_size=count)
-        times = pc.min_max(timestamps_ms(rows)).as_py()
-        appended = pc.min_max(append_times_ms(rows)).as_py()
+        timestamps = pc.min_max(timestamps_ms(rows)).as_py()
+        append_times = pc.min_max(append_times_ms(rows)).as_py()
         offsets = rows.column("offset")
         self._groups.append(
             RowGroup(
                 position=position,
-                size=self._bytes.position - position,
-                crc32c=self._bytes.take_checksum(),
+                size=self._sink.position - position,
+                crc32c=self._sink.take_checksum(),
                 records=count,
                 first_offset=offsets[0].as_py(),
                 last_offset=offsets[-1].as_py(),
-                least_timestamp_ms=times["min"],
-                greatest_timestamp_ms=times["max"],
-                least_append_ms=appended["min"],
-                greatest_append_ms=appended["max"],
+                least_timestamp_ms=timestamps["min"],
+                greatest_timestamp_ms=timestamps["max"],
+                least_append_ms=append_times["min"],
+                greatest_append_ms=append_times["max"],
             )
         )
 
 
 #: The columns that are in the added rows.
-_GIVEN: Final = [name for name in SCHEMA.names if name not in ("topic", "partition")]
+_ADDED_COLUMNS: Final = [name for name in SCHEMA.names if name not in ("topic", "partition")]
 
 
-class _Checked:
+class _ChecksummedSink:
     """Passes bytes on to a sink, counts them, and computes the checksum of each range. It is the
     file object that Arrow writes to."""
 
@@ -234,15 +238,15 @@ class _Checked:
     def close(self) -> None: ...
 
 
-def rows_from(rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    """Drop the rows before an offset."""
+def drop_rows_before(rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    """Return the rows from an offset on."""
     offsets = rows.column("offset")
     if not rows.num_rows or offsets[0].as_py() >= offset:
         return rows
     return rows.slice(pc.sum(pc.less(offsets, pa.scalar(offset, pa.int64()))).as_py())
 
 
-def bounds_of(groups: Sequence[RowGroup]) -> dict[str, int]:
+def time_bounds(groups: Sequence[RowGroup]) -> dict[str, int]:
     """Return the bounds of times for a manifest entry; none if there are no records."""
     if not groups:
         return {}
@@ -254,11 +258,11 @@ def bounds_of(groups: Sequence[RowGroup]) -> dict[str, int]:
     }
 
 
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_rows(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Halve rows until each part is small enough for a row group, or one record."""
     if rows.num_rows <= 1 or rows.nbytes <= limits.ARCHIVE_ROW_GROUP_BYTES:
         yield rows
         return
     half = rows.num_rows // 2
-    yield from _pieces(rows.slice(0, half))
-    yield from _pieces(rows.slice(half))
+    yield from _split_rows(rows.slice(0, half))
+    yield from _split_rows(rows.slice(half))

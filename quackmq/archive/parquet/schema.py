@@ -78,7 +78,9 @@ def encode_row_groups(groups: Iterable[RowGroup]) -> bytes:
 def decode_row_groups(metadata: Mapping[bytes, bytes]) -> tuple[RowGroup, ...]:
     """Decode bytes whose checksum is right. Raises ValueError if this module did not write them."""
     try:
-        return tuple(RowGroup(*map(int, group)) for group in orjson.loads(_text(metadata)))
+        return tuple(
+            RowGroup(*map(int, group)) for group in orjson.loads(_find_row_groups(metadata))
+        )
     except TypeError as error:
         raise ValueError(f"its row groups have an unknown form: {error}") from (error)
 
@@ -87,7 +89,7 @@ def schema_version(metadata: Mapping[bytes, bytes]) -> int:
     return int(metadata.get(VERSION_KEY.encode(), b"0"))
 
 
-def _text(metadata: Mapping[bytes, bytes]) -> bytes:
+def _find_row_groups(metadata: Mapping[bytes, bytes]) -> bytes:
     text = metadata.get(ROW_GROUPS_KEY.encode())
     if text is None:
         raise ValueError("it does not list its row groups: the broker did not write it")

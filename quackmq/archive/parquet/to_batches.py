@@ -59,61 +59,61 @@ def encode(
         return
     offsets = rows.column("offset")
     times = timestamps_ms(rows)
-    headers = headers_of(rows.column("headers"))
-    starts = _starts(rows, offsets, times, headers, batch_bytes)
+    headers = encode_headers(rows.column("headers"))
+    starts = _find_batch_starts(rows, offsets, times, headers, batch_bytes)
     ends = [*starts[1:], rows.num_rows]
-    records = _records(rows, offsets, times, headers, starts, ends)
-    positions = positions_of(records)
+    records = _encode_records(rows, offsets, times, headers, starts, ends)
+    positions = value_positions(records)
     data = memoryview(records.buffers()[2])
     for start, end, fields in zip(
-        starts, ends, _fields(rows, offsets, times, starts, ends), strict=True
+        starts, ends, _make_header_fields(rows, offsets, times, starts, ends), strict=True
     ):
         content = data[positions[start] : positions[end]]
         if HEADER_BYTES + len(content) > limits.BATCH_BYTES:
-            yield _compressed(rows, start, fields)
+            yield _encode_compressed(rows, start, fields)
         else:
-            yield fields.sealed(content)
+            yield fields.encode(content)
 
 
 def timestamps_ms(rows: pa.RecordBatch) -> pa.Array:
     """Return the records' times, including those that microseconds cannot hold."""
-    told = pc.divide(rows.column("timestamp").cast(pa.int64()), _THOUSAND)
+    milliseconds = pc.divide(rows.column("timestamp").cast(pa.int64()), _THOUSAND)
     exact = rows.column("exact_timestamp_ms")
-    return told if exact.null_count == rows.num_rows else pc.coalesce(exact, told)
+    return milliseconds if exact.null_count == rows.num_rows else pc.coalesce(exact, milliseconds)
 
 
 def append_times_ms(rows: pa.RecordBatch) -> pa.Array:
     return pc.divide(rows.column("append_time").cast(pa.int64()), _THOUSAND)
 
 
-class _Fields(NamedTuple):
+class _HeaderFields(NamedTuple):
     """The fields of one batch's header."""
 
     offset: int
     last_offset: int
     base_time: int
     greatest_time: int
-    kind_of_time: int
+    timestamp_type: int
     producer_id: int
     epoch: int
     sequence: int
     record_count: int
 
-    def sealed(self, content: memoryview) -> bytes:
+    def encode(self, content: memoryview) -> bytes:
         length = HEADER_BYTES - LENGTH_OVERHEAD + len(content)
-        place = (self.offset, length, NO_EPOCH, 2)
+        head = (self.offset, length, NO_EPOCH, 2)
         checked = (
-            *(TIMESTAMP_TYPE_FLAG * self.kind_of_time, self.last_offset - self.offset),
+            *(TIMESTAMP_TYPE_FLAG * self.timestamp_type, self.last_offset - self.offset),
             *(self.base_time, self.greatest_time),
             *(self.producer_id, self.epoch, self.sequence, self.record_count),
         )
-        crc = crc32c(content, crc32c(HEADER.pack(*place, 0, *checked)[CRC_START:]))
-        return b"".join((HEADER.pack(*place, crc, *checked), content))
+        crc = crc32c(content, crc32c(HEADER.pack(*head, 0, *checked)[CRC_START:]))
+        return b"".join((HEADER.pack(*head, crc, *checked), content))
 
 
-def _fields(
+def _make_header_fields(
     rows: pa.RecordBatch, offsets: pa.Array, times: pa.Array, starts: list[int], ends: list[int]
-) -> Iterator[_Fields]:
+) -> Iterator[_HeaderFields]:
     """Return the header fields of the batches from these rows."""
     first = pa.array(starts, pa.int64())
     last = pa.array([end - 1 for end in ends], pa.int64())
@@ -133,10 +133,10 @@ def _fields(
         rows.column("sequence").take(first).fill_null(NO_SEQUENCE).to_pylist(),
         [end - start for start, end in zip(starts, ends, strict=True)],
     )
-    return map(_Fields._make, zip(*columns, strict=True))
+    return map(_HeaderFields._make, zip(*columns, strict=True))
 
 
-def _compressed(rows: pa.RecordBatch, row: int, fields: _Fields) -> bytes:
+def _encode_compressed(rows: pa.RecordBatch, row: int, fields: _HeaderFields) -> bytes:
     """Encode a record that only fits into a batch compressed; it is alone in its batch."""
     if fields.record_count != 1:
         raise DamagedData(
@@ -148,18 +148,18 @@ def _compressed(rows: pa.RecordBatch, row: int, fields: _Fields) -> bytes:
         producer_id=fields.producer_id,
         producer_epoch=fields.epoch,
         base_sequence=fields.sequence,
-        append_time=fields.kind_of_time == 1,
+        append_time=fields.timestamp_type == 1,
     )
-    one = rows.slice(row, 1).select(["key", "value", "headers"]).to_pylist()[0]
-    pairs = tuple((pair["key"], pair["value"]) for pair in one["headers"] or ())
-    writer.add(0, fields.base_time, one["key"], one["value"], pairs)
+    record = rows.slice(row, 1).select(["key", "value", "headers"]).to_pylist()[0]
+    pairs = tuple((pair["key"], pair["value"]) for pair in record["headers"] or ())
+    writer.add(0, fields.base_time, record["key"], record["value"], pairs)
     return writer.finish(fields.offset)
 
 
 # --- where batches begin -------------------------------------------------------------------------
 
 
-def _starts(
+def _find_batch_starts(
     rows: pa.RecordBatch, offsets: pa.Array, times: pa.Array, headers: pa.Array, batch_bytes: int
 ) -> list[int]:
     """Return the rows that begin a batch. A batch has one producer, whose sequence numbers grow
@@ -168,11 +168,11 @@ def _starts(
     if count == 1:
         return [0]
     sequences = rows.column("sequence")
-    ahead = pc.bit_wise_and(pc.subtract(sequences, offsets), _SEQUENCE_MASK).fill_null(-1)
-    kinds = rows.column("timestampType")
-    broker_times = pc.if_else(pc.equal(kinds, _APPEND_TIME), times, _ZERO)
+    sequence_leads = pc.bit_wise_and(pc.subtract(sequences, offsets), _SEQUENCE_MASK).fill_null(-1)
+    timestamp_types = rows.column("timestampType")
+    broker_times = pc.if_else(pc.equal(timestamp_types, _APPEND_TIME), times, _ZERO)
     sizes = pc.add(
-        pc.add(_lengths(rows.column("key")), _lengths(rows.column("value"))),
+        pc.add(_byte_lengths(rows.column("key")), _byte_lengths(rows.column("value"))),
         pc.add(pc.binary_length(headers).cast(pa.int64()), _RECORD_OVERHEAD),
     )
     # Rows within half of the bound and the row that crosses it: at most the bound together.
@@ -180,34 +180,36 @@ def _starts(
     columns = [
         rows.column("producer_id").fill_null(NO_PRODUCER_ID),
         rows.column("producer_epoch").fill_null(NO_EPOCH),
-        ahead,
-        kinds,
+        sequence_leads,
+        timestamp_types,
         broker_times,
         pc.divide(pc.cumulative_sum(sizes), half),
         pc.divide(offsets, _MOST_RECORDS),
     ]
-    begins = _changes(columns[0])
+    starts_batch = _find_changes(columns[0])
     for column in columns[1:]:
-        begins = pc.or_(begins, _changes(column))
-    large = pc.greater(sizes, half)
-    if pc.any(large).as_py():
-        begins = pc.or_(begins, pc.or_(large.slice(1), large.slice(0, count - 1)))
-    numbered = pc.greater_equal(ahead.slice(1), _ZERO)
-    if pc.any(numbered).as_py():
-        holes = pc.not_equal(pc.subtract(offsets.slice(1), offsets.slice(0, count - 1)), _ONE)
-        begins = pc.or_(begins, pc.and_(numbered, holes))
-    return [0, *(index + 1 for index in pc.indices_nonzero(begins).to_pylist())]
+        starts_batch = pc.or_(starts_batch, _find_changes(column))
+    is_large = pc.greater(sizes, half)
+    if pc.any(is_large).as_py():
+        starts_batch = pc.or_(starts_batch, pc.or_(is_large.slice(1), is_large.slice(0, count - 1)))
+    has_sequence = pc.greater_equal(sequence_leads.slice(1), _ZERO)
+    if pc.any(has_sequence).as_py():
+        follows_hole = pc.not_equal(
+            pc.subtract(offsets.slice(1), offsets.slice(0, count - 1)), _ONE
+        )
+        starts_batch = pc.or_(starts_batch, pc.and_(has_sequence, follows_hole))
+    return [0, *(index + 1 for index in pc.indices_nonzero(starts_batch).to_pylist())]
 
 
-def _changes(column: pa.Array) -> pa.Array:
-    """Return for every row but the first whether it differs from the one before."""
+def _find_changes(column: pa.Array) -> pa.Array:
+    """Return for each row except the first whether it differs from the one before."""
     return pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
 
 
 # --- records -------------------------------------------------------------------------------------
 
 
-def _records(
+def _encode_records(
     rows: pa.RecordBatch,
     offsets: pa.Array,
     times: pa.Array,
@@ -217,39 +219,39 @@ def _records(
 ) -> pa.Array:
     key, value = rows.column("key"), rows.column("value")
     parts = [
-        varints(pc.subtract(times, _spread(times, starts, ends))),
-        varints(pc.subtract(offsets, _spread(offsets, starts, ends))),
-        length_varints(key),
+        encode_varints(pc.subtract(times, _repeat_firsts(times, starts, ends))),
+        encode_varints(pc.subtract(offsets, _repeat_firsts(offsets, starts, ends))),
+        encode_length_varints(key),
         key.fill_null(_EMPTY),
-        length_varints(value),
+        encode_length_varints(value),
         value.fill_null(_EMPTY),
         headers,
     ]
     length = pc.add(pc.binary_length(parts[0]).cast(pa.int64()), _ONE)
     for part in parts[1:]:
         length = pc.add(length, pc.binary_length(part))
-    return pc.binary_join_element_wise(varints(length), _ATTRIBUTES, *parts, _EMPTY)
+    return pc.binary_join_element_wise(encode_varints(length), _ATTRIBUTES, *parts, _EMPTY)
 
 
-def headers_of(column: pa.Array) -> pa.Array:
-    """Encode the number of headers of each row, and the headers."""
+def encode_headers(column: pa.Array) -> pa.Array:
+    """Return the encoded headers of each row: their number, then names and values."""
     if column.null_count == len(column):
         return pa.repeat(pa.scalar(b"\x00", pa.binary()), len(column))
     counts = column.value_lengths().fill_null(0).cast(pa.int64())
     names, values = column.flatten().flatten()
     names = names.cast(pa.binary())
-    pairs = pc.binary_join_element_wise(
-        *(length_varints(names), names),
-        *(length_varints(values), values.fill_null(_EMPTY)),
+    encoded_pairs = pc.binary_join_element_wise(
+        *(encode_length_varints(names), names),
+        *(encode_length_varints(values), values.fill_null(_EMPTY)),
         _EMPTY,
     )
     ends = pc.cumulative_sum(counts)
     bounds = pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
-    joined = pc.binary_join(pa.ListArray.from_arrays(bounds, pairs), _EMPTY)
-    return pc.binary_join_element_wise(varints(counts), joined, _EMPTY)
+    joined = pc.binary_join(pa.ListArray.from_arrays(bounds, encoded_pairs), _EMPTY)
+    return pc.binary_join_element_wise(encode_varints(counts), joined, _EMPTY)
 
 
-def _spread(column: pa.Array, starts: list[int], ends: list[int]) -> pa.Array | pa.Scalar:
+def _repeat_firsts(column: pa.Array, starts: list[int], ends: list[int]) -> pa.Array | pa.Scalar:
     """Repeat the value of each batch's first row over all its rows."""
     if len(starts) == 1:
         return column[0]
@@ -257,15 +259,15 @@ def _spread(column: pa.Array, starts: list[int], ends: list[int]) -> pa.Array | 
     return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), firsts))
 
 
-def _lengths(column: pa.Array) -> pa.Array:
+def _byte_lengths(column: pa.Array) -> pa.Array:
     return pc.binary_length(column).fill_null(0).cast(pa.int64())
 
 
-def length_varints(column: pa.Array) -> pa.Array:
-    return varints(pc.binary_length(column).fill_null(-1).cast(pa.int64()))
+def encode_length_varints(column: pa.Array) -> pa.Array:
+    return encode_varints(pc.binary_length(column).fill_null(-1).cast(pa.int64()))
 
 
-def varints(numbers: pa.Array) -> pa.Array:
+def encode_varints(numbers: pa.Array) -> pa.Array:
     """Encode as zigzag varints: looked up, or computed once for each distinct number."""
     # Arrow does not shift an int64 by 63.
     signs = pc.negate(pc.less(numbers, _ZERO).cast(pa.int64()))
@@ -274,18 +276,18 @@ def varints(numbers: pa.Array) -> pa.Array:
     if bounds["min"] is None:
         return pa.array([], pa.binary())
     if 0 <= bounds["min"] and bounds["max"] < _TABLE_SIZE:
-        return _table().take(zigzag)
+        return _varint_table().take(zigzag)
     distinct = zigzag.dictionary_encode()
-    made = [_varint(number % 2**64) for number in distinct.dictionary.to_pylist()]
-    return pa.array(made, pa.binary()).take(distinct.indices)
+    encoded = [_encode_varint(number % 2**64) for number in distinct.dictionary.to_pylist()]
+    return pa.array(encoded, pa.binary()).take(distinct.indices)
 
 
 @cache
-def _table() -> pa.Array:
-    return pa.array([_varint(number) for number in range(_TABLE_SIZE)], pa.binary())
+def _varint_table() -> pa.Array:
+    return pa.array([_encode_varint(number) for number in range(_TABLE_SIZE)], pa.binary())
 
 
-def _varint(zigzag: int) -> bytes:
+def _encode_varint(zigzag: int) -> bytes:
     output = bytearray()
     while zigzag > 0x7F:
         output.append(zigzag & 0x7F | 0x80)
@@ -294,6 +296,7 @@ def _varint(zigzag: int) -> bytes:
     return bytes(output)
 
 
-def positions_of(column: pa.Array) -> memoryview:
-    """Return where each value of a byte column begins in its memory, and where the last ends."""
+def value_positions(column: pa.Array) -> memoryview:
+    """Return the position at which each value of a byte column begins in its memory, and the end of
+    the last one."""
     return memoryview(column.buffers()[1]).cast("i")[column.offset :]

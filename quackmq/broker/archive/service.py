@@ -47,9 +47,9 @@ from quackmq.model.topic import PartitionKey, Topic
 
 if TYPE_CHECKING:  # these modules load pyarrow, which a broker without an archive does not need
     from quackmq.archive.archiving.archiver import Archiver, ArchiverState
-    from quackmq.archive.archiving.run import Archived
+    from quackmq.archive.archiving.run import ArchiveResult
     from quackmq.archive.manifest_registry import ManifestRegistry
-    from quackmq.archive.merging.merger import Merged, Merger
+    from quackmq.archive.merging.merger import Merger, MergeResult
     from quackmq.archive.merging.replacement import ReplacementFile
     from quackmq.archive.pins import Pin
     from quackmq.archive.tiered_store import TieredStore
@@ -79,7 +79,7 @@ class ArchiveState:
 
     problems: tuple[str, ...]
     archiver: ArchiverState
-    merged: Merged
+    merged: MergeResult
     quarantined: int
     #: Descriptions of some quarantined batches, for operators.
     kept_aside: tuple[str, ...]
@@ -255,13 +255,13 @@ class Archives:
         await self._lifecycle.run_shielded(self._replace(key, version, old, new))
         return await self._describe(key, self._partitions.manifest)
 
-    async def archive(self, caller: Caller, topic_name: str) -> Archived:
+    async def archive(self, caller: Caller, topic_name: str) -> ArchiveResult:
         """Archive all decided records of a topic now. Raise UnknownTopic or StorageError."""
         self._lifecycle.check_open()
         self._topics.named(topic_name)
         return await self._archiver.archive(topic_name)
 
-    async def merge(self, caller: Caller, topic_name: str) -> Merged:
+    async def merge(self, caller: Caller, topic_name: str) -> MergeResult:
         """Merge the files of a topic now, where that is worthwhile. Raise UnknownTopic or
         StorageError."""
         self._lifecycle.check_open()
@@ -287,7 +287,7 @@ class Archives:
             problems.insert(0, f"the disk is full: {archiver.no_room}")
         if self._partitions.failure is not None:
             problems.insert(0, str(self._partitions.failure))
-        listed = self._partitions.all()
+        listed = self._partitions.changeable()
         return ArchiveState(
             problems=tuple(dict.fromkeys(problems)),
             archiver=archiver,
@@ -349,7 +349,7 @@ class Archives:
     def _check_offered(self, name: str) -> None:
         """Check that a name is that of a file offered under a plan. Raise InvalidRequest or
         UnknownPlan."""
-        plan_id = manifests.plan_of_offered(name)
+        plan_id = manifests.parse_plan(name)
         if plan_id is None:
             raise InvalidRequest(
                 f"{name[:100]!r} is not the name of an offered file: use "
@@ -463,9 +463,9 @@ def _first_page(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
 
 def _examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
     """Read an offered file. Call this in the archive thread: the import takes a while."""
-    from quackmq.archive.merging.replacement import examine
+    from quackmq.archive.merging.replacement import read_footer
 
-    return examine(disk, manifest, name)
+    return read_footer(disk, manifest, name)
 
 
 def _compare(

@@ -144,7 +144,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
             ),
             clock,
             archive=archive,
-            workshop=None if archive is None else WorkerProcess(),
+            file_builder=None if archive is None else WorkerProcess(),
         )
         await broker.open()
         opened.push_async_callback(broker.close)

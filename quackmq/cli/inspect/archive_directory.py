@@ -130,12 +130,12 @@ class ArchiveDirectory:
     ) -> Iterator[Finding]:
         """Yield a note for each file that the manifest does not list. A running broker may still
         need it."""
-        listed = set(manifests.names_of(manifest)) if manifest is not None else set()
+        listed = set(manifests.list_names(manifest)) if manifest is not None else set()
         for name in self.disk.list(partition.path):
             if name == _MANIFEST or name in listed:
                 continue
-            is_offered = manifests.plan_of_offered(name) is not None
-            is_ours = manifests.is_ours(name) or name.startswith("_new-") or is_offered
+            is_offered = manifests.parse_plan(name) is not None
+            is_ours = manifests.is_archive_name(name) or name.startswith("_new-") or is_offered
             what = "the manifest does not list it"
             what += (
                 ": the next start removes it" if is_ours else ", and the broker did not create it"

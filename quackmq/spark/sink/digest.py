@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from quackmq.archive.parquet.to_batches import headers_of
+from quackmq.archive.parquet.to_batches import encode_headers
 from quackmq.spark.sink.encode import Rows
 from quackmq.spark.sink.partitioner import Numbers
 
@@ -70,7 +70,7 @@ def merged(digests: Iterable[Digest]) -> Digest:
 
 def digest_of(topic: str, rows: Rows) -> Digest:
     """Return the digest of rows that are written to a topic."""
-    headers = None if rows.headers is None else headers_of(rows.headers)
+    headers = None if rows.headers is None else encode_headers(rows.headers)
     return merged(
         _digest(
             topic,

@@ -21,7 +21,12 @@ from aiokafka import codec as compressors
 from crc32c import crc32c
 
 from quackmq import limits
-from quackmq.archive.parquet.to_batches import headers_of, length_varints, positions_of, varints
+from quackmq.archive.parquet.to_batches import (
+    encode_headers,
+    encode_length_varints,
+    encode_varints,
+    value_positions,
+)
 from quackmq.errors import RecordTooLarge
 from quackmq.records.batch import (
     COMPRESSIONS,
@@ -77,12 +82,12 @@ def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[
     count = len(rows.value)
     if not count:
         return
-    headers = None if rows.headers is None else headers_of(rows.headers)
+    headers = None if rows.headers is None else encode_headers(rows.headers)
     sizes = _sizes(rows, headers)
     starts = _starts(rows.partitions, sizes, batch_bytes)
     ends = np.append(starts[1:], count)
     records = _records(rows, headers, starts, ends)
-    positions, data = positions_of(records), memoryview(records.buffers()[2])
+    positions, data = value_positions(records), memoryview(records.buffers()[2])
     first_times, greatest_times = _times(rows.times_ms, starts)
     for start, end, first_ms, greatest_ms in zip(
         starts.tolist(), ends.tolist(), first_times, greatest_times, strict=True
@@ -134,18 +139,18 @@ def _records(rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Number
     parts: list[pa.Array | pa.Scalar] = [_ATTRIBUTES, *_time_deltas(rows.times_ms, starts, ends)]
     if len(parts) == 1:
         parts = [_AT_ONCE]
-    parts.append(varints(pa.array(deltas)))
+    parts.append(encode_varints(pa.array(deltas)))
     for column in (rows.key, rows.value):
         if column is None or column.null_count == count:
             parts.append(_NULL_LENGTH)
         else:
-            parts += [length_varints(column), column]
+            parts += [encode_length_varints(column), column]
     parts.append(_NO_HEADERS if headers is None else headers)
     length = np.zeros(count, np.int64)
     for part in parts:
         length += len(part.as_py()) if isinstance(part, pa.Scalar) else _lengths(part)
     parts = [part if isinstance(part, pa.Scalar) else part.fill_null(_EMPTY) for part in parts]
-    return pc.binary_join_element_wise(varints(pa.array(length)), *parts, _EMPTY)
+    return pc.binary_join_element_wise(encode_varints(pa.array(length)), *parts, _EMPTY)
 
 
 def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> list[pa.Array]:
@@ -154,7 +159,7 @@ def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> lis
     if isinstance(times_ms, int):
         return []
     deltas = times_ms - np.repeat(times_ms[starts], ends - starts)
-    return [varints(pa.array(deltas))] if deltas.any() else []
+    return [encode_varints(pa.array(deltas))] if deltas.any() else []
 
 
 def _times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], list[int]]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq.archive.parquet.checked_range import CheckedRange, parquet_of
+from quackmq.archive.parquet.checked_range import CheckedRange, open_parquet
 from quackmq.archive.parquet.schema import (
     SCHEMA_VERSION,
     RowGroup,
@@ -116,7 +116,7 @@ def _decode(
     file: File, metadata: pq.FileMetaData, index: int, group: RowGroup, data: bytes, shaper: Shaper
 ) -> pa.RecordBatch:
     try:
-        source = parquet_of(CheckedRange(file.size, group.position, data), metadata)
+        source = open_parquet(CheckedRange(file.size, group.position, data), metadata)
         wanted = {*shaper.names, "offset"} & {*source.schema_arrow.names}
         table = source.read_row_group(index, columns=sorted(wanted), use_threads=False)
     except (pa.ArrowException, ValueError, OSError) as error:

@@ -22,7 +22,7 @@ from quackmq.archive import layout as files
 from quackmq.archive import manifest as manifests
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.merging.merge import MergeWork
-from quackmq.archive.merging.planner import Merge, Unreadable
+from quackmq.archive.merging.planner import Merge, UnreadableFile
 from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import DamagedData, InternalError, StorageError
@@ -102,12 +102,12 @@ def _made(disk: _Directory, listed: Manifest, order: Order) -> Outcome:
             pass
     except BaseException as error:
         work.undo()
-        if not isinstance(error, Unreadable):
+        if not isinstance(error, UnreadableFile):
             raise
-        if files.missing(disk, listed):
+        if files.missing_files(disk, listed):
             return Moved(str(error))
         return Damaged(error.name, str(error))
-    return Made(name, work.made.size)
+    return Made(name, work.new_file.size)
 
 
 def _what_is_wrong(disk: _Directory, listed: Manifest) -> str | None:
@@ -145,7 +145,7 @@ class _Directory:
         return _File(os.open(self._path(path), flags | os.O_CLOEXEC, 0o640))
 
     def remove(self, path: str) -> None:
-        if manifests.plan_of_offered(os.path.basename(path)) is None:
+        if manifests.parse_plan(os.path.basename(path)) is None:
             raise _not_ours(path)
         os.unlink(self._path(path))
 
