@@ -72,19 +72,19 @@ def read_all(file: File, length: int, position: int) -> bytes:
     if len(data) == length or not data:
         return data
     parts = [data]
-    got = len(data)
-    while got < length:
-        data = file.read_some(length - got, position + got)
+    size = len(data)
+    while size < length:
+        data = file.read_some(length - size, position + size)
         if not data:
             break
         parts.append(data)
-        got += len(data)
+        size += len(data)
     return b"".join(parts)
 
 
 def write_durable(disk: Disk, path: str, data: Buffer) -> None:
-    """Write a file with these bytes; all but its name is durable then. It is synced as it grows, so
-    that other syncs of the device never wait for much of it."""
+    """Create or overwrite a file with these bytes, and make them durable, but not its name. The
+    file is synced as it grows, so that other syncs of the device never wait for much of it."""
     file = disk.open(path, create=True)
     view = memoryview(data)
     try:

@@ -486,13 +486,13 @@ def _decode_policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def _check_text(what: str, text: str, most_bytes: int) -> None:
+def _check_text(what: str, text: str, max_bytes: int) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{what} is not valid Unicode text") from error
-    if size > most_bytes:
-        raise LimitReached(f"{what} has {size} bytes; at most {most_bytes} are allowed")
+    if size > max_bytes:
+        raise LimitReached(f"{what} has {size} bytes; at most {max_bytes} are allowed")
 
 
 def _remove_cursor(

@@ -66,12 +66,14 @@ class CommittedReader:
     async def _find_aborted(
         self, log: PartitionLog, first: int, last: int
     ) -> tuple[AbortedTransaction, ...]:
+        """Return the aborted transactions with records in [first, last], by first offset. Raises
+        DamagedData if they cannot be read, UnknownTopic if the topic is deleted meanwhile."""
         aborted: list[AbortedTransaction] = []
         for segment in log.segments_from(first):
             if not segment.aborted_count and not segment.pending_aborted:
                 continue
             try:
-                written = await self._written(segment)
+                written = await self._load_written(segment)
             except FileNotFoundError as error:
                 if log.is_deleted:
                     raise UnknownTopic(f"topic {log.key.topic_id} was deleted") from None
@@ -91,7 +93,7 @@ class CommittedReader:
                     return tuple(sorted(aborted, key=_first_offset))
         return tuple(sorted(aborted, key=_first_offset))
 
-    async def _written(self, segment: Segment) -> bytes:
+    async def _load_written(self, segment: Segment) -> bytes:
         """Return the entries of aborted transactions in the segment's file."""
         while True:
             count = segment.aborted_count

@@ -81,7 +81,8 @@ class PartitionTail:
         self._chunks += chunks
 
     def evict_oldest(self) -> None:
-        self._chunks[self._head] = _EVICTED  # frees its bytes now; its list slot is deleted later
+        """Free the oldest chunk's bytes now. Its list slot is deleted later, with others."""
+        self._chunks[self._head] = _EVICTED
         self._head += 1
         if self._head > 64 and self._head * 2 > len(self._chunks):
             del self._chunks[: self._head]
@@ -95,6 +96,7 @@ class PartitionTail:
 
     @property
     def first_offset(self) -> int | None:
+        """The first offset in the tail; None if it is empty."""
         if self._head == len(self._chunks):
             return None
         return self._chunks[self._head].base_offset
@@ -111,6 +113,7 @@ class PartitionTail:
 
     @property
     def first_append_ms(self) -> int | None:
+        """The append time of the oldest chunk; None if the tail is empty."""
         if self._head == len(self._chunks):
             return None
         return self._chunks[self._head].append_time_ms
@@ -155,8 +158,8 @@ class ChunkOwner(Protocol):
 class Tail:
     """The bound over all partitions. Not thread-safe: call from the event loop."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._order: deque[tuple[ChunkOwner, Chunk]] = deque()
 
@@ -170,7 +173,7 @@ class Tail:
         """Evict the oldest chunks until within the bound; stop at one that is not yet in a segment.
         That chunk, however small, keeps all later ones; so a caller that finds much beyond the
         bound (`excess_bytes`) starts a write-back."""
-        while self._bytes > self._most_bytes:
+        while self._bytes > self._max_bytes:
             log, chunk = self._order[0]
             if not log.can_evict(chunk):
                 return
@@ -181,7 +184,7 @@ class Tail:
     @property
     def excess_bytes(self) -> int:
         """The bytes beyond the bound."""
-        return max(0, self._bytes - self._most_bytes)
+        return max(0, self._bytes - self._max_bytes)
 
 
 def _base_offset(chunk: Chunk) -> int:

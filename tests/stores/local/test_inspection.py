@@ -21,7 +21,7 @@ from quackmq.records.batch import CRC_START, Batch
 from quackmq.stores.local import LocalOptions
 from quackmq.stores.local.files.format import FRAME_HEADER_BYTES, REGION_ENTRY_BYTES
 from quackmq.stores.local.inspect.directory import FrameAt, Inspection
-from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.inspect.findings import Finding, Kind, join_adjacent
 from quackmq.stores.local.inspect.segments import StoredBatch
 from quackmq.stores.local.inspect.verify import Verification
 from tests.kit.support import batch_of
@@ -482,5 +482,5 @@ async def test_findings_side_by_side_become_one_if_they_say_the_same() -> None:
     apart = Finding(Kind.DAMAGE, "file", "bad", 40, 50, 20, 21)
     other = Finding(Kind.DAMAGE, "file", "worse", 50, 60, 21, 22)
     whole = Finding(Kind.DAMAGE, "file", "bad", 0, 30, 0, 9)
-    assert list(merged([first, second, apart, other])) == [whole, apart, other]
-    assert list(merged([first, "batch", second])) == [first, "batch", second]
+    assert list(join_adjacent([first, second, apart, other])) == [whole, apart, other]
+    assert list(join_adjacent([first, "batch", second])) == [first, "batch", second]

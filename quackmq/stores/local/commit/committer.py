@@ -378,7 +378,7 @@ class Committer:
     async def _write_back_or_fail(self) -> None:
         """Write back all chunks that wait now, in parts, so that the loop runs in between."""
         write_back = self.checkpoint_writer.write_back
-        for _ in range(-(-self._write_back_queue.log_count // limits.WRITE_BACK_LOGS)):
+        for _ in range(0, self._write_back_queue.log_count, limits.WRITE_BACK_LOGS):
             if not self._capture.is_complete:
                 break
             unwritten = self._write_back_queue.unwritten(limits.WRITE_BACK_LOGS)

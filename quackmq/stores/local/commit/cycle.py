@@ -84,6 +84,7 @@ class Cycle:
 
     @property
     def referenced_paths(self) -> dict[str, None]:
+        """The segment files that the frame refers to."""
         return {
             chunk.segment.path: None
             for write in self.writes

@@ -248,6 +248,7 @@ def payload_bytes(frame: int) -> int:
 
 
 def encode_append(descriptor: Descriptor, data: Buffer | None) -> list[Buffer]:
+    """Encode the entry of a chunk: with its batches, or as a reference if `data` is None."""
     (topic_id, partition), flags, *fields, batches, boundaries = descriptor
     length = (
         _DESCRIPTOR.size + len(batches) * _PRODUCER_BATCH.size + len(boundaries) * _BOUNDARY.size
@@ -364,8 +365,8 @@ def encode_checkpoint(
 ) -> bytes:
     """Encode one JSON object of single values, and of lists whose rows are already encoded."""
     parts = [b"%s:%s" % (orjson.dumps(name), orjson.dumps(value)) for name, value in fields.items()]
-    for name, some in rows.items():
-        parts.append(b"%s:[%s]" % (orjson.dumps(name), b",".join(some)))
+    for name, encoded_rows in rows.items():
+        parts.append(b"%s:[%s]" % (orjson.dumps(name), b",".join(encoded_rows)))
     body = b"{%s}" % b",".join(parts)
     return _CHECKPOINT.pack(_CHECKPOINT_MAGIC, _PARTS_VERSION, len(body), crc32c(body)) + body
 

@@ -38,26 +38,26 @@ class Finding:
         return f"{self.kind}: {where}: {self.what}"
 
 
-def merged(found: Iterable[_Other | Finding]) -> Iterator[_Other | Finding]:
+def join_adjacent(items: Iterable[_Other | Finding]) -> Iterator[_Other | Finding]:
     """Join findings that are adjacent and equal; pass everything else through."""
     last: Finding | None = None
-    for each in found:
-        if not isinstance(each, Finding):
+    for item in items:
+        if not isinstance(item, Finding):
             if last is not None:
                 yield last
             last = None
-            yield each
-        elif last is not None and _adjoin(last, each):
-            last = replace(last, end=each.end, next_offset=each.next_offset)
+            yield item
+        elif last is not None and _are_adjacent(last, item):
+            last = replace(last, end=item.end, next_offset=item.next_offset)
         else:
             if last is not None:
                 yield last
-            last = each
+            last = item
     if last is not None:
         yield last
 
 
-def _adjoin(first: Finding, second: Finding) -> bool:
+def _are_adjacent(first: Finding, second: Finding) -> bool:
     return (
         (first.kind, first.path, first.what) == (second.kind, second.path, second.what)
         and first.end is not None

@@ -28,7 +28,7 @@ from quackmq.stores.local.files.format import REGION_ENTRY_BYTES, Descriptor, Re
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed, Packs
 from quackmq.stores.local.files.segment import Segment, inspect
-from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.inspect.findings import Finding, Kind, join_adjacent
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import SegmentWrite
 
@@ -82,7 +82,7 @@ class OfflineSegments:
     def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[StoredBatch | Finding]:
         """Yield a partition's batches from the one with `offset` on, and findings in the place of
         damaged ones."""
-        return merged(self._batches(log, offset))
+        return join_adjacent(self._batches(log, offset))
 
     def _batches(self, log: PartitionLog, offset: int) -> Iterator[StoredBatch | Finding]:
         for path, position, content, good, bad in self.scan_log(log, offset):
@@ -114,16 +114,12 @@ class OfflineSegments:
                 yield ScannedRange(path, position, _NOTHING, (), (region,))
                 entry_missing = True
                 continue
-            gap = region.position > position
-            if region.position < position or region.base_offset < expected:
-                yield ScannedRange(
-                    path, position, _NOTHING, (), (_misplaced_entry(segment, region),)
-                )
-            elif gap and not entry_missing:
-                yield ScannedRange(
-                    path, position, _NOTHING, (), (_misplaced_entry(segment, region),)
-                )
-            if gap:
+            has_gap = region.position > position
+            overlaps = region.position < position or region.base_offset < expected
+            if overlaps or (has_gap and not entry_missing):
+                misplaced = _misplaced_entry(segment, region)
+                yield ScannedRange(path, position, _NOTHING, (), (misplaced,))
+            if has_gap:
                 yield from self._scan_unindexed(
                     path, position, region.position, expected, region.base_offset
                 )
@@ -135,7 +131,7 @@ class OfflineSegments:
     def _regions(self, segment: Segment) -> Iterator[Region | Finding]:
         """Yield the regions of the index file that the checkpoint names, then those from the
         journal and from the checkpoint itself."""
-        yield from merged(self._index_entries(segment))
+        yield from join_adjacent(self._index_entries(segment))
         yield from segment.regions(0, b"")
 
     def _index_entries(self, segment: Segment) -> Iterable[Region | Finding]:

@@ -30,7 +30,7 @@ from quackmq.stores.local.files.journal import slot_path
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.inspect.directory import Inspection
-from quackmq.stores.local.inspect.findings import Finding, Kind, merged
+from quackmq.stores.local.inspect.findings import Finding, Kind, join_adjacent
 from quackmq.stores.local.inspect.segments import ScannedRange
 from quackmq.stores.local.open import LOCK_PATH
 from quackmq.stores.local.recovery import META_PATH
@@ -77,7 +77,7 @@ class Verification:
 
     def findings(self) -> Iterator[Finding]:
         """Yield all findings, each as soon as it is known."""
-        for finding in map(self._add_pack_ranges, merged(self._findings())):
+        for finding in map(self._add_pack_ranges, join_adjacent(self._findings())):
             match finding.kind:
                 case Kind.DAMAGE:
                     self.tally.damage += 1
@@ -94,9 +94,9 @@ class Verification:
         pack_ranges = self._inspection.segments.describe_pack_ranges(
             finding.path, finding.start, finding.end
         )
-        return (
-            replace(finding, what=f"{finding.what} (in {pack_ranges})") if pack_ranges else finding
-        )
+        if not pack_ranges:
+            return finding
+        return replace(finding, what=f"{finding.what} (in {pack_ranges})")
 
     def _findings(self) -> Iterator[Finding]:
         inspection = self._inspection
