@@ -9,11 +9,22 @@ import pytest
 
 from quackmq.broker.staging.stage_log import topic_name
 from quackmq.errors import DamagedData, StageConflict, StorageError, StoreReadOnly, UnknownStage
+from quackmq.model.log_transactions import Marker, read_marker
 from quackmq.model.topic import Append, PartitionKey, Read, Slice
+from quackmq.records.batch import batches
 from quackmq.stores.contract import Store
 from tests.broker.flock import Pond
 from tests.broker.stages import KEY, stage, topics
-from tests.broker.support import CALLER, FailingStore, SlowStore, open_broker, poison_batch, publish
+from tests.broker.support import (
+    CALLER,
+    TOPIC,
+    FailingStore,
+    SlowStore,
+    key_of,
+    open_broker,
+    poison_batch,
+    publish,
+)
 from tests.broker.transacting import committed_values
 from tests.kit.support import Clock, batch_of
 from tests.kit.waiting import until
@@ -152,3 +163,16 @@ async def test_why_a_commit_failed_is_told_also_if_giving_it_up_fails(
         store.append_error = None
         await broker.staging.commit(CALLER, KEY, [receipt])
         assert await committed_values(broker) == [b"a"]
+
+
+@pytest.mark.asyncio
+async def test_a_commit_ends_with_markers_of_the_producers_next_epoch(pond: Pond) -> None:
+    async with pond.open() as broker:
+        await topics(broker)
+        await broker.staging.commit(CALLER, KEY, [await stage(broker, b"a")])
+        reads = [Read(key_of(broker.topic(TOPIC)), 0, 10_000)]
+        (part,) = await broker.read(CALLER, reads, max_bytes=10_000)
+        copied, marker = (batch for chunk in part.chunks for batch in batches(chunk))
+        assert read_marker(marker) is Marker.COMMIT
+        assert marker.producer_id == copied.producer_id
+        assert marker.producer_epoch == copied.producer_epoch + 1
