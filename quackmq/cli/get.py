@@ -117,7 +117,7 @@ def _browse(client: Client, args: argparse.Namespace, printer: _MessagePrinter) 
     if not args.follow:
         _check_topic_exists(client, args.topic)
     else:
-        client.session.cluster.ensure_topic(args.topic, client.session.begin(None))
+        client.session.cluster.ensure_topic(args.topic, client.session.start_call(None))
     with Browser(client, args.topic, args.start or "beginning") as browser:
         printer.run(browser.get)
 

@@ -22,9 +22,9 @@ CLIENT_BUSY_MS: Final = 5 * 60_000
 CLIENT_COMMIT_MS: Final = 200
 #: Repeatable requests to the cluster are sent again after this time without an answer: a cluster
 #: that was just set up may leave the first one unanswered.
-CLIENT_ASK_MS: Final = 2_000
+CLIENT_REQUEST_RETRY_MS: Final = 2_000
 #: The longest single wait inside librdkafka, which Ctrl-C does not interrupt.
-CLIENT_POLL_MS: Final = 100
+CLIENT_LONGEST_POLL_MS: Final = 100
 #: Interval between two connection attempts to a broker that has not started, if the caller gave a
 #: timeout.
 CLIENT_PROBE_MS: Final = 100
@@ -32,18 +32,18 @@ CLIENT_PROBE_MS: Final = 100
 #: metadata. So the client requests metadata after this time, then after twice as long, and so on.
 CLIENT_HURRY_MS: Final = 5
 #: Polling interval where no event announces an answer.
-CLIENT_LOOK_MS: Final = 5
+CLIENT_SHORT_POLL_MS: Final = 5
 #: Messages fetched from librdkafka per call: enough to share the cost of the call.
 CLIENT_BATCH_MESSAGES: Final = 4_000
 #: Prefetched messages in memory, per topic.
-CLIENT_AHEAD_BYTES: Final = 16 * MIB
+CLIENT_PREFETCH_BYTES: Final = 16 * MIB
 #: How long a fetch waits at the broker. A seek has to wait for its end.
 CLIENT_FETCH_WAIT_MS: Final = 200
 #: Unacknowledged messages of a producer; a put beyond that waits.
 CLIENT_SENDING_BYTES: Final = 64 * MIB
 #: Retries of a message: enough for a few broken connections, and few enough to learn within the
 #: timeout of a call that a broker cannot write.
-CLIENT_SENDS: Final = 10
+CLIENT_SEND_RETRIES: Final = 10
 #: Producers of a client, one for each different timeout; each has threads and a connection.
 CLIENT_PRODUCERS: Final = 8
 #: After this time at the latest, a client notices that a topic was deleted and created again.

@@ -7,8 +7,8 @@ import threading
 from quackmq.client.kafka.errors import Deadline
 
 
-class held:
-    """Hold a lock within a `with` block. Raises QuackTimeout if it is not free by the deadline."""
+class locked:
+    """Lock a lock within a `with` block. Raises QuackTimeout if it is not free by the deadline."""
 
     __slots__ = ("_deadline", "_lock", "_waited_for")
 
@@ -22,8 +22,8 @@ class held:
     def __enter__(self) -> None:
         if self._lock.acquire(blocking=False):
             return
-        if not self._lock.acquire(timeout=min(self._deadline.left(), threading.TIMEOUT_MAX)):
-            raise self._deadline.timeout(self._waited_for)
+        if not self._lock.acquire(timeout=min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise self._deadline.timeout_error(self._waited_for)
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()

@@ -43,8 +43,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from quackmq import limits
-from quackmq.client.zeromq.receiver import ProxyMessage, Receiving
-from quackmq.client.zeromq.req_socket import Asking, Deadline
+from quackmq.client.zeromq.receiver import ProxyMessage, Receiver
+from quackmq.client.zeromq.req_socket import Deadline, ReqSocket
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
@@ -63,13 +63,13 @@ __all__ = ["ProxyMessage", "ReliablePublisher", "ReliableSubscriber"]
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 #: A publisher repeats a request after this time: the broker may have restarted.
-_AGAIN_MS: Final = 1_000
+_RETRY_MS: Final = 1_000
 #: A subscriber waits longer, because the broker first tries for some seconds to connect to it.
-_HELLO_AGAIN_MS: Final = limits.PROXY_CONNECT_MS + 1_000
+_HELLO_RETRY_MS: Final = limits.PROXY_CONNECT_MS + 1_000
 _PAUSE_S: Final = 0.1
 
 
-class _Asking:
+class _ProxyClient:
     """Common part: a name, and a REQ socket to the proxy."""
 
     def __init__(self, address: str, name: str, timeout: float) -> None:
@@ -77,7 +77,7 @@ class _Asking:
         self.name = name
         self._timeout_s = timeout
         self._lock = threading.Lock()
-        self._asking = Asking(address)
+        self._req_socket = ReqSocket(address)
 
     def __enter__(self) -> Self:
         return self
@@ -92,28 +92,29 @@ class _Asking:
 
     def close(self) -> None:
         with self._lock:
-            self._asking.close()
+            self._req_socket.close()
 
     def _exchange(
-        self, request: Request, deadline: Deadline, again_ms: int | None = None
+        self, request: Request, deadline: Deadline, retry_ms: int | None = None
     ) -> Welcome | tuple[str, ...] | int | None:
-        """Send a request and return the answer; with `again_ms`, repeat the request until there
-        is one. Raises QuackTimeout."""
+        """Send a request and return the reply. With `retry_ms`, repeat the request at that interval
+        until there is a reply. Raises QuackTimeout.
+        """
         check_topic_name(request.topic)
         frame = encode_request(request)
         while True:
-            left_ms = deadline.left_ms()
-            wait_ms = left_ms if again_ms is None else min(left_ms, again_ms)
-            answer = self._asking.ask(frame, wait_ms)
-            if answer is not None:
-                return read_reply(request, answer)
-            if deadline.left_ms() <= 0:
+            remaining_ms = deadline.remaining_ms()
+            wait_ms = remaining_ms if retry_ms is None else min(remaining_ms, retry_ms)
+            reply = self._req_socket.request(frame, wait_ms)
+            if reply is not None:
+                return read_reply(request, reply)
+            if deadline.remaining_ms() <= 0:
                 verb = frame.split(b" ", 1)[0].decode()
                 text = f"{verb} {request.topic}: waited {deadline.timeout_s:g} s for the proxy at "
-                raise QuackTimeout(f"{text}{self._asking.address}, for {self.name}")
+                raise QuackTimeout(f"{text}{self._req_socket.address}, for {self.name}")
 
 
-class ReliableSubscriber(_Asking):
+class ReliableSubscriber(_ProxyClient):
     def __init__(
         self,
         address: str,
@@ -128,15 +129,15 @@ class ReliableSubscriber(_Asking):
         that routes to the proxy. `timeout` is in seconds, for every call."""
         super().__init__(address, name, timeout)
         #: A waiting `get` does not block `subscribe`.
-        self._getting = threading.Lock()
+        self._get_lock = threading.Lock()
         self._returned: ProxyMessage | None = None
-        self._notes_at_once = directory is not None
-        self._receiving = Receiving(self._asking.address, name, directory, listen)
+        self._acknowledges_at_get = directory is not None
+        self._receiver = Receiver(self._req_socket.address, name, directory, listen)
 
     def close(self) -> None:
         """Close the client; waiting calls end. Unacknowledged messages go to the next client of
         this name."""
-        self._receiving.close()
+        self._receiver.close()
         super().close()
 
     def subscribe(self, topic: str) -> bool:
@@ -146,9 +147,9 @@ class ReliableSubscriber(_Asking):
 
             subscriber.subscribe("ducks")
         """
-        with self._lock, self._receiving.expecting(topic):
+        with self._lock, self._receiver.expecting(topic):
             welcome = self._hello(topic, Deadline(self._timeout_s))
-            self._receiving.subscribe(topic, welcome.xpub_port)
+            self._receiver.subscribe(topic, welcome.xpub_port)
             return welcome.is_new
 
     def unsubscribe(self, topic: str) -> None:
@@ -158,18 +159,18 @@ class ReliableSubscriber(_Asking):
         """
         with self._lock:
             self._exchange(Goodbye(self.name, topic), Deadline(self._timeout_s))
-            self._receiving.unsubscribe(topic)
+            self._receiver.unsubscribe(topic)
 
     def _hello(self, topic: str, deadline: Deadline) -> Welcome:
-        hello = Hello(self.name, topic, self._receiving.address)
+        hello = Hello(self.name, topic, self._receiver.address)
         while True:
             try:
-                welcome = self._exchange(hello, deadline, _HELLO_AGAIN_MS)
+                welcome = self._exchange(hello, deadline, _HELLO_RETRY_MS)
                 assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
                 return welcome
             except Unreachable:
                 # This client does listen there, so the failure may be temporary.
-                if deadline.left_ms() <= _AGAIN_MS:
+                if deadline.remaining_ms() <= _RETRY_MS:
                     raise
                 time.sleep(_PAUSE_S)
 
@@ -178,19 +179,19 @@ class ReliableSubscriber(_Asking):
 
         message = subscriber.get(timeout=60)
         """
-        with self._getting:
+        with self._get_lock:
             if self._returned is not None:
-                self._receiving.done(self._returned)
+                self._receiver.done(self._returned)
                 self._returned = None
             timeout_s = self._timeout_s if timeout is None else timeout
-            message = self._receiving.get(timeout_s)
+            message = self._receiver.get(timeout_s)
             if hold:
                 return message
-            if self._notes_at_once:
+            if self._acknowledges_at_get:
                 try:
-                    self._receiving.done(message)
+                    self._receiver.done(message)
                 except BaseException:
-                    self._receiving.put_back(message)
+                    self._receiver.put_back(message)
                     raise
             else:
                 self._returned = message
@@ -202,7 +203,7 @@ class ReliableSubscriber(_Asking):
 
         subscriber.done(message)
         """
-        self._receiving.done(message)
+        self._receiver.done(message)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until the broker has all acknowledgements. Messages whose acknowledgements it does
@@ -210,10 +211,10 @@ class ReliableSubscriber(_Asking):
 
             subscriber.flush()
         """
-        self._receiving.flush(self._timeout_s if timeout is None else timeout)
+        self._receiver.flush(self._timeout_s if timeout is None else timeout)
 
 
-class ReliablePublisher(_Asking):
+class ReliablePublisher(_ProxyClient):
     def __init__(self, address: str, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """`address` is HOST:PORT of the proxy. The broker stores the last number under `name`."""
         super().__init__(address, name, timeout)
@@ -237,7 +238,7 @@ class ReliablePublisher(_Asking):
                 number = self._next_number(topic, deadline)
             # Whatever the outcome, the number is not used for another message.
             self._next[topic] = max(number + 1, self._next.get(topic, 0))
-            self._exchange(Publish(self.name, topic, number, body), deadline, _AGAIN_MS)
+            self._exchange(Publish(self.name, topic, number, body), deadline, _RETRY_MS)
             return number
 
     def last_number(self, topic: str) -> int | None:
@@ -255,6 +256,6 @@ class ReliablePublisher(_Asking):
         return self._next[topic]
 
     def _last_number(self, topic: str, deadline: Deadline) -> int | None:
-        last = self._exchange(LastPublished(self.name, topic), deadline, _AGAIN_MS)
+        last = self._exchange(LastPublished(self.name, topic), deadline, _RETRY_MS)
         assert last is None or isinstance(last, int), "the codec returns a number or None"
         return last

@@ -112,14 +112,14 @@ class _Library:
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics."""
-        answer = self._ask(_Request("GET", "/topics"))
-        return [str(name) for name in answer["topics"]]
+        fields = self._send(_Request("GET", "/topics"))
+        return [str(name) for name in fields["topics"]]
 
     ListTopics = list_topics
 
-    def _ask(self, request: _Request) -> dict[str, Any]:
+    def _send(self, request: _Request) -> dict[str, Any]:
         with self._lock:
-            return self._broker.ask(request).answer
+            return self._broker.send(request).response
 
 
 class Producer(_Library):
@@ -145,7 +145,7 @@ class Producer(_Library):
     def create_topic(self, topic: str) -> int:
         """Create a topic; return 0. Raises ProducerError if it exists."""
         parameters = {"topic_name": topic}
-        self._ask(_Request("POST", "/topics", parameters, done_already="topic_exists"))
+        self._send(_Request("POST", "/topics", parameters, exists_code="topic_exists"))
         return 0
 
     def register_producer(self, topic: str) -> str:
@@ -153,7 +153,7 @@ class Producer(_Library):
         topic."""
         request = _Request("POST", "/producer/register", {"topic": topic}, may_repeat=False)
         with self._lock:
-            producer_id = str(self._ask(request)["producer_id"])
+            producer_id = str(self._send(request)["producer_id"])
             self._next[producer_id, topic] = 0
             return producer_id
 
@@ -165,25 +165,25 @@ class Producer(_Library):
         Give `sequence` to assign ascending numbers yourself. Then the next process can enqueue a
         message with an unknown outcome again after a crash, and the broker stores it once.
         """
-        place = (producer_id, topic)
+        key = (producer_id, topic)
         with self._lock:
-            uncertain = self._uncertain.pop(place, None)
+            uncertain = self._uncertain.pop(key, None)
             if uncertain is not None and uncertain.message != message:
                 uncertain = None
             number = sequence
             if number is None:
-                number = self._next_number(place) if uncertain is None else uncertain.number
-            self._next[place] = max(self._next.get(place, 0), number + 1)
+                number = self._next_number(key) if uncertain is None else uncertain.number
+            self._next[key] = max(self._next.get(key, 0), number + 1)
             try:
-                tried = self._broker.ask(_produce(producer_id, topic, message, number))
+                attempt = self._broker.send(_make_put_request(producer_id, topic, message, number))
             except BaseException as error:
-                is_clear = isinstance(error, ProducerError) and not error.in_doubt
-                if uncertain is not None or not is_clear:
-                    self._uncertain[place] = _Uncertain(message, number)
+                has_failed = isinstance(error, ProducerError) and not error.in_doubt
+                if uncertain is not None or not has_failed:
+                    self._uncertain[key] = _Uncertain(message, number)
                 raise
-            is_new = sequence is None and uncertain is None and not tried.in_doubt
-            if is_new and tried.answer["repeated"]:
-                del self._next[place]
+            is_new = sequence is None and uncertain is None and not attempt.in_doubt
+            if is_new and attempt.response["repeated"]:
+                del self._next[key]
                 raise ProducerError(
                     f"the message was not added: another program also uses {producer_id} and has "
                     f"used number {number}; register a producer for each program",
@@ -195,15 +195,15 @@ class Producer(_Library):
         """Return the number of this producer's last message at the broker; None before the
         first."""
         path = f"/v1/topics/{quote(topic, '')}/publishers/{quote(producer_id, '')}"
-        last = self._ask(_Request("GET", path))["last_sequence"]
+        last = self._send(_Request("GET", path))["last_sequence"]
         return None if last is None else int(last)
 
-    def _next_number(self, place: tuple[str, str]) -> int:
-        if place not in self._next:
+    def _next_number(self, key: tuple[str, str]) -> int:
+        if key not in self._next:
             # Another program has registered it, perhaps an earlier run of this one.
-            last = self.last_sequence(*place)
-            self._next[place] = 0 if last is None else last + 1
-        return self._next[place]
+            last = self.last_sequence(*key)
+            self._next[key] = 0 if last is None else last + 1
+        return self._next[key]
 
     CreateTopic = create_topic
     RegisterProducer = register_producer
@@ -259,32 +259,32 @@ class Consumer(_Library):
                 "/consumer/register",
                 parameters,
                 may_repeat=self.id is not None,
-                done_already="already_subscribed",
+                exists_code="already_subscribed",
             )
-            self.id = str(self._ask(request).get("consumer_id", self.id))
-            self._remember(topic, None)
+            self.id = str(self._send(request).get("consumer_id", self.id))
+            self._store_last_id(topic, None)
             return self.id
 
     def dequeue(self, topic: str) -> str:
         """Return the next message. Raises ConsumerError if there is none."""
         with self._lock:
             last_id = self._last_ids.get(topic) or BEFORE_THE_FIRST
-            answer = self._ask(
-                _Request("GET", "/consumer/consume", {**self._me(topic), "last_id": last_id})
+            fields = self._send(
+                _Request("GET", "/consumer/consume", {**self._identity(topic), "last_id": last_id})
             )
             # Only if the id is on disk may the message count as received.
-            self._remember(topic, str(answer["message_id"]))
-            return _text(answer)
+            self._store_last_id(topic, str(fields["message_id"]))
+            return _message_text(fields)
 
     def size(self, topic: str) -> int:
         """Return the number of unread messages."""
         with self._lock:
-            parameters = self._me(topic)
+            parameters = self._identity(topic)
             if (last_id := self._last_ids.get(topic)) is not None:
                 parameters["last_id"] = last_id
-            return int(self._ask(_Request("GET", "/size", parameters))["size"])
+            return int(self._send(_Request("GET", "/size", parameters))["size"])
 
-    def _me(self, topic: str) -> dict[str, object]:
+    def _identity(self, topic: str) -> dict[str, object]:
         if self.id is None:
             raise ConsumerError(
                 "this consumer has not registered for a topic: call register_consumer first",
@@ -294,9 +294,9 @@ class Consumer(_Library):
 
     def _load(self, file: Path) -> None:
         try:
-            kept = json.loads(file.read_bytes())
-            self.id = str(kept["consumer_id"])
-            self._last_ids = {str(topic): last_id for topic, last_id in kept["last_ids"].items()}
+            content = json.loads(file.read_bytes())
+            self.id = str(content["consumer_id"])
+            self._last_ids = {str(topic): last_id for topic, last_id in content["last_ids"].items()}
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -304,12 +304,12 @@ class Consumer(_Library):
                 f"{file} is not the file of a consumer: {error!r}", "bad_file"
             ) from error
 
-    def _remember(self, topic: str, last_id: str | None) -> None:
+    def _store_last_id(self, topic: str, last_id: str | None) -> None:
         last_ids = {**self._last_ids, topic: last_id}
         if self._file is not None:
             try:
-                kept = json.dumps({"consumer_id": self.id, "last_ids": last_ids}).encode()
-                replace(self._file, self._file.with_suffix(".new"), kept)
+                content = json.dumps({"consumer_id": self.id, "last_ids": last_ids}).encode()
+                replace(self._file, self._file.with_suffix(".new"), content)
             except OSError as error:
                 raise ConsumerError(
                     f"{self._file} cannot be written: {error.strerror}", UnusableDirectory.code
@@ -326,16 +326,16 @@ myProducerError = ProducerError
 myConsumerError = ConsumerError
 
 
-def _produce(producer_id: str, topic: str, message: str, number: int) -> _Request:
+def _make_put_request(producer_id: str, topic: str, message: str, number: int) -> _Request:
     parameters = {"producer_id": producer_id, "topic": topic, "message": message}
     return _Request("POST", "/producer/produce", {**parameters, "sequence": number})
 
 
-def _text(answer: Mapping[str, Any]) -> str:
+def _message_text(fields: Mapping[str, Any]) -> str:
     """Return the text of a message. Bytes that are not UTF-8, put by other programs, are kept as
     surrogate escapes, as Python does with file names."""
-    message = str(answer["message"] or "")
-    if answer.get("encoding") == "base64":
+    message = str(fields["message"] or "")
+    if fields.get("encoding") == "base64":
         return base64.b64decode(message).decode(errors="surrogateescape")
     return message
 
@@ -358,17 +358,17 @@ class _Request(NamedTuple):
     path: str
     parameters: Mapping[str, object] = {}
     may_repeat: bool = True
-    done_already: str = ""
+    exists_code: str = ""
 
 
-class _Tried(NamedTuple):
+class _Attempt(NamedTuple):
     """The result of one attempt. `reason` is "" on success; `is_passing`: a retry may succeed;
     `in_doubt`: the broker may have executed the request."""
 
     reason: str
-    trouble: str
-    answer: dict[str, Any] = {}
-    is_passing: bool = False
+    problem: str
+    response: dict[str, Any] = {}
+    may_retry: bool = False
     in_doubt: bool = False
 
 
@@ -393,56 +393,56 @@ class _Broker:
     def close(self) -> None:
         self._connection.close()
 
-    def ask(self, request: _Request) -> _Tried:
+    def send(self, request: _Request) -> _Attempt:
         """Send a request and return the result. Raises the library's error for a failure or a
         timeout."""
         deadline = time.monotonic() + self._timeout_s
-        in_doubt = was_heard = False
+        in_doubt = was_sent = False
         while True:
             was_open = self._connection.sock is not None
-            tried = self._try(request, deadline)
-            if not tried.reason or (in_doubt and tried.reason == request.done_already):
-                return tried._replace(in_doubt=in_doubt)
-            in_doubt = in_doubt or tried.in_doubt
-            was_heard = was_heard or tried.reason == NO_ANSWER
-            if not tried.is_passing:
-                raise self._error(tried.trouble, tried.reason, in_doubt=in_doubt)
-            if was_heard and not request.may_repeat:
-                raise self._no_answer(request, tried.trouble)
-            if was_open and tried.reason == NO_ANSWER:
+            attempt = self._attempt(request, deadline)
+            if not attempt.reason or (in_doubt and attempt.reason == request.exists_code):
+                return attempt._replace(in_doubt=in_doubt)
+            in_doubt = in_doubt or attempt.in_doubt
+            was_sent = was_sent or attempt.reason == NO_ANSWER
+            if not attempt.may_retry:
+                raise self._error(attempt.problem, attempt.reason, in_doubt=in_doubt)
+            if was_sent and not request.may_repeat:
+                raise self._no_answer_error(request, attempt.problem)
+            if was_open and attempt.reason == NO_ANSWER:
                 continue  # the idle connection had probably been closed
             if time.monotonic() + limits.QUEUE_PAUSE_MS / 1000 >= deadline:
-                if was_heard:
-                    raise self._no_answer(request, tried.trouble)
-                trouble = f"{self._what(request)}: {tried.trouble}"
-                raise self._error(trouble, tried.reason, in_doubt=in_doubt)
+                if was_sent:
+                    raise self._no_answer_error(request, attempt.problem)
+                problem = f"{self._describe(request)}: {attempt.problem}"
+                raise self._error(problem, attempt.reason, in_doubt=in_doubt)
             time.sleep(limits.QUEUE_PAUSE_MS / 1000)
 
-    def _try(self, request: _Request, deadline: float) -> _Tried:
+    def _attempt(self, request: _Request, deadline: float) -> _Attempt:
         try:
             self._connect(deadline)
         except OSError as error:
-            return _Tried(UNREACHABLE, f"the broker cannot be reached: {error}", is_passing=True)
+            return _Attempt(UNREACHABLE, f"the broker cannot be reached: {error}", may_retry=True)
         try:
-            status, answer = self._exchange(request)
+            status, fields = self._exchange(request)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
-            trouble = f"the connection broke: {error!r}"
-            return _Tried(NO_ANSWER, trouble, is_passing=True, in_doubt=True)
+            problem = f"the connection broke: {error!r}"
+            return _Attempt(NO_ANSWER, problem, may_retry=True, in_doubt=True)
         except BaseException:
             self._connection.close()  # a late answer must not be taken for that of the next request
             raise
         if status < HTTPStatus.BAD_REQUEST:
-            return _Tried("", "", answer)
-        trouble = str(answer.get("message") or answer.get("detail") or answer)
-        is_passing = status == HTTPStatus.SERVICE_UNAVAILABLE
+            return _Attempt("", "", fields)
+        problem = str(fields.get("message") or fields.get("detail") or fields)
+        may_retry = status == HTTPStatus.SERVICE_UNAVAILABLE
         in_doubt = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        return _Tried(str(answer.get("code", status)), trouble, answer, is_passing, in_doubt)
+        return _Attempt(str(fields.get("code", status)), problem, fields, may_retry, in_doubt)
 
     def _connect(self, deadline: float) -> None:
         """Connect within half of the timeout, so that there is time for a second attempt."""
-        left_s = max(deadline - time.monotonic(), limits.QUEUE_PAUSE_MS / 1000)
-        self._connection.timeout = min(left_s, self._timeout_s / 2)
+        remaining_s = max(deadline - time.monotonic(), limits.QUEUE_PAUSE_MS / 1000)
+        self._connection.timeout = min(remaining_s, self._timeout_s / 2)
         if self._connection.sock is None:
             self._connection.connect()
         self._connection.sock.settimeout(self._connection.timeout)
@@ -460,18 +460,18 @@ class _Broker:
         data = response.read(limits.QUEUE_ANSWER_BYTES + 1)
         if len(data) > limits.QUEUE_ANSWER_BYTES:
             raise ValueError(f"the answer is larger than {limits.QUEUE_ANSWER_BYTES} bytes")
-        answer = json.loads(data)
-        if not isinstance(answer, dict):
+        fields = json.loads(data)
+        if not isinstance(fields, dict):
             raise ValueError(f"the answer is not a JSON object: {data[:100]!r}")
-        return response.status, answer
+        return response.status, fields
 
-    def _no_answer(self, request: _Request, trouble: str) -> QueueError:
+    def _no_answer_error(self, request: _Request, problem: str) -> QueueError:
         return self._error(
-            f"{self._what(request)} was not answered, so its outcome is unknown; {trouble} "
+            f"{self._describe(request)} was not answered, so its outcome is unknown; {problem} "
             f"(the timeout is {self._timeout_s:g} s)",
             NO_ANSWER,
             in_doubt=True,
         )
 
-    def _what(self, request: _Request) -> str:
+    def _describe(self, request: _Request) -> str:
         return f"{request.method} {request.path} at {self._address}"

@@ -37,7 +37,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from quackmq.client.zeromq.last_ids import LastIds
-from quackmq.client.zeromq.req_socket import Asking, Deadline
+from quackmq.client.zeromq.req_socket import Deadline, ReqSocket
 from quackmq.errors import InvalidRequest, QuackTimeout
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
@@ -86,7 +86,7 @@ class ZmqClient:
         numbers of puts under `name`. `timeout` is in seconds, for every call."""
         check_name(name)
         self.name = name
-        self._asking = Asking(address)
+        self._req_socket = ReqSocket(address)
         self._timeout_s = timeout
         self._lock = threading.Lock()
         self._ids = LastIds(directory, name)
@@ -104,7 +104,7 @@ class ZmqClient:
 
     def close(self) -> None:
         with self._lock:
-            self._asking.close()
+            self._req_socket.close()
             self._ids.close()
 
     # --- calls ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ZmqClient:
         put = Put(self.name, topic, _utf8(content), sequence)
         if sequence is not None and sequence < 0:
             raise InvalidRequest(f"invalid sequence {sequence}: sequences start at 0")
-        self._ask(put, "the broker to take a message")
+        self._request(put, "the broker to take a message")
 
     def get(
         self, topic: str, *, timeout: float | None = None, after: str | None = None
@@ -135,7 +135,7 @@ class ZmqClient:
             deadline = Deadline(self._timeout_s if timeout is None else timeout)
             # The broker waits for a while and then answers that there is none.
             while (got := self._exchange(get, deadline, "a message")) is None:
-                if deadline.left_ms() <= 0:
+                if deadline.remaining_ms() <= 0:
                     raise self._timed_out(get, deadline, "a message")
             assert isinstance(got, ReceivedMessage), "the codec returns Got or None for Get"
             if after is None:
@@ -170,29 +170,29 @@ class ZmqClient:
 
         next_sequence = (client.last_sequence("ducks") or 0) + 1
         """
-        last = self._ask(LastSequence(self.name, topic), "the broker")
+        last = self._request(LastSequence(self.name, topic), "the broker")
         assert last is None or isinstance(last, int), "the codec returns a number or None"
         return last
 
     # --- requests --------------------------------------------------------------------
 
-    def _ask(self, request: Request, waits_for: str) -> ReceivedMessage | bool | int | None:
+    def _request(self, request: Request, waited_for: str) -> ReceivedMessage | bool | int | None:
         with self._lock:
-            return self._exchange(request, Deadline(self._timeout_s), waits_for)
+            return self._exchange(request, Deadline(self._timeout_s), waited_for)
 
     def _exchange(
-        self, request: Request, deadline: Deadline, waits_for: str
+        self, request: Request, deadline: Deadline, waited_for: str
     ) -> ReceivedMessage | bool | int | None:
         check_topic_name(request.topic)
-        answer = self._asking.ask(encode_request(request), deadline.left_ms())
-        if answer is None:
-            raise self._timed_out(request, deadline, waits_for)
-        return read_reply(request, answer)
+        reply = self._req_socket.request(encode_request(request), deadline.remaining_ms())
+        if reply is None:
+            raise self._timed_out(request, deadline, waited_for)
+        return read_reply(request, reply)
 
-    def _timed_out(self, request: Request, deadline: Deadline, waits_for: str) -> QuackTimeout:
+    def _timed_out(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
         what = encode_request(request).split(b" ", 1)[0].decode()
-        text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waits_for}"
-        text += f", for {self.name} at {self._asking.address}"
+        text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waited_for}"
+        text += f", for {self.name} at {self._req_socket.address}"
         if isinstance(request, Put):
             text += "; its outcome is unknown"
             text += "" if request.sequence is None else ": put it again with the same sequence"

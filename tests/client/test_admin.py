@@ -39,7 +39,7 @@ def test_a_client_that_librdkafka_never_lets_go_of_is_closed_all_the_same() -> N
     admin = Admin(KafkaConfig("127.0.0.1:1").shared)
     admin.close(0)  # nor does this test wait for what librdkafka has made
     stuck: Any = [Stuck()]
-    admin._held, stuck = stuck, None
+    admin._clients, stuck = stuck, None
     admin.close(0)
     assert begun.wait(DEADLINE_S) and not ended.is_set()
     with pytest.raises(ClientClosed, match="closed"):

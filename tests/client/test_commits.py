@@ -25,7 +25,7 @@ class SlowConsumer:
         self.sent.append(offsets)
 
     def answer(self) -> None:
-        self.commits.answered(None, self.sent.pop(0))
+        self.commits.on_commit(None, self.sent.pop(0))
 
     def send(self, offsets: dict[int, int]) -> None:
         as_consumer: Any = self
@@ -76,7 +76,7 @@ def test_a_commit_that_fails_in_one_partition_has_failed() -> None:
 
     def poll() -> None:
         told: Any = [Answered(0, 77), Answered(1, 88, refused)]
-        consumer.commits.answered(None, told)
+        consumer.commits.on_commit(None, told)
 
     with pytest.raises(errors.MetadataTooLarge):
         consumer.send_and_wait({0: 77, 1: 88}, 60, poll)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from quackmq import QuackTimeout, errors, limits
 from quackmq.client.consuming.directory import Directory, default_directory
-from quackmq.client.consuming.position_file import PositionFile, Taken
-from quackmq.client.consuming.start import position_by
+from quackmq.client.consuming.position_file import NotOwner, PositionFile
+from quackmq.client.consuming.start import choose_position
 from quackmq.client.kafka.cluster import Committed
 from quackmq.client.kafka.errors import Deadline
 
@@ -94,7 +94,7 @@ def test_who_is_no_longer_the_owner_writes_nothing(tmp_path: Path) -> None:
     owner.write(20, SOON)
     assert owner.is_ours
     assert not sleeper.is_ours
-    with pytest.raises(Taken):
+    with pytest.raises(NotOwner):
         sleeper.write(11, SOON)
     sleeper.note(12)
     assert owner.peek() == 20
@@ -131,7 +131,7 @@ def test_a_position_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_topic_of_another_id_has_positions_of_its_own(tmp_path: Path) -> None:
     directory = Directory(tmp_path)
-    file = directory.position(TOPIC, 0)
+    file = directory.position_file(TOPIC, 0)
     taken(file, 9)
     file.close()
     assert directory.peek(TOPIC, 0) == 9
@@ -187,17 +187,17 @@ def test_the_default_directory_is_the_users_by_name(
 def test_the_brokers_cursor_beats_the_file_unless_it_is_ours(
     cursor: Committed, position: int | None, expected: int
 ) -> None:
-    assert position_by(cursor, position, "ours") == expected
+    assert choose_position(cursor, position, "ours") == expected
 
 
 def test_members_of_dead_processes_are_told_from_those_of_running_ones(tmp_path: Path) -> None:
     first, second = Directory(tmp_path), Directory(tmp_path)
     names = [first.instance(TOPIC), second.instance(TOPIC)]
     strangers = ["", "x", f"{first.id}.1", f"{first.id}.x.y", f"{first.id}.7.y", "other.1.y"]
-    with first.dead([*names, *strangers]) as dead:
+    with first.dead_instances([*names, *strangers]) as dead:
         assert dead == names[:1], "it knows itself which members it has"
     second.close()
-    with first.dead([*names, *strangers]) as dead:
+    with first.dead_instances([*names, *strangers]) as dead:
         assert dead == names
         third = Directory(tmp_path)
         assert third.process == 2, "nobody becomes a process that is being buried"

@@ -64,7 +64,7 @@ def test_every_public_method_has_an_example() -> None:
         for name, member in vars(quackmq.Client).items()
         if callable(member) and not name.startswith("_")
     }
-    assert methods - shown == {"get_by", "parcel"}
+    assert methods - shown == {"get_for", "serialise"}
 
 
 def test_the_snippets_of_docs_python_run_from_top_to_bottom(

@@ -52,14 +52,14 @@ def begun(
     progress = Progress(mode, busy_s)
     files: list[Any] = [FakeFile(0) for _ in range(partitions)]
     for partition, file in enumerate(files):
-        standing = PartitionPosition(0, file)
-        standing.is_claimed = True
-        progress.begin(partition, standing)
+        state = PartitionPosition(0, file)
+        state.is_claimed = True
+        progress.add_partition(partition, state)
     return progress, files
 
 
 def taken(progress: Progress, holder: object) -> int | None:
-    record = progress.take(holder, time.monotonic())
+    record = progress.deliver_next(holder, time.monotonic())
     return None if record is None else record.offset()
 
 
@@ -78,11 +78,11 @@ def test_messages_that_wait_are_not_done() -> None:
     progress, (file,) = begun()
     progress.add(records(0, 1, 2))
     taken(progress, "loop")
-    progress.settle("loop")
+    progress.finish("loop")
     assert file.position == 1
-    standing = progress.standing(0)
-    assert standing is not None
-    assert (standing.done, standing.given, standing.end) == (1, 1, 3)
+    state = progress.position_in(0)
+    assert state is not None
+    assert (state.done, state.delivered_end, state.fetched_end) == (1, 1, 3)
 
 
 def test_a_partition_is_done_up_to_the_first_message_in_hand() -> None:
@@ -90,11 +90,11 @@ def test_a_partition_is_done_up_to_the_first_message_in_hand() -> None:
     progress, (file,) = begun()
     progress.add(records(0, 1, 2, 3))
     assert [taken(progress, each) for each in "abc"] == [0, 1, 2]
-    progress.settle("b")
+    progress.finish("b")
     assert file.position == 0
-    progress.settle("a")
+    progress.finish("a")
     assert file.position == 2
-    progress.settle("c")
+    progress.finish("c")
     assert file.position == 3
 
 
@@ -105,7 +105,7 @@ def test_holders_of_one_partition_do_not_hold_another_back() -> None:
     taken(progress, "slow")
     taken(progress, "fast")
     taken(progress, "fast")
-    progress.settle("fast")
+    progress.finish("fast")
     assert [file.position for file in files] == [0, 2]
 
 
@@ -120,7 +120,7 @@ def test_a_message_that_nobody_has_seen_comes_again() -> None:
     progress, (file,) = begun()
     progress.add(records(0, 1))
     taken(progress, "a")
-    progress.settle("a")
+    progress.finish("a")
     taken(progress, "a")
     progress.put_back("a")
     assert file.position == 1
@@ -132,11 +132,11 @@ def test_a_message_put_back_behind_others_holds_the_position_until_it_is_done() 
     progress.add(records(0, 1))
     assert [taken(progress, each) for each in "ab"] == [0, 1]
     progress.put_back("a")
-    progress.settle("b")
+    progress.finish("b")
     assert file.position == 0
     assert taken(progress, "b") == 0
     assert file.position == 0
-    progress.settle("b")
+    progress.finish("b")
     assert file.position == 2
 
 
@@ -148,7 +148,7 @@ def test_a_thread_that_has_ended_is_done_with_its_message() -> None:
     thread.join()
     assert taken(progress, "other") == 1
     assert file.position == 0
-    progress.settle("other")
+    progress.finish("other")
     assert file.position == 2
 
 
@@ -157,9 +157,9 @@ def test_the_last_message_of_a_loop_is_done_when_its_thread_asks_again() -> None
     progress.add(records(0, 1))
     me = threading.current_thread()
     taken(progress, "loop")
-    progress.leave("loop", me)
+    progress.end_loop("loop", me)
     assert file.position == 0
-    progress.settle(me)
+    progress.finish(me)
     assert file.position == 1
 
 
@@ -167,27 +167,27 @@ def test_a_message_held_for_too_long_is_given_again() -> None:
     progress, (file,) = begun(busy_s=0)
     progress.add(records(0, 1))
     assert taken(progress, "asleep") == 0
-    progress.settle("awake")
+    progress.finish("awake")
     assert taken(progress, "awake") == 0
-    progress.settle("asleep")  # too late: it is another's
+    progress.finish("asleep")  # too late: it is another's
     assert file.position == 0
 
 
 def test_a_partition_that_another_process_has_is_let_go_of_with_its_messages() -> None:
     progress, (file,) = begun()
     progress.add(records(0))
-    assert progress.end_lost() == []
+    assert progress.release_lost() == []
     file.is_ours = False
-    assert progress.end_lost() == [0]
+    assert progress.release_lost() == [0]
     assert taken(progress, "loop") is None
 
 
 def test_nothing_is_given_before_the_brokers_cursor_bears_our_note() -> None:
     """Without it the file would not count after a crash."""
     progress, _ = begun()
-    standing = progress.standing(0)
-    assert standing is not None
-    standing.is_claimed = False
+    state = progress.position_in(0)
+    assert state is not None
+    state.is_claimed = False
     progress.add(records(0))
     assert taken(progress, "loop") is None
 
@@ -196,8 +196,8 @@ def test_a_move_forgets_what_waits_and_what_is_in_hand() -> None:
     progress, (file,) = begun()
     progress.add(records(0, 1, 2))
     taken(progress, "loop")
-    progress.move(0, 0)
-    progress.settle("loop")
+    progress.seek(0, 0)
+    progress.finish("loop")
     assert file.position == 0
     progress.add(records(0))
     assert taken(progress, "loop") == 0
@@ -233,7 +233,7 @@ def test_the_position_is_at_the_first_message_that_is_not_done(
         elif before is not None:
             done.add(before)
         if step == "settle":
-            progress.settle(holder)
+            progress.finish(holder)
         elif step == "take" and (offset := taken(progress, holder)) is not None:
             held[holder] = offset
         behind = done | set(held.values()) if mode is Mode.SKIP else done

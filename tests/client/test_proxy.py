@@ -143,8 +143,8 @@ def test_with_a_directory_a_message_is_returned_once_also_if_the_broker_never_he
         one = receiving.get(hold=True)
         two = receiving.get(hold=True)
         # As by a process that dies after it has noted it and before it has said so.
-        receiving._receiving._acks.clear()
-        receiving._receiving._done.add(*parse_message_id(two.id))
+        receiving._receiver._acks.clear()
+        receiving._receiver._processed.add(*parse_message_id(two.id))
     with subscriber(doors, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         assert receiving.get() == one
@@ -167,7 +167,7 @@ def test_a_message_that_cannot_be_noted_is_got_by_the_next_call(
         receiving.subscribe(topic)
         publisher.publish(topic, "quack")
         with monkeypatch.context() as patch:
-            patch.setattr(receiving._receiving._done, "add", fail)
+            patch.setattr(receiving._receiver._processed, "add", fail)
             with pytest.raises(UnusableDirectory):
                 receiving.get()
         assert receiving.get().text == "quack"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quackmq.client.zeromq import received_offsets as proxy_done
-from quackmq.client.zeromq.received_offsets import Done
+from quackmq.client.zeromq.received_offsets import ProcessedOffsets
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
 from quackmq.model.subscription import RecordPosition
 
@@ -20,7 +20,9 @@ TOPIC = uuid.UUID(int=7)
 OTHER = uuid.UUID(int=8)
 
 
-def offsets(done: Done, most: int, topic_id: uuid.UUID = TOPIC, partition: int = 0) -> set[int]:
+def offsets(
+    done: ProcessedOffsets, most: int, topic_id: uuid.UUID = TOPIC, partition: int = 0
+) -> set[int]:
     return {each for each in range(most) if done.has(topic_id, RecordPosition(partition, each))}
 
 
@@ -34,7 +36,7 @@ def file_of(directory: Path) -> Path:
     st.lists(st.integers(0, 60), max_size=3),
 )
 def test_offsets_are_done_one_by_one_and_before_marks(singles: list[int], marks: list[int]) -> None:
-    done = Done(None, "donald")
+    done = ProcessedOffsets(None, "donald")
     for offset in singles:
         done.add(TOPIC, RecordPosition(0, offset))
     for mark in marks:
@@ -44,13 +46,13 @@ def test_offsets_are_done_one_by_one_and_before_marks(singles: list[int], marks:
 
 
 def test_what_is_done_is_done_after_a_restart(tmp_path: Path) -> None:
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     for offset in (0, 1, 2, 7):
         done.add(TOPIC, RecordPosition(0, offset))
     done.add(TOPIC, RecordPosition(3, 5))
     done.add(OTHER, RecordPosition(0, 1))
     done.close()
-    again = Done(tmp_path, "donald")
+    again = ProcessedOffsets(tmp_path, "donald")
     assert offsets(again, 10) == {0, 1, 2, 7}
     assert offsets(again, 10, partition=3) == {5}
     assert offsets(again, 10, OTHER) == {1}
@@ -58,7 +60,7 @@ def test_what_is_done_is_done_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_at_any_byte_has_what_came_before(tmp_path: Path) -> None:
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     for offset in range(3):
         done.add(TOPIC, RecordPosition(0, offset))
     done.close()
@@ -67,18 +69,18 @@ def test_a_file_cut_at_any_byte_has_what_came_before(tmp_path: Path) -> None:
     head, record = 8, (len(whole) - 8) // 3
     for size in range(len(whole)):
         file.write_bytes(whole[:size])
-        again = Done(tmp_path, "donald")
+        again = ProcessedOffsets(tmp_path, "donald")
         kept = max(0, size - head) // record
         assert offsets(again, 10) == set(range(kept)), size
         again.add(TOPIC, RecordPosition(0, 9))
         again.close()
-        third = Done(tmp_path, "donald")
+        third = ProcessedOffsets(tmp_path, "donald")
         assert offsets(third, 10) == {*range(kept), 9}
         third.close()
 
 
 def test_a_torn_record_is_known_by_its_checksum(tmp_path: Path) -> None:
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     for offset in range(2):
         done.add(TOPIC, RecordPosition(0, offset))
     done.close()
@@ -86,7 +88,7 @@ def test_a_torn_record_is_known_by_its_checksum(tmp_path: Path) -> None:
     whole = bytearray(file.read_bytes())
     whole[-10] ^= 1
     file.write_bytes(whole)
-    again = Done(tmp_path, "donald")
+    again = ProcessedOffsets(tmp_path, "donald")
     assert offsets(again, 10) == {0}
     again.close()
 
@@ -97,14 +99,14 @@ def test_a_long_file_is_written_anew_and_says_the_same(
     monkeypatch.setattr(proxy_done, "_MANY_RECORDS", 20)
     numbers = list(range(100))
     random.Random(1).shuffle(numbers)
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     sizes = set()
     for number in numbers:
         done.add(TOPIC, RecordPosition(0, number))
         sizes.add(file_of(tmp_path).stat().st_size)
     assert len(sizes) < 100, "it became shorter at times"
     done.close()
-    again = Done(tmp_path, "donald")
+    again = ProcessedOffsets(tmp_path, "donald")
     assert offsets(again, 200) == set(range(100))
     again.close()
 
@@ -116,7 +118,7 @@ def test_what_could_not_be_noted_is_not_done(
     def fail(*arguments: object) -> int:
         raise OSError(28, "no space left on device")
 
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     done.add(TOPIC, RecordPosition(0, 0))
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
@@ -125,7 +127,7 @@ def test_what_could_not_be_noted_is_not_done(
     assert offsets(done, 10) == {0}
     done.add(TOPIC, RecordPosition(0, 2))
     done.close()
-    again = Done(tmp_path, "donald")
+    again = ProcessedOffsets(tmp_path, "donald")
     assert offsets(again, 10) == {0, 2}
     again.close()
 
@@ -133,12 +135,12 @@ def test_what_could_not_be_noted_is_not_done(
 def test_one_process_uses_a_directory_and_a_later_versions_file_is_left_alone(
     tmp_path: Path,
 ) -> None:
-    done = Done(tmp_path, "donald")
+    done = ProcessedOffsets(tmp_path, "donald")
     with pytest.raises(StoreLocked):
-        Done(tmp_path, "donald")
-    Done(tmp_path, "daisy").close()
+        ProcessedOffsets(tmp_path, "donald")
+    ProcessedOffsets(tmp_path, "daisy").close()
     done.close()
     file_of(tmp_path).write_bytes(b"QMDONE2\nwhatever")
     with pytest.raises(NewerFormat):
-        Done(tmp_path, "donald")
+        ProcessedOffsets(tmp_path, "donald")
     assert file_of(tmp_path).read_bytes() == b"QMDONE2\nwhatever"

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from quackmq import AsyncClient, Client, QuackTimeout
-from quackmq.client.kafka.connection_errors import Trouble
+from quackmq.client.kafka.connection_errors import ConnectionErrors
 from tests.kit.server import Server
 
 
@@ -28,9 +28,9 @@ class Said(NamedTuple):
 
 
 def words_of(said: Any, addresses: str = "here:9092, other:9092") -> str:
-    trouble = Trouble(addresses)
-    trouble.note(said)
-    return trouble.words()
+    trouble = ConnectionErrors(addresses)
+    trouble.on_error(said)
+    return trouble.suffix()
 
 
 REFUSED = "Connect to ipv4#10.0.0.9:9092 failed: Connection refused (after 0ms in state CONNECT)"
@@ -54,11 +54,11 @@ def test_other_words_are_told_as_they_are_and_other_errors_not_at_all() -> None:
 
 
 def test_trouble_is_over_when_an_answer_comes() -> None:
-    trouble = Trouble("here:9092")
+    trouble = ConnectionErrors("here:9092")
     said: Any = Said(f"10.0.0.9:9092/1: {REFUSED}")
-    trouble.note(said)
+    trouble.on_error(said)
     trouble.clear()
-    assert trouble.words() == ""
+    assert trouble.suffix() == ""
 
 
 @pytest.mark.processes

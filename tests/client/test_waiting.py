@@ -165,7 +165,7 @@ def test_what_is_no_broker_is_told_at_once(address: str, topic: str) -> None:
             with pytest.raises(errors.NoBroker, match=said):
                 client.put(topic, b"rain")
         with Client(f"{elsewhere},{address}", timeout=60) as client:
-            client.session.reach(Deadline(60))
+            client.session.check_reachable(Deadline(60))
         answering.join(60)
 
 
@@ -187,7 +187,7 @@ def test_a_broker_behind_tls_is_not_asked_in_plain_words(how: dict[str, Any]) ->
         options = {"address": "{}"} | how
         options["address"] = options["address"].format("{}:{}".format(*listening.getsockname()))
         with Client(**options) as client:
-            client.session.reach(Deadline(60))
+            client.session.check_reachable(Deadline(60))
             connection, _ = listening.accept()
             with connection:
                 connection.settimeout(60)

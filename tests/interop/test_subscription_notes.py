@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from quackmq.client.kafka.cluster import note_beside
+from quackmq.client.kafka.cluster import read_metadata
 from quackmq.model.offset_notes import SUBSCRIBED, UNSUBSCRIBED, find_note
 from tests.interop.confluent import produced, producer, quiet
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
@@ -55,7 +55,7 @@ def note(client: Consumer, metadata: str, *offsets: int) -> None:
 def noted(client: Consumer) -> list[tuple[int, str | None]]:
     wanted = [TopicPartition(TOPIC, partition) for partition in range(2)]
     found = client.committed(wanted, DEADLINE_SECONDS)
-    return [(each.offset, find_note(note_beside(each))) for each in found]
+    return [(each.offset, find_note(read_metadata(each))) for each in found]
 
 
 def subscriptions(broker: RunningBroker) -> dict[str, tuple[int, ...]]:

@@ -36,7 +36,7 @@ def without_last_id() -> None:
 
 
 def without_sequence() -> None:
-    Numbered._last_of = lambda self, topic, deadline: None  # type: ignore[method-assign]
+    Numbered._find_last = lambda self, topic, deadline: None  # type: ignore[method-assign]
 
 
 BUGS = {"last-id": without_last_id, "sequence": without_sequence}

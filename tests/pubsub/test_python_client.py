@@ -56,9 +56,11 @@ def test_the_gap_of_a_transactions_marker_is_not_read_again(
     """Numbered puts are transactions, so every second offset is a marker. Named one by one, the
     messages that were fetched are returned, without asking the broker anew for each."""
     went: list[int] = []
-    go = Reader._go
+    seek = Reader._seek_partition
     monkeypatch.setattr(
-        Reader, "_go", lambda self, *where: (went.append(where[1]), go(self, *where))[1]
+        Reader,
+        "_seek_partition",
+        lambda self, *where: (went.append(where[1]), seek(self, *where))[1],
     )
     client.subscribe("ducks")
     for number in range(10):

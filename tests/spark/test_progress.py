@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from quackmq.client.kafka.cluster import note_beside
+from quackmq.client.kafka.cluster import read_metadata
 from quackmq.errors import NameInOtherMode, QuackTimeout
 from quackmq.model.offset_notes import parse_lease_ms
 from quackmq.model.policy import Policy
@@ -223,7 +223,7 @@ def lease_of(broker: Broker, topic: str, group: str) -> int | None:
     admin = AdminClient({"bootstrap.servers": broker.address})
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
     told = admin.list_consumer_group_offsets([wanted])[group].result(DEADLINE_S)
-    return parse_lease_ms(note_beside(told.topic_partitions[0]))
+    return parse_lease_ms(read_metadata(told.topic_partitions[0]))
 
 
 def test_a_query_that_is_not_to_hold_anything_does_not(

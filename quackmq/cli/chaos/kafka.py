@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.client.kafka.admin import NEVER_S, Admin
-from quackmq.client.kafka.errors import translated, translating
+from quackmq.client.kafka.errors import translate_error, translating_errors
 from quackmq.errors import QuackError, QuackTimeout
 
 _ANSWER_S: Final = 10.0
@@ -41,7 +41,7 @@ class BadKafkaClient:
                 self._settings() | {"enable.idempotence": True, "message.timeout.ms": _PUT_MS}
             )
         problems: list[KafkaError] = []
-        with translating("the broker to take a message"):
+        with translating_errors("the broker to take a message"):
             for _ in range(times):
                 self._producer.produce(topic, content, on_delivery=_collect_errors(problems))
             if not waits:
@@ -50,7 +50,7 @@ class BadKafkaClient:
             elif self._producer.flush(_ANSWER_S):
                 raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if problems:
-            raise translated(problems[0], "the broker to take a message")
+            raise translate_error(problems[0], "the broker to take a message")
         return times
 
     def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
@@ -63,7 +63,7 @@ class BadKafkaClient:
         if error is not None:
             if error.code() in _NOTHING:
                 return None
-            raise translated(error, "a message")
+            raise translate_error(error, "a message")
         found, partition, offset = message.topic(), message.partition(), message.offset()
         assert found is not None, "a message has a topic"
         return PendingMessage(found, f"{found}/{partition}/{offset}", message.value() or b"")
@@ -77,7 +77,7 @@ class BadKafkaClient:
             # An uncommitted message is delivered again only if no later one is committed, so seek
             # back to it.
             try:
-                with translating("to go back"):
+                with translating_errors("to go back"):
                     self._consumer.seek(position)
             except QuackError:
                 self.die()  # a new consumer starts at the last commit, which is before this message
@@ -85,7 +85,7 @@ class BadKafkaClient:
             return None
         position.offset += 1
         for _ in range(times):
-            with translating("the broker to commit"):
+            with translating_errors("the broker to commit"):
                 self._consumer.commit(offsets=[position], asynchronous=False)
         return None
 
@@ -137,7 +137,7 @@ class BadKafkaClient:
         """Delete the group. A group that still contains a dead member cannot be deleted; it
         expires."""
         admin = Admin(self._settings)
-        request = admin.ask_group(
+        request = admin.send_to_group(
             self._name,
             lambda client: client.delete_consumer_groups([self._name], request_timeout=NEVER_S),
         )
@@ -148,7 +148,7 @@ class BadKafkaClient:
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
-                raise translated(error, "the broker to delete the group") from exception
+                raise translate_error(error, "the broker to delete the group") from exception
         finally:
             admin.close(0)
 

@@ -186,10 +186,12 @@ class _ChaosRun:
         address = self._options.address
         if self._options.door == _KAFKA:
             from quackmq.client.kafka.errors import Deadline
-            from quackmq.client.kafka.reachable import reach
+            from quackmq.client.kafka.reachable import wait_for_broker
 
             try:
-                reach(address, Deadline(shared_limits.CLIENT_CONNECT_MS / 1000, is_given=False))
+                wait_for_broker(
+                    address, Deadline(shared_limits.CLIENT_CONNECT_MS / 1000, is_explicit=False)
+                )
             except NoBroker:
                 raise OSError(f"nothing listens at {address}") from None
         if self._first_failure is not None:

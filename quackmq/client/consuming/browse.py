@@ -19,9 +19,9 @@ from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.consuming.commits import close
 from quackmq.client.kafka.client import Client
-from quackmq.client.kafka.diagnostics import PASSING
-from quackmq.client.kafka.errors import Deadline, translated, translating
-from quackmq.client.kafka.types import Message, StartLike, origin_of, start_of
+from quackmq.client.kafka.diagnostics import RECOVERABLE
+from quackmq.client.kafka.errors import Deadline, translate_error, translating_errors
+from quackmq.client.kafka.types import Message, StartLike, make_origin, parse_start
 from quackmq.errors import QuackTimeout
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ class Browser:
         """Raises UnknownTopic or QuackTimeout."""
         self._client = client
         self._cluster = client.session.cluster
-        deadline = client.session.begin(None)
-        self._topic = self._cluster.topic(topic, deadline, again=True)
-        starts = self._cluster.starts(self._topic, start_of(start), deadline)
-        self._origin = origin_of(self._topic, client.serialiser)
+        deadline = client.session.start_call(None)
+        self._topic = self._cluster.topic(topic, deadline, refresh=True)
+        starts = self._cluster.start_offsets(self._topic, parse_start(start), deadline)
+        self._origin = make_origin(self._topic, client.serialiser)
         settings = client.session.connection.consumer(
             f"quackmq-browser-{uuid.uuid4().hex}", limits.CLIENT_SESSION_MS, limits.CLIENT_BUSY_MS
         )
@@ -58,40 +58,45 @@ class Browser:
 
     def get(self, timeout: float) -> Message:
         """Return the next message. Raises QuackTimeout or UnknownTopic."""
-        deadline = self._client.session.begin(timeout)
+        deadline = self._client.session.start_call(timeout)
         what = f"a message of topic {self._topic.name}"
         while True:
-            record = self._consumer.poll(deadline.slice())
+            record = self._consumer.poll(deadline.slice_s())
             if record is None:
-                if deadline.passed():
-                    raise deadline.timeout(what)
+                if deadline.has_passed():
+                    raise deadline.timeout_error(what)
                 self._check_partitions(deadline)
                 continue
             error = record.error()
             if error is None:
                 return Message(record, self._origin)
-            if not error.retriable() and error.code() not in {*PASSING, KafkaError._PARTITION_EOF}:
-                raise translated(error, what, deadline)
+            if not error.retriable() and error.code() not in {
+                *RECOVERABLE,
+                KafkaError._PARTITION_EOF,
+            }:
+                raise translate_error(error, what, deadline)
 
     def _check_partitions(self, deadline: Deadline) -> None:
         """Check for added partitions now and then, and read them from their beginning. If the
         broker does not answer, check again later."""
         if time.monotonic() < self._next_check_s:
             return
-        patience = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+        short_deadline = Deadline(
+            min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
+        )
         try:
-            now = self._cluster.topic(self._topic.name, patience, again=True)
+            current = self._cluster.topic(self._topic.name, short_deadline, refresh=True)
         except QuackTimeout as error:
             log.debug("the partitions of %s are unknown: %s", self._topic.name, error)
-            now = self._topic
-        added = range(self._topic.partitions, now.partitions)
-        self._topic = now
+            current = self._topic
+        added = range(self._topic.partitions, current.partitions)
+        self._topic = current
         self._read(dict.fromkeys(added, 0))
 
     def _read(self, starts: Mapping[int, int]) -> None:
         self._next_check_s = time.monotonic() + limits.CLIENT_TOPIC_MS / 1000
         if starts:
-            with translating(f"topic {self._topic.name} to be read"):
+            with translating_errors(f"topic {self._topic.name} to be read"):
                 self._consumer.incremental_assign(
                     [TopicPartition(self._topic.name, each, at) for each, at in starts.items()]
                 )

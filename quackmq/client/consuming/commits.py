@@ -1,9 +1,9 @@
-"""Commit offsets as a member of a group: send the commit, and receive the answer later.
+"""Commit offsets as a member of a group: send the commit, and receive the result later.
 
-librdkafka's blocking commit has no timeout. So commits are sent asynchronously, their answers
-arrive through `poll`, and callers that need the answer wait with a deadline.
+librdkafka's blocking commit has no timeout. So commits are sent asynchronously, their results
+arrive through `poll`, and callers that need the result wait with a deadline.
 
-Only one commit at a time is in flight. librdkafka sends a commit again if its answer was lost,
+Only one commit at a time is in flight. librdkafka sends a commit again if the response was lost,
 possibly after a later commit, and then the committed offset would go back.
 """
 
@@ -16,13 +16,13 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from quackmq.client import limits
-from quackmq.client.kafka.cluster import is_not_member, partitions_of
+from quackmq.client.kafka.cluster import is_not_member, to_topic_partitions
 from quackmq.client.kafka.config import Settings
-from quackmq.client.kafka.errors import Deadline, translated
+from quackmq.client.kafka.errors import Deadline, translate_error
 from quackmq.errors import MemberFenced, QuackError
 
 #: The result of a commit: the error, if any, and the offsets.
-Answer = tuple[KafkaError | None, Mapping[int, int]]
+CommitResult = tuple[KafkaError | None, Mapping[int, int]]
 #: Polls without an assignment before a leaving member is sure that none is in flight.
 _QUIET_POLLS: Final = 4
 
@@ -30,39 +30,40 @@ _QUIET_POLLS: Final = 4
 class Commits:
     """The commits of one member in one topic. Not thread-safe."""
 
-    def __init__(self, topic: str, acknowledged: Callable[[int, int], None]) -> None:
-        """`acknowledged` is called with each committed partition and offset."""
+    def __init__(self, topic: str, on_committed: Callable[[int, int], None]) -> None:
+        """`on_committed` is called with each committed partition and offset."""
         self._topic = topic
-        self._acknowledged = acknowledged
-        self._answers: list[Answer] = []
-        self._unanswered = 0
+        self._on_committed = on_committed
+        self._results: list[CommitResult] = []
+        self._in_flight = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether no commit is in flight."""
-        return not self._unanswered
+        return not self._in_flight
 
-    def answered(self, error: KafkaError | None, told: list[TopicPartition]) -> None:
-        """librdkafka's callback."""
-        self._unanswered -= 1
-        failed = error or next((each.error for each in told if each.error is not None), None)
-        self._answers.append((failed, {each.partition: each.offset for each in told}))
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Store the result of a commit. librdkafka calls this inside `poll`."""
+        self._in_flight -= 1
+        errors = [each.error for each in partitions if each.error is not None]
+        first_error = error or next(iter(errors), None)
+        self._results.append((first_error, {each.partition: each.offset for each in partitions}))
 
     def send(self, consumer: Consumer, offsets: Mapping[int, int], note: str) -> None:
         """Send a commit. Call it when none is in flight, or when there is no time to wait."""
         if offsets:
-            wanted = partitions_of(self._topic, offsets, note)
-            consumer.commit(offsets=wanted, asynchronous=True)
-            self._unanswered += 1
+            topic_partitions = to_topic_partitions(self._topic, offsets, note)
+            consumer.commit(offsets=topic_partitions, asynchronous=True)
+            self._in_flight += 1
 
-    def hear(self) -> list[Answer]:
-        """Return the answers since the last call."""
-        answers, self._answers = self._answers, []
-        for error, offsets in answers:
+    def take_results(self) -> list[CommitResult]:
+        """Return the results since the last call, after reporting the committed offsets."""
+        results, self._results = self._results, []
+        for error, offsets in results:
             if error is None:
                 for partition, offset in offsets.items():
-                    self._acknowledged(partition, offset)
-        return answers
+                    self._on_committed(partition, offset)
+        return results
 
     def send_and_wait(
         self,
@@ -73,18 +74,18 @@ class Commits:
         *,
         poll: Callable[[], None],
     ) -> None:
-        """Commit and wait for the answer; try again while the group rebalances. `poll` receives
-        answers and rebalance events. Raises QuackTimeout."""
+        """Commit and wait for the result; try again while the group rebalances. `poll` receives
+        results and rebalance events. Raises QuackTimeout."""
         what = f"offsets in topic {self._topic} to be committed"
         while True:
-            error = self._wait(consumer, offsets, note, deadline, what, poll)
+            error = self._commit_once(consumer, offsets, note, deadline, what, poll)
             if error is None:
                 return
-            if not is_not_member(error) or deadline.passed():
-                raise _translate(error, what, deadline)
+            if not is_not_member(error) or deadline.has_passed():
+                raise _translate_commit_error(error, what, deadline)
             poll()
 
-    def _wait(
+    def _commit_once(
         self,
         consumer: Consumer,
         offsets: Mapping[int, int],
@@ -94,52 +95,52 @@ class Commits:
         poll: Callable[[], None],
     ) -> KafkaError | None:
         while not self.is_idle:
-            if deadline.passed():
-                raise deadline.timeout(what)
+            if deadline.has_passed():
+                raise deadline.timeout_error(what)
             poll()
-        self.hear()
+        self.take_results()
         try:
             self.send(consumer, offsets, note)
         except KafkaException as exception:
             return exception.args[0]  # type: ignore[no-any-return]
         while True:
-            for error, told in self.hear():
-                if told == offsets:
+            for error, partitions in self.take_results():
+                if partitions == offsets:
                     return error
-            if deadline.passed():
-                raise deadline.timeout(what)
+            if deadline.has_passed():
+                raise deadline.timeout_error(what)
             poll()
 
 
-def _translate(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
+def _translate_commit_error(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
     """Translate an error. A fatal error always means that another instance has fenced this
     member; librdkafka reports the cause only once."""
     if error.fatal() or error.code() == KafkaError._FATAL:
         return MemberFenced(f"{what}: {error.str()}")
-    return translated(error, what, deadline)
+    return translate_error(error, what, deadline)
 
 
-def leave(consumer: Consumer, deadline: Deadline, tend_others: Callable[[], None]) -> None:
+def leave(consumer: Consumer, deadline: Deadline, poll_others: Callable[[], None]) -> None:
     """Leave the group for good.
 
-    - librdkafka keeps the place of a member with an instance id unless it unsubscribes before
-      closing.
+    - A member with an instance id must unsubscribe before closing. Otherwise librdkafka does not
+      leave the group.
     - An assignment that arrives meanwhile must be received and returned here: inside `close`,
       librdkafka would wait for that with Python's lock held, sometimes forever.
-    - A member leaves with the id from the answer to its join. So wait for a join that is in flight:
-      otherwise the group would keep a dead member until its session expires. `tend_others` lets
+    - A member leaves with the id from the response to its join. So wait for a join in flight:
+      otherwise the group would keep a dead member until its session expires. `poll_others` lets
       other members of this process take part in the rebalance.
     """
     try:
-        while not consumer.memberid() and not deadline.passed():
-            if consumer.poll(limits.CLIENT_LOOK_MS / 1000) is not None:
+        while not consumer.memberid() and not deadline.has_passed():
+            if consumer.poll(limits.CLIENT_SHORT_POLL_MS / 1000) is not None:
                 break  # the group refuses the member
-            tend_others()
+            poll_others()
         consumer.unsubscribe()
-        quiet = 0
-        while quiet < _QUIET_POLLS and not deadline.passed():
-            come = consumer.poll(limits.CLIENT_LOOK_MS / 1000)
-            quiet = quiet + 1 if come is None and not consumer.assignment() else 0
+        quiet_polls = 0
+        while quiet_polls < _QUIET_POLLS and not deadline.has_passed():
+            record = consumer.poll(limits.CLIENT_SHORT_POLL_MS / 1000)
+            quiet_polls = quiet_polls + 1 if record is None and not consumer.assignment() else 0
     except (KafkaException, RuntimeError):
         return  # it has left already
 
@@ -148,7 +149,7 @@ def close(consumer: Consumer, deadline: Deadline) -> None:
     """Close in a background thread, and wait for it only until the deadline."""
     closing = threading.Thread(target=consumer.close, daemon=True)
     closing.start()
-    closing.join(max(deadline.left(), 1.0))
+    closing.join(max(deadline.remaining_s(), 1.0))
 
 
 def evict(
@@ -156,32 +157,33 @@ def evict(
     topic: str,
     instances: Sequence[str],
     deadline: Deadline,
-    tend_others: Callable[[], None],
+    poll_others: Callable[[], None],
 ) -> None:
-    """Remove the members of dead processes from their group, by their instance ids. librdkafka
-    has no request for that. So take the place of each, for which the group does not wait, and
-    leave it. `tend_others` as for `leave`."""
+    """Remove the members of dead processes from their group, by their instance ids. librdkafka has
+    no request for that. So join with the instance id of each, which needs no rebalance, and leave.
+    `poll_others` as for `leave`.
+    """
     members = [Consumer(settings | {"group.instance.id": each}) for each in instances]
 
-    def tend() -> None:
+    def poll_members() -> None:
         for member in members:
             member.poll(0)
-        tend_others()
+        poll_others()
 
     for member in members:
         member.subscribe([topic], on_assign=_accept_paused)
     while members:
         member = members.pop()
         try:
-            leave(member, deadline, tend)
+            leave(member, deadline, poll_members)
         finally:
             close(member, deadline)
 
 
-def _accept_paused(member: Consumer, told: list[TopicPartition]) -> None:
+def _accept_paused(member: Consumer, partitions: list[TopicPartition]) -> None:
     # Accept the assignment; otherwise librdkafka cannot revoke it and never closes.
-    member.incremental_assign(told)
-    member.pause(told)
+    member.incremental_assign(partitions)
+    member.pause(partitions)
 
 
 def commit_by_joining(
@@ -190,29 +192,29 @@ def commit_by_joining(
     offsets: Mapping[int, int],
     note: str,
     deadline: Deadline,
-    tend_others: Callable[[], None],
+    poll_others: Callable[[], None],
 ) -> None:
     """Commit for a name that other processes use. Only members may commit, so join the group,
-    without reading anything, commit, and leave. `tend_others` lets other members of this process
+    without reading anything, commit, and leave. `poll_others` lets other members of this process
     take part in the rebalance. Raises QuackTimeout."""
     commits = Commits(topic, lambda partition, offset: None)
-    consumer = Consumer(settings | {"on_commit": commits.answered})
+    consumer = Consumer(settings | {"on_commit": commits.on_commit})
     joined: list[bool] = []
 
-    def assigned(member: Consumer, told: list[TopicPartition]) -> None:
-        _accept_paused(member, told)
+    def on_assign(member: Consumer, partitions: list[TopicPartition]) -> None:
+        _accept_paused(member, partitions)
         joined.append(True)
 
     def poll() -> None:
-        consumer.poll(limits.CLIENT_LOOK_MS / 1000)
-        tend_others()
+        consumer.poll(limits.CLIENT_SHORT_POLL_MS / 1000)
+        poll_others()
 
     try:
-        consumer.subscribe([topic], on_assign=assigned)
+        consumer.subscribe([topic], on_assign=on_assign)
         while not joined:
-            if deadline.passed():
+            if deadline.has_passed():
                 session_s = settings["session.timeout.ms"] / 1000
-                raise deadline.timeout(
+                raise deadline.timeout_error(
                     f"the members of the group {settings['group.id']} to let this process join "
                     f"them and commit offsets in topic {topic}: one of them is busy, or died less "
                     f"than {session_s:g} s ago on another machine or with another directory; give "
@@ -220,6 +222,6 @@ def commit_by_joining(
                 )
             poll()
         commits.send_and_wait(consumer, offsets, note, deadline, poll=poll)
-        leave(consumer, deadline, tend_others)
+        leave(consumer, deadline, poll_others)
     finally:
         close(consumer, deadline)

@@ -31,19 +31,19 @@ from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.consuming.commits import Commits, close, leave
 from quackmq.client.consuming.directory import Directory
-from quackmq.client.consuming.position_file import Taken
+from quackmq.client.consuming.position_file import NotOwner
 from quackmq.client.consuming.progress import Mode, Progress
 from quackmq.client.consuming.start import (
     PartitionPosition,
-    is_note,
+    choose_position,
+    has_note,
     is_subscribed,
-    not_subscribed,
-    position_by,
+    not_subscribed_error,
 )
 from quackmq.client.kafka.cluster import Cluster, Committed
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Watch
-from quackmq.client.kafka.errors import Deadline, translating
+from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Diagnostics
+from quackmq.client.kafka.errors import Deadline, translating_errors
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import QuackError, QuackTimeout
 from quackmq.model.subscription import RecordPosition
@@ -57,6 +57,8 @@ _PROGRAM: Final = "the program"
 
 
 class Reader:
+    """A member of a name's group that reads one topic."""
+
     def __init__(
         self,
         connection: KafkaConfig,
@@ -69,39 +71,42 @@ class Reader:
         on_crash: OnCrash,
         session_ms: int,
         busy_ms: int,
-        tend_others: Callable[[], None],
+        poll_others: Callable[[], None],
     ) -> None:
-        """`tend_others` is called regularly while a call waits."""
+        """`poll_others` is called regularly while a call waits."""
         self.topic = topic
         self.instance = directory.instance(topic.id)
-        self._tend_others = tend_others
+        self._poll_others = poll_others
         self.by_id = by_id
-        self._watch = Watch(cluster, topic, name, connection, directory.path, session_ms / 1000)
+        self._diagnostics = Diagnostics(
+            cluster, topic, name, connection, directory.path, session_ms / 1000
+        )
         self._cluster = cluster
         self._name = name
         self._directory = directory
         self._note = "" if by_id else directory.note
-        mode = Mode.NAMED if by_id else Mode(on_crash)
+        mode = Mode.BY_ID if by_id else Mode(on_crash)
         self._progress = Progress(mode, busy_ms / 1000)
         #: Assigned partitions whose start is not known yet, because the broker did not answer.
         self._unstarted: set[int] = set()
         #: The positions that the program has passed, also for partitions of other processes.
-        self._named: dict[int, int] = {}
+        self._passed_offsets: dict[int, int] = {}
         #: Whether the group has ever sent an assignment, even an empty one.
         self._has_joined = False
-        self._trouble: QuackError | None = None
-        self._commits = Commits(topic.name, self._acknowledged)
+        self._error: QuackError | None = None
+        self._commits = Commits(topic.name, self._on_committed)
         self._committed_at = time.monotonic()
         #: When `listen` has to poll the group and commit again.
-        self._tend_at = 0.0
-        #: For callbacks, which have no deadline argument.
-        self._deadline = Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)
+        self._poll_group_at = 0.0
         settings = connection.consumer(name, session_ms, busy_ms)
         settings["group.instance.id"] = self.instance
-        settings["on_commit"] = self._commits.answered
+        settings["on_commit"] = self._commits.on_commit
         self._consumer = Consumer(settings)
         self._consumer.subscribe(
-            [topic.name], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            [topic.name],
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
         )
 
     # --- one message ------------------------------------------------------------------------
@@ -109,65 +114,69 @@ class Reader:
     def get(self, holder: object, deadline: Deadline) -> Record:
         """Return the next message, with the progress in the client's file. The holder's last
         message is done. Raises QuackTimeout."""
-        self._settle(holder)
+        self._finish_last(holder)
         while True:
-            record = self._next(deadline)
-            if not self._may_give(deadline):
+            record = self._wait_for_message(deadline)
+            if not self._secure_partitions(deadline):
                 continue
-            if self._progress.mode is Mode.REPEAT or self._write(record, deadline):
-                taken = self._progress.take(holder, time.monotonic())
-                if taken is not None:  # otherwise a `listen` loop in another thread was faster
-                    return taken
+            if self._progress.mode is Mode.REPEAT or self._write_position(record, deadline):
+                delivered = self._progress.deliver_next(holder, time.monotonic())
+                if delivered is not None:  # otherwise a `listen` loop in another thread was faster
+                    return delivered
 
-    def get_after(self, named: Iterable[RecordPosition] | None, deadline: Deadline) -> Record:
-        """Return the next message after those whose places are given. Raises QuackTimeout."""
-        self._name_places(named or ())
+    def get_after(self, positions: Iterable[RecordPosition] | None, deadline: Deadline) -> Record:
+        """Return the next message after those at `positions`, which are done. Raises
+        QuackTimeout.
+        """
+        self._apply_passed(positions or ())
         while True:
-            record = self._next(deadline)
-            if self._others_committed(record.partition() or 0, deadline):
-                taken = self._progress.take(_PROGRAM, time.monotonic())
-                if taken is not None:
-                    return taken
+            record = self._wait_for_message(deadline)
+            if self._ensure_others_committed(record.partition() or 0, deadline):
+                delivered = self._progress.deliver_next(_PROGRAM, time.monotonic())
+                if delivered is not None:
+                    return delivered
 
     def put_back(self, holder: object, record: Record) -> None:
-        """Let the next get return the message that a holder was given."""
+        """Let the next get return a message that was delivered to a holder."""
         holder = _PROGRAM if self.by_id else holder
-        if self._progress.held(holder) is record:
+        if self._progress.in_hand(holder) is record:
             self._progress.put_back(holder)
 
-    def _settle(self, holder: object) -> None:
-        self._progress.settle(holder)
-        self._commit_sometimes()
+    def _finish_last(self, holder: object) -> None:
+        """Mark the holder's last message as done."""
+        self._progress.finish(holder)
+        self._commit_if_due()
 
     # --- many messages ----------------------------------------------------------------------
 
     def fill(self, holder: object, deadline: Deadline) -> None:
-        """Wait until there are messages for `take`. The holder's last message is done. Raises
-        QuackTimeout."""
-        self._settle(holder)
+        """Wait until there are messages for `take_buffered`. The holder's last message is done.
+        Raises QuackTimeout.
+        """
+        self._finish_last(holder)
         if len(self._progress):
-            self.tend()
+            self.poll_group()
         while True:
-            self._next(deadline)
-            if self._may_give(deadline):
-                self._tend_at = time.monotonic() + limits.CLIENT_COMMIT_MS / 1000
+            self._wait_for_message(deadline)
+            if self._secure_partitions(deadline):
+                self._poll_group_at = time.monotonic() + limits.CLIENT_COMMIT_MS / 1000
                 return
 
-    def take(self, holder: object) -> Record | None:
+    def take_buffered(self, holder: object) -> Record | None:
         """Return the next buffered message, or None if `fill` must be called first. The holder's
         last message is done. Only for `on_crash="repeat"`. Any thread may call."""
         now = time.monotonic()
-        return self._progress.take(holder, now) if now < self._tend_at else None
+        return self._progress.deliver_next(holder, now) if now < self._poll_group_at else None
 
-    def leave(self, loop: object, caller: object) -> None:
-        """End a loop over messages: its last one is done when `caller` asks for another."""
-        self._progress.leave(loop, caller)
+    def end_loop(self, loop: object, caller: object) -> None:
+        """End a loop over messages: its last one is done when `caller` requests another."""
+        self._progress.end_loop(loop, caller)
 
-    def tend(self) -> None:
+    def poll_group(self) -> None:
         """Poll without delivering messages: the group waits for all its members whenever one
         joins or leaves."""
         if len(self._progress) < limits.CLIENT_BATCH_MESSAGES:
-            self._take(self._consumer.poll(0))
+            self._handle_polled(self._consumer.poll(0))
 
     # --- moving -----------------------------------------------------------------------------
 
@@ -176,15 +185,15 @@ class Reader:
         next start reading a partition."""
         self.commit_as_member(starts, note, deadline)
         for partition, start in starts.items():
-            self._named.pop(partition, None)
-            standing = self._progress.standing(partition)
-            if standing is not None:
-                standing.is_claimed = False
-                self._go(partition, start)
+            self._passed_offsets.pop(partition, None)
+            state = self._progress.position_in(partition)
+            if state is not None:
+                state.is_claimed = False
+                self._seek_partition(partition, start)
 
     def positions(self) -> dict[int, int]:
         """Return the next offset of each assigned partition; a message in hand counts as read."""
-        return {each: state.given for each, state in self._progress.partitions.items()}
+        return {each: state.delivered_end for each, state in self._progress.partitions.items()}
 
     def commit_as_member(self, offsets: Mapping[int, int], note: str, deadline: Deadline) -> None:
         """Commit as a member, which may also commit for partitions of other members. Messages
@@ -196,112 +205,116 @@ class Reader:
         `is_done`, the messages in hand are done."""
         try:
             if is_done:
-                self._progress.settle_all()
-            self._finish(deadline)
+                self._progress.finish_all()
+            self._commit_and_leave(deadline)
         finally:
             close(self._consumer, deadline)
             for partition in self._progress.partitions:
-                self._progress.end(partition)
+                self._progress.release_partition(partition)
 
     # --- fetching -----------------------------------------------------------------------------
 
-    def _next(self, deadline: Deadline) -> Record:
+    def _wait_for_message(self, deadline: Deadline) -> Record:
         """Return the first buffered message; wait for one. Raises QuackTimeout."""
-        self._deadline = deadline
         consumer = self._consumer
-        while (first := self._progress.first()) is None:
-            self._raise_trouble()
+        while (first := self._progress.first_buffered()) is None:
+            self._raise_error()
             if self._unstarted:
                 self._try_to_start(consumer, deadline)
-            self._commits.hear()
-            come = consumer.consume(limits.CLIENT_BATCH_MESSAGES, 0)
-            if not come:
-                record = consumer.poll(deadline.slice())
+            self._commits.take_results()
+            records = consumer.consume(limits.CLIENT_BATCH_MESSAGES, 0)
+            if not records:
+                record = consumer.poll(deadline.slice_s())
                 if record is None:
-                    self._raise_trouble()
-                    if deadline.passed():
+                    self._raise_error()
+                    if deadline.has_passed():
                         raise self._explain_timeout(deadline)
-                    self._commit_sometimes()
-                    self._tend_others()
+                    self._commit_if_due()
+                    self._poll_others()
                     continue
-                come = [record]
-            if any(map(Record.error, come)):
-                for each in come:
-                    self._take(each)
+                records = [record]
+            if any(map(Record.error, records)):
+                for each in records:
+                    self._handle_polled(each)
             else:
-                self._progress.add(come)
-        self._raise_trouble()
+                self._progress.add(records)
+        self._raise_error()
         return first
 
-    def _take(self, record: Record | None) -> None:
-        """Handle a message, an error, or None."""
+    def _handle_polled(self, record: Record | None) -> None:
+        """Buffer a polled message, or store its error to be raised later. None is ignored."""
         if record is None:
             return
         error = record.error()
         if error is not None:
-            self._trouble = self._trouble or self._explain_error(error, record)
+            self._error = self._error or self._explain_error(error, record)
             return
         self._progress.add([record])
 
-    def _go(self, partition: int, offset: int) -> None:
+    def _seek_partition(self, partition: int, offset: int) -> None:
         """Continue reading a partition at another offset."""
-        self._progress.move(partition, offset)
-        with translating(f"partition {partition} of {self.topic.name} to be read from {offset}"):
-            where = TopicPartition(self.topic.name, partition, offset)
+        self._progress.seek(partition, offset)
+        with translating_errors(
+            f"partition {partition} of {self.topic.name} to be read from {offset}"
+        ):
+            target = TopicPartition(self.topic.name, partition, offset)
             try:
-                self._consumer.seek(where)
+                self._consumer.seek(target)
             except KafkaException:
                 # The partition is not being fetched yet.
-                self._consumer.incremental_unassign([where])
-                self._consumer.incremental_assign([where])
+                self._consumer.incremental_unassign([target])
+                self._consumer.incremental_assign([target])
 
     # --- by id --------------------------------------------------------------------------------
 
-    def _name_places(self, named: Iterable[RecordPosition]) -> None:
-        places = {partition: offset + 1 for partition, offset in named}
-        record = self._progress.held(_PROGRAM)
+    def _apply_passed(self, positions: Iterable[RecordPosition]) -> None:
+        """Continue after the messages at these positions, whose ids the program has passed."""
+        passed = {partition: offset + 1 for partition, offset in positions}
+        record = self._progress.in_hand(_PROGRAM)
         if record is not None:
-            behind = (record.offset() or 0) + 1
-            if places.get(record.partition() or 0) == behind:
-                self._named[record.partition() or 0] = behind
+            next_offset = (record.offset() or 0) + 1
+            if passed.get(record.partition() or 0) == next_offset:
+                self._passed_offsets[record.partition() or 0] = next_offset
             else:
-                self._progress.put_back(
-                    _PROGRAM
-                )  # its id was not passed, so it is the next one again
-        for partition, wanted in places.items():
-            # Then no message between it and the next buffered one was skipped, even if there is a
-            # gap in the offsets, for example from a transaction marker.
-            is_known = self._named.get(partition) == wanted
-            self._named[partition] = wanted
-            state = self._progress.standing(partition)
+                # Its id was not passed, so it is the next message again.
+                self._progress.put_back(_PROGRAM)
+        for partition, offset in passed.items():
+            # If the program passed the same offset before, no message between it and the next
+            # buffered one was skipped. A gap in the offsets is then, for example, a transaction
+            # marker.
+            was_passed = self._passed_offsets.get(partition) == offset
+            self._passed_offsets[partition] = offset
+            state = self._progress.position_in(partition)
             if state is not None:
-                position = self._position(partition, state)
-                if position < wanted or (position > wanted and not is_known):
-                    self._go(partition, wanted)
-                self._progress.name(partition, wanted)
-        self._commit_sometimes()
+                next_offset = self._next_offset(partition, state)
+                if next_offset < offset or (next_offset > offset and not was_passed):
+                    self._seek_partition(partition, offset)
+                self._progress.set_passed(partition, offset)
+        self._commit_if_due()
 
-    def _position(self, partition: int, state: PartitionPosition) -> int:
-        first = self._progress.first(partition)
-        return state.end if first is None else first.offset() or 0
+    def _next_offset(self, partition: int, state: PartitionPosition) -> int:
+        """Return the offset of the next message of a partition, buffered or to be fetched."""
+        first = self._progress.first_buffered(partition)
+        return state.fetched_end if first is None else first.offset() or 0
 
-    def _others_committed(self, partition: int, deadline: Deadline) -> bool:
-        """Commit what is done in all other partitions before a message of this partition is
-        returned. Then the single id that the program stores next is enough to know all
-        positions. Return False if a commit was necessary."""
-        open_ones = {
+    def _ensure_others_committed(self, partition: int, deadline: Deadline) -> bool:
+        """Commit the done messages of all other partitions before a message of this partition is
+        returned. Then the single id that the program stores next is enough to know all positions.
+        Return False if a commit was necessary, because messages may have been removed meanwhile.
+        """
+        uncommitted = {
             each: state.done
             for each, state in self._progress.partitions.items()
             if each != partition and state.is_behind
         }
-        if not open_ones:
+        if not uncommitted:
             return True
-        self.commit_as_member(open_ones, self._note, deadline)
+        self.commit_as_member(uncommitted, self._note, deadline)
         return False
 
     # --- files --------------------------------------------------------------------------------
 
-    def _may_give(self, deadline: Deadline) -> bool:
+    def _secure_partitions(self, deadline: Deadline) -> bool:
         """Return whether a message may be delivered now. Return False after one of these steps,
         which may have removed messages:
 
@@ -309,7 +322,7 @@ class Reader:
         - Commit with our metadata where the committed offset lacks it: without it, our file would
           not count after a crash.
         """
-        lost = self._progress.end_lost()
+        lost = self._progress.release_lost()
         if lost:
             log.warning("partitions %s of %s went to another process", lost, self.topic.name)
             return False
@@ -322,48 +335,48 @@ class Reader:
             return True
         self.commit_as_member(unclaimed, self._note, deadline)
         for partition in unclaimed:
-            state = self._progress.standing(partition)
+            state = self._progress.position_in(partition)
             if state is not None:
                 state.is_claimed = True
         return False
 
-    def _write(self, record: Record, deadline: Deadline) -> bool:
+    def _write_position(self, record: Record, deadline: Deadline) -> bool:
         """Write to disk that this message is done; return whether that succeeded and the
         partition is still ours."""
         partition = record.partition() or 0
-        state = self._progress.standing(partition)
+        state = self._progress.position_in(partition)
         if state is None or state.file is None:
             return False
         try:
-            state.file.write(max(state.given, (record.offset() or 0) + 1), deadline)
-        except Taken:
+            state.file.write(max(state.delivered_end, (record.offset() or 0) + 1), deadline)
+        except NotOwner:
             return False  # the next check releases it
         return True
 
     # --- assignment --------------------------------------------------------
 
-    def _assigned(self, consumer: Consumer, told: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
-        self._unstarted |= {each.partition for each in told}
+        self._unstarted |= {each.partition for each in partitions}
         self._try_to_start(consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
 
     def _try_to_start(self, consumer: Consumer, deadline: Deadline) -> None:
         """Try to start reading. A failed attempt is repeated by us: the group does not assign
         again."""
         try:
-            self._start(consumer, deadline)
+            self._start_partitions(consumer, deadline)
         except QuackTimeout as error:
             log.warning("%s will try again to start reading: %s", self._name, error)
         except QuackError as error:
-            self._trouble = error
+            self._error = error
         except KafkaException as exception:
-            self._trouble = self._watch.explain_error(exception.args[0])
+            self._error = self._diagnostics.explain_error(exception.args[0])
 
-    def _start(self, consumer: Consumer, deadline: Deadline) -> None:
+    def _start_partitions(self, consumer: Consumer, deadline: Deadline) -> None:
         """Start reading newly assigned partitions. Raises UnknownSubscription or QuackTimeout."""
         starts: list[TopicPartition] = []
         try:
-            for partition, cursor in self._cursors(deadline).items():
+            for partition, cursor in self._find_cursors(deadline).items():
                 start = self._start_partition(partition, cursor, deadline)
                 starts.append(TopicPartition(self.topic.name, partition, start))
                 self._unstarted.discard(partition)
@@ -371,75 +384,77 @@ class Reader:
             # Call it even with an empty list: otherwise librdkafka assumes the whole assignment.
             consumer.incremental_assign(starts)
 
-    def _cursors(self, deadline: Deadline) -> dict[int, Committed]:
+    def _find_cursors(self, deadline: Deadline) -> dict[int, Committed]:
         """Return the committed offsets of newly assigned partitions."""
-        topic = self._watch.check_topic(deadline)
+        topic = self._diagnostics.check_topic(deadline)
         committed = self._cluster.committed(self._name, topic, deadline)
         if not is_subscribed(committed):
-            raise not_subscribed(self._name, self.topic.name)
+            raise not_subscribed_error(self._name, self.topic.name)
         if not self._unstarted <= committed.keys():
             # Partitions added after the subscription are read from their beginning.
-            firsts = enumerate(self._cluster.ends(topic, deadline)[0])
+            firsts = enumerate(self._cluster.first_and_end_offsets(topic, deadline)[0])
             committed = {each: Committed(first, "") for each, first in firsts} | committed
         return {each: committed[each] for each in sorted(self._unstarted)}
 
     def _start_partition(self, partition: int, cursor: Committed, deadline: Deadline) -> int:
         file = None
         if self.by_id:
-            start = self._named.get(partition, cursor.offset)
+            start = self._passed_offsets.get(partition, cursor.offset)
         else:
-            file = self._directory.position(self.topic.id, partition)
+            file = self._directory.position_file(self.topic.id, partition)
             try:
                 start = file.take_over(
-                    lambda position: position_by(cursor, position, self._note), deadline
+                    lambda position: choose_position(cursor, position, self._note), deadline
                 )
             except QuackTimeout:
                 file.close()
                 raise
         state = PartitionPosition(start, file)
         state.committed = cursor.offset
-        state.is_claimed = is_note(cursor.note, self._note)
-        self._progress.begin(partition, state)
+        state.is_claimed = has_note(cursor.note, self._note)
+        self._progress.add_partition(partition, state)
         return start
 
-    def _revoked(self, consumer: Consumer, told: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit and release partitions that go to another process. The commit is sent before
         the release, over the same connection, and the coordinator reads in order. So the other
         process starts at our position."""
-        going = self._release(told)
-        behind = {each: state.done for each, state in going.items() if state.is_behind}
+        released = self._release(partitions)
+        uncommitted = {each: state.done for each, state in released.items() if state.is_behind}
         try:
-            self._commits.send(consumer, behind, self._note)
+            self._commits.send(consumer, uncommitted, self._note)
         except KafkaException as exception:
             log.warning("%s could not commit: %s", self._name, exception)
-        self._unassign(consumer, told)
+        self._unassign(consumer, partitions)
 
-    def _lost(self, consumer: Consumer, told: list[TopicPartition]) -> None:
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Release partitions that already belong to other processes."""
-        self._release(told)
-        self._unassign(consumer, told)
+        self._release(partitions)
+        self._unassign(consumer, partitions)
 
-    def _unassign(self, consumer: Consumer, told: list[TopicPartition]) -> None:
-        begun = [each for each in told if each.partition not in self._unstarted]
-        self._unstarted -= {each.partition for each in told}
+    def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        started = [each for each in partitions if each.partition not in self._unstarted]
+        self._unstarted -= {each.partition for each in partitions}
         try:
-            consumer.incremental_unassign(begun)
+            consumer.incremental_unassign(started)
         except KafkaException as exception:
             # A fatal error has already removed them; `poll` reports that error.
             log.debug("there was nothing to unassign: %s", exception)
 
-    def _release(self, told: list[TopicPartition]) -> dict[int, PartitionPosition]:
-        going = {each.partition: self._progress.end(each.partition) for each in told}
-        return {each: state for each, state in going.items() if state is not None}
+    def _release(self, partitions: list[TopicPartition]) -> dict[int, PartitionPosition]:
+        released = {
+            each.partition: self._progress.release_partition(each.partition) for each in partitions
+        }
+        return {each: state for each, state in released.items() if state is not None}
 
     # --- committing ---------------------------------------------------------------------------
 
-    def _commit_sometimes(self) -> None:
+    def _commit_if_due(self) -> None:
         """Commit the progress if the last commit is old enough."""
         now = time.monotonic()
         if (now - self._committed_at) * 1000 < limits.CLIENT_COMMIT_MS:
             return
-        self._commits.hear()
+        self._commits.take_results()
         if not self._commits.is_idle:
             return
         self._committed_at = now
@@ -449,18 +464,18 @@ class Reader:
         partitions = self._progress.partitions
         return {each: state.done for each, state in partitions.items() if state.is_behind}
 
-    def _acknowledged(self, partition: int, offset: int) -> None:
-        state = self._progress.standing(partition)
+    def _on_committed(self, partition: int, offset: int) -> None:
+        state = self._progress.position_in(partition)
         if state is not None:
             state.committed = offset
 
     def _poll(self) -> None:
         """Poll once."""
-        self._take(self._consumer.poll(limits.CLIENT_LOOK_MS / 1000))
+        self._handle_polled(self._consumer.poll(limits.CLIENT_SHORT_POLL_MS / 1000))
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _finish(self, deadline: Deadline) -> None:
+    def _commit_and_leave(self, deadline: Deadline) -> None:
         offsets = self._uncommitted()
         if offsets:
             try:
@@ -470,30 +485,33 @@ class Reader:
                 log.warning(
                     "%s could not commit its progress in %s: %s", self._name, self.topic.name, error
                 )
-        leave(self._consumer, deadline, self._tend_others)
+        leave(self._consumer, deadline, self._poll_others)
 
     # --- errors ----------------------------------------------------------------------
 
     def _explain_timeout(self, deadline: Deadline) -> QuackError:
-        has_any = bool(self._progress.partitions)
-        return self._watch.explain_timeout(
-            deadline, has_joined=self._has_joined, has_partitions=has_any
+        has_partitions = bool(self._progress.partitions)
+        return self._diagnostics.explain_timeout(
+            deadline, has_joined=self._has_joined, has_partitions=has_partitions
         )
 
-    def _raise_trouble(self) -> None:
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
-            raise trouble
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _explain_error(self, error: KafkaError, record: Record) -> QuackError | None:
         """Handle or translate an error; None if the reader or librdkafka recovers."""
-        state = self._progress.standing(record.partition() or 0)
+        state = self._progress.position_in(record.partition() or 0)
         if error.code() not in OUT_OF_RANGE:
-            return self._watch.explain_error(error)
+            return self._diagnostics.explain_error(error)
         if state is None:
             return None
         try:
-            self._go(record.partition() or 0, self._watch.next_existing_offset(record, state.end))
-        except QuackError as found:
-            return found
+            self._seek_partition(
+                record.partition() or 0,
+                self._diagnostics.next_existing_offset(record, state.fetched_end),
+            )
+        except QuackError as failure:
+            return failure
         return None

@@ -45,7 +45,7 @@ class Directory:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.id = _identity(path)
+            self.id = _load_or_create_id(path)
             self._process_fd, self.process = _lock_process(path)
         except OSError as error:
             raise UnusableDirectory(
@@ -62,24 +62,24 @@ class Directory:
         return f"{self.id}.{self.process}.{topic_id.hex}"
 
     @contextmanager
-    def dead(self, instances: Iterable[str]) -> Iterator[list[str]]:
+    def dead_instances(self, instances: Iterable[str]) -> Iterator[list[str]]:
         """Yield the instance ids that belong to ended processes of this directory. No process
-        can take over one of them within the block. Ids of this process are included: the caller
-        knows which of them are in use."""
-        found: list[str] = []
+        can take over one of them within the block. Ids of this process are included: only the
+        caller knows which of them are in use."""
+        dead: list[str] = []
         with ExitStack() as locks:
-            ended: dict[int, bool] = {self.process: True}
+            is_ended_by_process: dict[int, bool] = {self.process: True}
             for instance in instances:
                 directory, _, rest = instance.partition(".")
                 number, _, topic = rest.partition(".")
                 if directory != self.id or not topic or not number.isdecimal():
                     continue
                 process = int(number)
-                if process not in ended:
-                    ended[process] = self._lock_ended(process, locks)
-                if ended[process]:
-                    found.append(instance)
-            yield found
+                if process not in is_ended_by_process:
+                    is_ended_by_process[process] = self._lock_ended(process, locks)
+                if is_ended_by_process[process]:
+                    dead.append(instance)
+            yield dead
 
     def _lock_ended(self, process: int, locks: ExitStack) -> bool:
         try:
@@ -94,12 +94,12 @@ class Directory:
     def close(self) -> None:
         os.close(self._process_fd)
 
-    def position(self, topic_id: uuid.UUID, partition: int) -> PositionFile:
+    def position_file(self, topic_id: uuid.UUID, partition: int) -> PositionFile:
         return PositionFile(self._path(topic_id, partition), topic_id)
 
     def peek(self, topic_id: uuid.UUID, partition: int) -> int | None:
         """Return the stored position, or None."""
-        return self.position(topic_id, partition).peek()
+        return self.position_file(topic_id, partition).peek()
 
     def forget(self, topic_id: uuid.UUID) -> None:
         """Remove all positions in a topic."""
@@ -110,25 +110,25 @@ class Directory:
         return self.path / f"{topic_id.hex}-{partition}.position"
 
 
-def _identity(path: Path) -> str:
+def _load_or_create_id(path: Path) -> str:
     """Return the directory's id; create it on first use."""
     file = path / "id"
     try:
         return uuid.UUID(file.read_text()).hex
     except FileNotFoundError:
-        made = uuid.uuid4().hex
-        fresh = path / f"id.{made}"
-        with open(fresh, "w") as stream:
-            stream.write(made)
+        new_id = uuid.uuid4().hex
+        new_file = path / f"id.{new_id}"
+        with open(new_file, "w") as stream:
+            stream.write(new_id)
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            os.link(fresh, file)  # fails if another process was faster
+            os.link(new_file, file)  # fails if another process was faster
         except FileExistsError:
-            made = uuid.UUID(file.read_text()).hex
-        fresh.unlink()
+            new_id = uuid.UUID(file.read_text()).hex
+        new_file.unlink()
         sync_directory(path)
-        return made
+        return new_id
     except ValueError as error:
         raise UnusableDirectory(f"{file} is damaged: remove the directory {path}") from error
 

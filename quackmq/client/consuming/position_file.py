@@ -58,8 +58,8 @@ _POSITION: Final = _RETIRED + 1
 _FILE_BYTES: Final = 512
 
 
-class Taken(Exception):
-    """The partition belongs to another process now."""
+class NotOwner(Exception):
+    """Another process owns the position now."""
 
 
 class PositionFile:
@@ -88,12 +88,12 @@ class PositionFile:
     def take_over(self, resolve: Callable[[int | None], int], deadline: Deadline) -> int:
         """Take over the position from its current owner and return it. `resolve` maps the
         current position, or None, to the start. Raises QuackTimeout or UnusableDirectory."""
-        with self._usable(), self._present_file(deadline) as present:
-            found = _parse(os.pread(present, _FILE_BYTES, 0), self._topic_id)
+        with self._usable(), self._current_file(deadline) as current_fd:
+            found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
             if found is not None:
-                os.pwrite(present, _WORDS.pack(1, found)[:8], _RETIRED_AT)
+                os.pwrite(current_fd, _WORDS.pack(1, found)[:8], _RETIRED_AT)
                 # Read again: the owner may have advanced until it was retired.
-                found = _parse(os.pread(present, _FILE_BYTES, 0), self._topic_id)
+                found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
             position = resolve(found)
             self._replace(position)
         return position
@@ -110,13 +110,13 @@ class PositionFile:
             self._words[_POSITION] = position
 
     def write(self, position: int, deadline: Deadline) -> None:
-        """Store a position and wait for the disk. Raises Taken, without writing, if the position
+        """Store a position and wait for the disk. Raises NotOwner, without writing, if the position
         belongs to another process. Raises QuackTimeout or UnusableDirectory."""
         if self._words is None:
-            raise Taken
+            raise NotOwner
         with self._usable(), self._locked(self._fd, deadline):
             if not self.is_ours:
-                raise Taken
+                raise NotOwner
             self._words[_POSITION] = position
             sync_data(self._fd)
 
@@ -131,7 +131,7 @@ class PositionFile:
             ) from error
 
     @contextmanager
-    def _present_file(self, deadline: Deadline) -> Iterator[int]:
+    def _current_file(self, deadline: Deadline) -> Iterator[int]:
         """Open and lock the file that currently has the name; create it if missing."""
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -150,9 +150,11 @@ class PositionFile:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if deadline.passed():
-                    raise deadline.timeout(f"another process to release {self._path}") from None
-                time.sleep(limits.CLIENT_LOOK_MS / 1000)
+                if deadline.has_passed():
+                    raise deadline.timeout_error(
+                        f"another process to release {self._path}"
+                    ) from None
+                time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
         try:
             yield
         finally:
@@ -160,10 +162,10 @@ class PositionFile:
 
     def _replace(self, position: int) -> None:
         """Replace the current file, which is locked, by a new one of ours."""
-        for left in self._path.parent.glob(f"{self._path.name}.*"):
-            left.unlink(missing_ok=True)  # left by a process that was killed in this function
-        fresh = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        for leftover in self._path.parent.glob(f"{self._path.name}.*"):
+            leftover.unlink(missing_ok=True)  # left by a process that was killed in this function
+        new_path = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        descriptor = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             header = _HEADER.pack(_MAGIC, zlib.crc32(self._topic_id), self._topic_id)
             content = header + _WORDS.pack(0, position)
@@ -171,7 +173,7 @@ class PositionFile:
             os.pwrite(descriptor, content.ljust(_FILE_BYTES, b"\0"), 0)
             sync_data(descriptor)
             words = memoryview(mmap.mmap(descriptor, _FILE_BYTES)).cast("q")
-            os.rename(fresh, self._path)
+            os.rename(new_path, self._path)
             sync_directory(self._path.parent)
         except BaseException:
             os.close(descriptor)

@@ -1,21 +1,21 @@
 """Track which messages are buffered, which are in hand, and up to where each partition is done.
 
-A message is *given* when `get` returns it or a `listen` loop yields it. Then it is *in hand* until
-its holder asks for the next one, which makes it *done*. Nothing else makes a message done, so the
-position never passes a message that the program did not get.
+A message is *delivered* when `get` returns it or a `listen` loop yields it. Then it is *in hand*
+until its holder requests the next one, which makes it *done*. The position never passes a message
+that the program did not get.
 
 A holder is a thread or a task that calls `get`, or a `listen` loop. Several holders may have
 messages of one partition and finish them in any order: the partition is done up to the first one in
 hand. A message is also done when its thread or task ends. A message that was in hand for longer
-than `busy_timeout` is given again to the next caller.
+than `busy_timeout` is delivered again, to the next caller.
 
 The position of a partition (`done`) depends on the mode:
 
-- REPEAT: the first message in hand, or the next one to give;
-- SKIP: the next one to give, so that a message in hand at a crash is not given again;
-- NAMED: the position that the program has passed.
+- REPEAT: the first message in hand, or the next one to deliver;
+- SKIP: the next one to deliver, so that a message in hand at a crash is not delivered again;
+- BY_ID: the position that the program has passed.
 
-Any thread may call: `listen` takes messages without the reader's lock.
+Any thread may call: `listen` gets messages without the reader's lock.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ from quackmq.client.consuming.start import PartitionPosition
 
 
 class Mode(Enum):
+    """How the position of a partition follows from its messages; see above."""
+
     REPEAT = "repeat"
     SKIP = "skip"
-    NAMED = "named"
+    BY_ID = "by id"
 
 
-class _Waiting(NamedTuple):
+class _Buffered(NamedTuple):
     """A buffered message, with the values that the fast loop needs."""
 
     record: Record
     partition: int
     offset: int
-    standing: PartitionPosition
+    state: PartitionPosition
 
 
 class Progress:
+    """The buffered and delivered messages of all assigned partitions of one topic."""
+
     def __init__(self, mode: Mode, busy_s: float) -> None:
         self.mode = mode
         self._busy_s = busy_s
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
+        self._buffer: deque[_Buffered] = deque()
         self._partitions: dict[int, PartitionPosition] = {}
-        #: The message in hand of each holder, and since when.
-        self._held: dict[object, tuple[_Waiting, float]] = {}
+        #: The message in hand of each holder, and the monotonic time of its delivery.
+        self._in_hand: dict[object, tuple[_Buffered, float]] = {}
         #: Ended `listen` loops, by the thread or task that left them.
-        self._left: dict[object, list[object]] = {}
+        self._ended_loops: dict[object, list[object]] = {}
 
     def __len__(self) -> int:
         """Return the number of buffered messages."""
-        return len(self._waiting)
+        return len(self._buffer)
 
     # --- partitions -------------------------------------------------------------------------
 
@@ -71,46 +75,46 @@ class Progress:
         with self._lock:
             return dict(self._partitions)
 
-    def standing(self, partition: int) -> PartitionPosition | None:
+    def position_in(self, partition: int) -> PartitionPosition | None:
         return self._partitions.get(partition)
 
-    def begin(self, partition: int, standing: PartitionPosition) -> None:
+    def add_partition(self, partition: int, state: PartitionPosition) -> None:
         with self._lock:
-            self._partitions[partition] = standing
+            self._partitions[partition] = state
 
-    def end(self, partition: int) -> PartitionPosition | None:
+    def release_partition(self, partition: int) -> PartitionPosition | None:
         """Release a partition, its messages and its file."""
         with self._lock:
-            self._drop(partition)
-            standing = self._partitions.pop(partition, None)
-            if standing is not None and standing.file is not None:
-                standing.file.close()
-            return standing
+            self._drop_messages(partition)
+            state = self._partitions.pop(partition, None)
+            if state is not None and state.file is not None:
+                state.file.close()
+            return state
 
-    def end_lost(self) -> list[int]:
+    def release_lost(self) -> list[int]:
         """Release the partitions whose positions other processes have taken over; return them."""
         lost = [
             partition
-            for partition, standing in self.partitions.items()
-            if standing.file is not None and not standing.file.is_ours
+            for partition, state in self.partitions.items()
+            if state.file is not None and not state.file.is_ours
         ]
         for partition in lost:
-            self.end(partition)
+            self.release_partition(partition)
         return lost
 
-    def move(self, partition: int, offset: int) -> None:
+    def seek(self, partition: int, offset: int) -> None:
         """Continue a partition at another offset."""
         with self._lock:
-            self._drop(partition)
-            standing = self._partitions[partition]
-            standing.end = standing.given = offset
-            self._note(standing, offset)
+            self._drop_messages(partition)
+            state = self._partitions[partition]
+            state.fetched_end = state.delivered_end = offset
+            self._store_done(state, offset)
 
-    def _drop(self, partition: int) -> None:
-        self._waiting = deque(each for each in self._waiting if each.partition != partition)
-        for holder, (message, _) in list(self._held.items()):
+    def _drop_messages(self, partition: int) -> None:
+        self._buffer = deque(each for each in self._buffer if each.partition != partition)
+        for holder, (message, _) in list(self._in_hand.items()):
             if message.partition == partition:
-                del self._held[holder]
+                del self._in_hand[holder]
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -118,139 +122,146 @@ class Progress:
         """Buffer fetched messages. Drop those of unassigned partitions and repeated ones: they
         were in flight while a partition was reassigned."""
         with self._lock:
-            find, wait = self._partitions.get, self._waiting.append
+            find_state, buffer = self._partitions.get, self._buffer.append
             for record in records:
                 partition, offset = record.partition() or 0, record.offset() or 0
-                standing = find(partition)
-                if standing is not None and offset >= standing.end:
-                    wait(_Waiting(record, partition, offset, standing))
-                    standing.end = offset + 1
+                state = find_state(partition)
+                if state is not None and offset >= state.fetched_end:
+                    buffer(_Buffered(record, partition, offset, state))
+                    state.fetched_end = offset + 1
 
-    def first(self, partition: int | None = None) -> Record | None:
+    def first_buffered(self, partition: int | None = None) -> Record | None:
         """Return the first buffered message, of all partitions or of one."""
         with self._lock:
-            for each in self._waiting:
+            for each in self._buffer:
                 if partition is None or each.partition == partition:
                     return each.record
         return None
 
-    def take(self, holder: object, now: float) -> Record | None:
-        """Give the next message to a holder, whose last message is done. Return None if no
+    def deliver_next(self, holder: object, now: float) -> Record | None:
+        """Deliver the next message to a holder, whose last message is done. Return None if no
         message is buffered, or if the committed offset does not carry our metadata yet: without
-        it, the file would not count after a crash. `now` is monotonic."""
+        it, the file would not count after a crash. `now` is monotonic.
+        """
         with self._lock:
-            held, waiting, mode = self._held, self._waiting, self.mode
-            if holder in held:
-                self._settle(holder)
-            if not waiting:
+            in_hand, buffer, mode = self._in_hand, self._buffer, self.mode
+            if holder in in_hand:
+                self._finish(holder)
+            if not buffer:
                 return None
-            message = waiting[0]
-            record, _, offset, standing = message
-            if not standing.is_claimed and mode is not Mode.NAMED:
+            message = buffer[0]
+            record, _, offset, state = message
+            if not state.is_claimed and mode is not Mode.BY_ID:
                 return None
-            waiting.popleft()
-            held[holder] = message, now
-            if offset >= standing.given:
-                standing.given = offset + 1
+            buffer.popleft()
+            in_hand[holder] = message, now
+            if offset >= state.delivered_end:
+                state.delivered_end = offset + 1
             else:  # it was put back, or was in hand for too long
-                standing.again.discard(offset)
+                state.to_redeliver.discard(offset)
             if mode is Mode.SKIP:
-                self._note(standing, self._position(standing))
+                self._store_done(state, self._compute_done(state))
             return record
 
-    def held(self, holder: object) -> Record | None:
-        held = self._held.get(holder)
-        return None if held is None else held[0].record
+    def in_hand(self, holder: object) -> Record | None:
+        """Return the message that a holder has in hand, or None."""
+        found = self._in_hand.get(holder)
+        return None if found is None else found[0].record
 
     def put_back(self, holder: object) -> None:
         """Put the message of a holder back to the front of the buffer."""
         with self._lock:
-            held = self._held.pop(holder, None)
-            if held is not None:
-                self._give_again(held[0])
+            found = self._in_hand.pop(holder, None)
+            if found is not None:
+                self._buffer_again(found[0])
 
     # --- done messages -----------------------------------------------------------------------
 
-    def settle(self, holder: object) -> None:
+    def finish(self, holder: object) -> None:
         """Mark a holder's message as done, and messages of holders that have ended."""
         with self._lock:
-            self._settle(holder)
-            for loop in self._left.pop(holder, ()):
-                self._settle(loop)
-            if self._held:
+            self._finish(holder)
+            for loop in self._ended_loops.pop(holder, ()):
+                self._finish(loop)
+            if self._in_hand:
                 self._sweep()
 
-    def settle_all(self) -> None:
+    def finish_all(self) -> None:
+        """Mark the messages of all holders as done."""
         with self._lock:
-            for holder in list(self._held):
-                self._settle(holder)
+            for holder in list(self._in_hand):
+                self._finish(holder)
 
-    def leave(self, loop: object, caller: object) -> None:
-        """End a loop: its last message is done when its thread or task, `caller`, asks for
-        another one."""
+    def end_loop(self, loop: object, caller: object) -> None:
+        """End a loop: its last message is done when its thread or task, `caller`, requests another
+        one.
+        """
         with self._lock:
-            if loop in self._held:
-                self._left.setdefault(caller, []).append(loop)
+            if loop in self._in_hand:
+                self._ended_loops.setdefault(caller, []).append(loop)
 
-    def name(self, partition: int, position: int) -> None:
+    def set_passed(self, partition: int, position: int) -> None:
         """Set the position that the program has passed: all messages before it are done."""
         with self._lock:
-            standing = self._partitions.get(partition)
-            if standing is not None:
-                standing.done = position
+            state = self._partitions.get(partition)
+            if state is not None:
+                state.done = position
 
-    def _settle(self, holder: object) -> None:
-        held = self._held.pop(holder, None)
-        if held is None or self.mode is not Mode.REPEAT:
+    def _finish(self, holder: object) -> None:
+        """Mark a holder's message as done, and store the position that follows from that."""
+        found = self._in_hand.pop(holder, None)
+        if found is None or self.mode is not Mode.REPEAT:
             return
-        standing = held[0].standing
-        is_alone = not self._held and not standing.again
-        self._note(standing, standing.given if is_alone else self._position(standing))
+        state = found[0].state
+        is_all_done = not self._in_hand and not state.to_redeliver
+        self._store_done(state, state.delivered_end if is_all_done else self._compute_done(state))
 
-    def _position(self, standing: PartitionPosition) -> int:
+    def _compute_done(self, state: PartitionPosition) -> int:
         """Return the position up to which all messages are done."""
-        open_ones = [*standing.again, standing.given]
+        unfinished_offsets = [*state.to_redeliver, state.delivered_end]
         if self.mode is Mode.REPEAT:
-            open_ones += [
-                message.offset for message, _ in self._held.values() if message.standing is standing
+            unfinished_offsets += [
+                message.offset for message, _ in self._in_hand.values() if message.state is state
             ]
-        return min(open_ones)
+        return min(unfinished_offsets)
 
-    def _note(self, standing: PartitionPosition, position: int) -> None:
-        standing.done = position
-        if standing.file is not None:
-            standing.file.note(position)
+    def _store_done(self, state: PartitionPosition, position: int) -> None:
+        """Store the position up to which all messages are done, in memory and in the file."""
+        state.done = position
+        if state.file is not None:
+            state.file.note(position)
 
-    def _give_again(self, message: _Waiting) -> None:
-        standing, offset = message.standing, message.offset
-        self._waiting.appendleft(message)
-        if standing.given == offset + 1:
-            standing.given = offset
+    def _buffer_again(self, message: _Buffered) -> None:
+        """Put a message in front of the buffer, so that it is delivered again."""
+        state, offset = message.state, message.offset
+        self._buffer.appendleft(message)
+        if state.delivered_end == offset + 1:
+            state.delivered_end = offset
         else:
-            standing.again.add(offset)
-        if self.mode is not Mode.NAMED:
-            self._note(standing, self._position(standing))
+            state.to_redeliver.add(offset)
+        if self.mode is not Mode.BY_ID:
+            self._store_done(state, self._compute_done(state))
 
     def _sweep(self) -> None:
-        """Mark messages of ended holders as done; give messages again that were in hand for too
-        long."""
-        late = time.monotonic() - self._busy_s
-        for holder, (message, since) in list(self._held.items()):
+        """Mark messages of ended holders as done. Buffer messages again that were in hand for too
+        long.
+        """
+        oldest_allowed = time.monotonic() - self._busy_s
+        for holder, (message, since) in list(self._in_hand.items()):
             if _has_ended(holder):
-                self._settle(holder)
-            elif since < late and self.mode is Mode.REPEAT:
-                del self._held[holder]
-                self._give_again(message)
-        for caller in [each for each in self._left if _has_ended(each)]:
-            for loop in self._left.pop(caller):
-                self._settle(loop)
+                self._finish(holder)
+            elif since < oldest_allowed and self.mode is Mode.REPEAT:
+                del self._in_hand[holder]
+                self._buffer_again(message)
+        for caller in [each for each in self._ended_loops if _has_ended(each)]:
+            for loop in self._ended_loops.pop(caller):
+                self._finish(loop)
 
 
 def _has_ended(holder: object) -> bool:
     """Return whether a thread or task has ended; a loop reports its end itself."""
     if isinstance(holder, threading.Thread):
         return not holder.is_alive()
-    is_done = getattr(
-        holder, "done", None
-    )  # asyncio tasks have `done`; this avoids importing asyncio
-    return bool(is_done()) if is_done is not None else False
+    # Only asyncio tasks have `done`; this test does not import asyncio.
+    is_done = getattr(holder, "done", None)
+    return is_done is not None and bool(is_done())

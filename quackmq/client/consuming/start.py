@@ -14,15 +14,23 @@ from quackmq.model.offset_notes import UNSUBSCRIBED, find_note
 class PartitionPosition:
     """The state of one assigned partition. Each offset is that of the next message."""
 
-    __slots__ = ("again", "committed", "done", "end", "file", "given", "is_claimed")
+    __slots__ = (
+        "committed",
+        "delivered_end",
+        "done",
+        "fetched_end",
+        "file",
+        "is_claimed",
+        "to_redeliver",
+    )
 
     def __init__(self, start: int, file: PositionFile | None) -> None:
-        #: After the last fetched message.
-        self.end = start
-        #: After the last message given to the program.
-        self.given = start
-        #: Earlier messages that must be given again.
-        self.again: set[int] = set()
+        #: The offset after the last fetched message.
+        self.fetched_end = start
+        #: The offset after the last message that was delivered to the program.
+        self.delivered_end = start
+        #: Offsets before `delivered_end` that must be delivered again.
+        self.to_redeliver: set[int] = set()
         #: The position up to which all messages are done, to be committed.
         self.done = start
         #: The committed part of `done`.
@@ -41,21 +49,23 @@ def is_subscribed(committed: Mapping[int, Committed]) -> bool:
     return any(find_note(cursor.note) != UNSUBSCRIBED for cursor in committed.values())
 
 
-def not_subscribed(name: str, topic: str) -> UnknownSubscription:
+def not_subscribed_error(name: str, topic: str) -> UnknownSubscription:
     return UnknownSubscription(
         f"{name} has not subscribed to topic {topic}: call subscribe({topic!r}) first"
     )
 
 
-def is_note(said: str, note: str) -> bool:
-    """Return whether a commit carries this metadata; ignores bytes that confluent-kafka reads
-    beyond its end."""
-    return said.startswith(note) if note else not said
+def has_note(metadata: str, note: str) -> bool:
+    """Return whether the metadata of a commit is this note. Bytes that confluent-kafka reads beyond
+    its end are ignored.
+    """
+    return metadata.startswith(note) if note else not metadata
 
 
-def position_by(cursor: Committed, position: int | None, note: str) -> int:
-    """Return the position from the committed offset and the file; `consumer` explains which one
-    counts."""
-    if position is None or not is_note(cursor.note, note):
+def choose_position(cursor: Committed, position: int | None, note: str) -> int:
+    """Return the position, given the committed offset and the position in the file. The module
+    `consumer` explains which one counts.
+    """
+    if position is None or not has_note(cursor.note, note):
         return cursor.offset
     return max(position, cursor.offset)

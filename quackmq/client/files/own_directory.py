@@ -30,7 +30,7 @@ class OwnDirectory:
         """Raises UnusableDirectory or StoreLocked."""
         self.path = Path(directory) / _path_part(client)
         self._lock = -1
-        with usable(self.path):
+        with translating_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             sync_directory(self.path.parent)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -49,7 +49,7 @@ class OwnDirectory:
 
 
 @contextmanager
-def usable(path: Path) -> Iterator[None]:
+def translating_os_errors(path: Path) -> Iterator[None]:
     """Translate an OSError within the block to UnusableDirectory."""
     try:
         yield

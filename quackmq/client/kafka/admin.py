@@ -3,7 +3,7 @@
 A request to an unavailable coordinator must not time out inside librdkafka: the process would abort
 when the coordinator returns (`rd_kafka_enq_once_del_source_return: Assertion failed`, seen with
 2.16). So such a request never times out there. The caller measures the time, and after the timeout
-`renew` drops the client together with the request.
+`drop_client` drops the client together with the request.
 
 Any thread may call.
 """
@@ -28,66 +28,66 @@ class Admin:
         """`settings` returns librdkafka's settings; it is called for each new client."""
         self._settings = settings
         self._lock = threading.Lock()
-        self._held: list[AdminClient] = [AdminClient(settings())]
+        self._clients: list[AdminClient] = [AdminClient(settings())]
 
     @property
     def client(self) -> AdminClient:
         """Raises ClientClosed."""
         try:
-            return self._held[0]
+            return self._clients[0]
         except IndexError:
             raise ClientClosed("the client is closed") from None
 
-    def ask_group(
-        self, group: str, ask: Callable[[AdminClient], Mapping[str, Any]]
+    def send_to_group(
+        self, group: str, send: Callable[[AdminClient], Mapping[str, Any]]
     ) -> GroupRequest:
-        """Send a request to the coordinator of a group. `ask` passes `request_timeout=NEVER_S`."""
+        """Send a request to the coordinator of a group. `send` passes `request_timeout=NEVER_S`."""
         client = self.client
-        return GroupRequest(client, ask(client)[group])
+        return GroupRequest(client, send(client)[group])
 
     def result(self, request: GroupRequest, timeout_s: float) -> Any:
-        """Wait for the answer. After the timeout, drop the request and raise TimeoutError.
+        """Wait for the result. After the timeout, drop the request and raise TimeoutError.
         Raises KafkaException if the request fails."""
         try:
             return request.future.result(timeout_s)
         except TimeoutError:
-            self.renew(request)
+            self.drop_client(request)
             raise
 
-    def renew(self, request: GroupRequest) -> None:
+    def drop_client(self, request: GroupRequest) -> None:
         """Drop the client that a request was sent with, and the request with it."""
         with self._lock:
-            if self._held and self._held[0] is request.client:
-                self._held[0] = AdminClient(self._settings())
-        _drop(request.forget())
+            if self._clients and self._clients[0] is request.client:
+                self._clients[0] = AdminClient(self._settings())
+        _drop(request.release_client())
 
     def poll(self) -> None:
         """Let librdkafka run its callbacks about connections."""
-        for client in self._held[:1]:
+        for client in self._clients[:1]:
             client.poll(0)
 
     def close(self, timeout_s: float) -> None:
         """Close for good. Wait for librdkafka's threads up to this time."""
-        _drop(self._held).join(timeout_s)
+        _drop(self._clients).join(timeout_s)
 
 
 class GroupRequest:
-    """An unanswered request to the coordinator of a group."""
+    """A request to the coordinator of a group that has no response yet."""
 
     def __init__(self, client: AdminClient, future: Future[Any]) -> None:
         self.client: AdminClient | None = client
         self.future = future
 
-    def forget(self) -> list[AdminClient]:
+    def release_client(self) -> list[AdminClient]:
         """Move the client into a list, so that the request no longer references it."""
-        held = [] if self.client is None else [self.client]
+        clients = [] if self.client is None else [self.client]
         self.client = None
-        return held
+        return clients
 
 
-def _drop(held: list[AdminClient]) -> threading.Thread:
+def _drop(clients: list[AdminClient]) -> threading.Thread:
     """Drop clients in a background thread. Dropping the last reference to a client waits for
     librdkafka's threads, and one of them was seen to run forever after its broker was gone."""
-    dropping = threading.Thread(target=held.clear, daemon=True)
-    dropping.start()
-    return dropping
+    thread = threading.Thread(target=clients.clear, daemon=True)
+    thread.start()
+    return thread

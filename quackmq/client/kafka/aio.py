@@ -27,7 +27,7 @@ from quackmq.client.kafka.client import IN_FILE, After, Client
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, KeyPartitioner
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
-from quackmq.client.kafka.types import Headers, Message, StartLike, origin_of
+from quackmq.client.kafka.types import Headers, Message, StartLike, make_origin
 from quackmq.errors import Refused
 
 T = TypeVar("T")
@@ -52,10 +52,10 @@ class AsyncClient:
         )
         #: Gets from one topic run one after the other, so that the next one returns the message of
         #: a cancelled one.
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._endings: set[asyncio.Future[Any]] = set()
+        self._get_locks: dict[str, asyncio.Lock] = {}
+        self._cleanups: set[asyncio.Future[Any]] = set()
         #: Pending requests for a topic's partitioner.
-        self._asking: dict[str, asyncio.Future[KeyPartitioner]] = {}
+        self._partitioner_requests: dict[str, asyncio.Future[KeyPartitioner]] = {}
 
     @property
     def address(self) -> str:
@@ -121,13 +121,13 @@ class AsyncClient:
             numbered = partial(self._client.put, sequence=sequence, timeout=timeout)
             return await self._run(numbered, topic, message, key, headers)
         deadline = await self._deadline(timeout)
-        parcel = self._client.parcel(message, key, headers)
-        result = await self._sent(topic, parcel, deadline)
+        serialised = self._client.serialise(message, key, headers)
+        result = await self._send(topic, serialised, deadline)
         session = self._client.session
         try:
-            return result() if session.cluster.knows(topic) else await self._run(result)
+            return result() if session.cluster.has_cached(topic) else await self._run(result)
         except Refused as refused:
-            raise await self._run(session.refusal, topic, refused) from None
+            raise await self._run(session.explain_refusal, topic, refused) from None
 
     async def put_many(
         self,
@@ -154,32 +154,32 @@ class AsyncClient:
     async def get(
         self, topic: str, timeout: float | None = None, after: After = IN_FILE
     ) -> Message:
-        """See `Client.get`. A message is done when the same task asks for the next one."""
+        """See `Client.get`. A message is done when the same task requests the next one."""
         return await self._get(topic, await self._deadline(timeout), after)
 
     async def _get(self, topic: str, deadline: Deadline, after: After) -> Message:
         holder = asyncio.current_task()
-        turn = self._turns.setdefault(topic, asyncio.Lock())
-        if turn.locked():
+        lock = self._get_locks.setdefault(topic, asyncio.Lock())
+        if lock.locked():
             try:
-                await asyncio.wait_for(turn.acquire(), deadline.left())
+                await asyncio.wait_for(lock.acquire(), deadline.remaining_s())
             except TimeoutError:
-                raise deadline.timeout(f"another get from topic {topic} to end") from None
+                raise deadline.timeout_error(f"another get from topic {topic} to end") from None
         else:
-            await turn.acquire()
-        getting = self._submit(self._client.get_by, deadline, topic, after, holder)
+            await lock.acquire()
+        get_future = self._submit(self._client.get_for, deadline, topic, after, holder)
         try:
-            message = await asyncio.shield(getting)
+            message = await asyncio.shield(get_future)
         except asyncio.CancelledError:
             deadline.end()
-            ending = asyncio.create_task(self._put_back(topic, holder, getting, turn))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            cleanup = asyncio.create_task(self._put_back(topic, holder, get_future, lock))
+            self._cleanups.add(cleanup)
+            cleanup.add_done_callback(self._cleanups.discard)
             raise
         except BaseException:
-            turn.release()
+            lock.release()
             raise
-        turn.release()
+        lock.release()
         return message
 
     async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
@@ -192,12 +192,12 @@ class AsyncClient:
         try:
             while True:
                 deadline = await self._deadline(timeout, math.inf)
-                reader = await self._filled(topic, loop, deadline)
-                origin = origin_of(reader.topic, self._client.serialiser)
-                while (record := reader.take(loop)) is not None:
+                reader = await self._fill_reader(topic, loop, deadline)
+                origin = make_origin(reader.topic, self._client.serialiser)
+                while (record := reader.take_buffered(loop)) is not None:
                     yield Message(record, origin)
         finally:
-            session.leave(topic, loop, asyncio.current_task())
+            session.end_loop(topic, loop, asyncio.current_task())
 
     async def size(self, topic: str, *, timeout: float | None = None) -> int:
         """See `Client.size`."""
@@ -257,34 +257,35 @@ class AsyncClient:
 
     # --- helpers --------------------------------------------------------------------------------
 
-    async def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
+    async def _deadline(self, timeout: float | None, default_s: float | None = None) -> Deadline:
         session = self._client.session
-        deadline = session.begin(timeout, otherwise)
+        deadline = session.start_call(timeout, default_s)
         if not session.is_reached:
-            await self._run(session.reach, deadline)
+            await self._run(session.check_reachable, deadline)
         return deadline
 
-    async def _sent(
-        self, topic: str, parcel: SerializedMessage, deadline: Deadline
+    async def _send(
+        self, topic: str, serialised: SerializedMessage, deadline: Deadline
     ) -> Callable[[], str]:
         """Send a message and wait for its outcome or the deadline; return a function that
         returns the id or raises the error."""
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        delivered = loop.create_future()
 
         def wake() -> None:
-            if not done.done():
-                done.set_result(None)
+            if not delivered.done():
+                delivered.set_result(None)
 
-        def reported() -> None:
+        def on_delivered() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        key_partitioner = await self._find_key_partitioner(topic, parcel[1], deadline)
-        partition = key_partitioner.partition(parcel[1])
-        result = await self._begun(topic, parcel, partition, reported, deadline)
+        key_partitioner = await self._find_key_partitioner(topic, serialised[1], deadline)
+        partition = key_partitioner.partition(serialised[1])
+        result = await self._begin_put(topic, serialised, partition, on_delivered, deadline)
         await asyncio.wait(
-            (done,), timeout=min(deadline.left(), shared_limits.CLIENT_LONGEST_MS / 1000)
+            (delivered,),
+            timeout=min(deadline.remaining_s(), shared_limits.CLIENT_LONGEST_MS / 1000),
         )
         return result
 
@@ -294,64 +295,66 @@ class AsyncClient:
         """Return the partitioner of the topic. Puts that have to ask the broker wait for the
         same answer, so that they keep their order."""
         cluster = self._client.session.cluster
-        known = BY_LIBRDKAFKA if key is None else cluster.cached_key_partitioner(topic)
-        if known is not None and topic not in self._asking:
-            return known
-        if topic not in self._asking:
-            asking = self._asking[topic] = self._submit(cluster.key_partitioner, topic, deadline)
+        cached = BY_LIBRDKAFKA if key is None else cluster.cached_key_partitioner(topic)
+        if cached is not None and topic not in self._partitioner_requests:
+            return cached
+        if topic not in self._partitioner_requests:
+            request = self._partitioner_requests[topic] = self._submit(
+                cluster.key_partitioner, topic, deadline
+            )
 
-            def answered(asked: asyncio.Future[KeyPartitioner]) -> None:
-                del self._asking[topic]
-                if not asked.cancelled():
-                    asked.exception()  # waiting puts raise it
+            def on_answered(request_: asyncio.Future[KeyPartitioner]) -> None:
+                del self._partitioner_requests[topic]
+                if not request_.cancelled():
+                    request_.exception()  # waiting puts raise it
 
-            asking.add_done_callback(answered)
-        return await asyncio.shield(self._asking[topic])
+            request.add_done_callback(on_answered)
+        return await asyncio.shield(self._partitioner_requests[topic])
 
-    async def _begun(
+    async def _begin_put(
         self,
         topic: str,
-        parcel: SerializedMessage,
+        serialised: SerializedMessage,
         partition: int,
-        reported: Callable[[], None],
+        on_delivered: Callable[[], None],
         deadline: Deadline,
     ) -> Callable[[], str]:
         begin = self._client.session.begin_put
         while True:
             try:
-                return begin(topic, parcel, partition, reported, deadline)
+                return begin(topic, serialised, partition, on_delivered, deadline)
             except BufferError:
-                if deadline.passed():
-                    raise deadline.timeout(f"room for a message to topic {topic}") from None
-                await asyncio.sleep(limits.CLIENT_LOOK_MS / 1000)
+                if deadline.has_passed():
+                    raise deadline.timeout_error(f"room for a message to topic {topic}") from None
+                await asyncio.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
 
-    async def _filled(self, topic: str, loop: object, deadline: Deadline) -> Reader:
+    async def _fill_reader(self, topic: str, loop: object, deadline: Deadline) -> Reader:
         """Return the topic's reader with buffered messages. If cancelled, also end the wait in
         the thread."""
-        filling = self._submit(self._client.session.fill, topic, loop, deadline)
+        fill_future = self._submit(self._client.session.fill, topic, loop, deadline)
         try:
-            return await asyncio.shield(filling)
+            return await asyncio.shield(fill_future)
         except asyncio.CancelledError:
             deadline.end()
-            ending = asyncio.ensure_future(asyncio.gather(filling, return_exceptions=True))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            cleanup = asyncio.ensure_future(asyncio.gather(fill_future, return_exceptions=True))
+            self._cleanups.add(cleanup)
+            cleanup.add_done_callback(self._cleanups.discard)
             raise
 
     async def _put_back(
         self,
         topic: str,
         holder: object,
-        getting: asyncio.Future[Message],
-        turn: asyncio.Lock,
+        get_future: asyncio.Future[Message],
+        lock: asyncio.Lock,
     ) -> None:
         """Put the message of a cancelled get back, before the next get may run."""
         try:
-            (outcome,) = await asyncio.gather(getting, return_exceptions=True)
+            (outcome,) = await asyncio.gather(get_future, return_exceptions=True)
             if isinstance(outcome, Message):
                 await self._run(self._client.session.put_back, topic, holder, outcome.record)
         finally:
-            turn.release()
+            lock.release()
 
     def _submit(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -361,7 +364,7 @@ class AsyncClient:
         return await self._submit(call, *arguments, **options)
 
     async def _close(self, *, is_done: bool) -> None:
-        await asyncio.gather(*self._endings)
+        await asyncio.gather(*self._cleanups)
         close = partial(self._client.session.close, is_done=is_done)
         await asyncio.shield(self._submit(close))
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -38,11 +38,11 @@ from quackmq.client.kafka.types import (
     Serialiser,
     SerialiserName,
     StartLike,
+    find_serialiser,
     header_pairs,
     key_bytes,
-    origin_of,
-    serialiser_of,
-    start_of,
+    make_origin,
+    parse_start,
 )
 from quackmq.errors import (
     GroupNotEmpty,
@@ -116,7 +116,7 @@ class Client:
             raise InvalidRequest(f"on_crash is 'repeat' or 'skip', not {on_crash!r}")
         self.address = address
         self.name = name
-        self.serialiser = serialiser_of(serialiser)
+        self.serialiser = find_serialiser(serialiser)
         #: Also used by `AsyncClient`.
         self.session = Session(
             KafkaConfig(address, name, dict(settings or {})),
@@ -199,10 +199,10 @@ class Client:
         True
         """
         deadline = self._deadline(timeout)
-        parcel = self.parcel(message, key, headers)
+        message_bytes = self.serialise(message, key, headers)
         if sequence is not None:
-            return self.session.put_numbered(topic, [parcel], sequence, deadline)[0]
-        return self.session.put(topic, [parcel], deadline)[0]
+            return self.session.put_numbered(topic, [message_bytes], sequence, deadline)[0]
+        return self.session.put(topic, [message_bytes], deadline)[0]
 
     def put_many(
         self,
@@ -222,10 +222,10 @@ class Client:
         2
         """
         deadline = self._deadline(timeout)
-        parcels = [self.parcel(message, key, headers) for message in messages]
+        serialised = [self.serialise(message, key, headers) for message in messages]
         if sequence is not None:
-            return self.session.put_numbered(topic, parcels, sequence, deadline)
-        return list(self.session.put(topic, parcels, deadline))
+            return self.session.put_numbered(topic, serialised, sequence, deadline)
+        return list(self.session.put(topic, serialised, deadline))
 
     def last_sequence(self, topic: str, *, timeout: float | None = None) -> int | None:
         """Return the last number that the broker has stored for this name in a topic; None before
@@ -258,7 +258,7 @@ class Client:
         >>> client.get("news", after=None).value == message.value
         True
         """
-        return self.get_by(self._deadline(timeout), topic, after, threading.current_thread())
+        return self.get_for(self._deadline(timeout), topic, after, threading.current_thread())
 
     def listen(self, topic: str, timeout: float | None = None) -> Iterator[Message]:
         """Yield the messages of a topic, one after the other, and wait for more, by default
@@ -289,7 +289,7 @@ class Client:
         """
         deadline = self._deadline(timeout)
         info, positions = self.session.positions(topic, deadline)
-        first, end = self.session.cluster.ends(info, deadline)
+        first, end = self.session.cluster.first_and_end_offsets(info, deadline)
         return sum(
             max(0, end[partition] - max(first[partition], positions.get(partition, 0)))
             for partition in range(info.partitions)
@@ -318,13 +318,13 @@ class Client:
         deadline = self._deadline(timeout)
         if receipts and topic == RECEIPTS_TOPIC:
             raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself write no receipts")
-        place, session = start_of(start), self.session
+        start_position, session = parse_start(start), self.session
         name, cluster = session.name, session.cluster
         info = cluster.ensure_topic(topic, deadline)
         if is_subscribed(cluster.committed(name, info, deadline)):
             return False
-        starts = cluster.starts(info, place, deadline)
-        session.commit(info, starts, subscribed_note(place, receipts=receipts), deadline)
+        starts = cluster.start_offsets(info, start_position, deadline)
+        session.commit(info, starts, subscribed_note(start_position, receipts=receipts), deadline)
         return True
 
     def unsubscribe(self, topic: str, *, timeout: float | None = None) -> None:
@@ -365,15 +365,15 @@ class Client:
         'rain'
         """
         deadline = self._deadline(timeout)
-        place, session = start_of(to), self.session
+        start_position, session = parse_start(to), self.session
         info, _ = session.positions(topic, deadline)
-        starts = session.cluster.starts(info, place, deadline)
-        with session.present_reader(topic, deadline) as reader:
+        starts = session.cluster.start_offsets(info, start_position, deadline)
+        with session.existing_reader(topic, deadline) as reader:
             if reader is not None:
                 reader.seek(starts, SUBSCRIBED, deadline)
                 return
             try:
-                session.commit_as_nobody(info, starts, SUBSCRIBED, deadline)
+                session.commit_without_joining(info, starts, SUBSCRIBED, deadline)
             except UnknownMember:
                 raise GroupNotEmpty(
                     f"other processes named {session.name} are reading: stop them, or seek in one "
@@ -407,7 +407,7 @@ class Client:
 
         >>> client.create_topic("jobs", partitions=4, needs_subscriber=True)
         """
-        configs = {_config_of(name): _text(value) for name, value in policies.items()}
+        configs = {_config_name(name): _config_text(value) for name, value in policies.items()}
         wanted = -1 if partitions is None else partitions
         try:
             self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
@@ -417,7 +417,7 @@ class Client:
         except InvalidPolicy as error:
             for name in policies.keys() - _POLICIES:
                 near = difflib.get_close_matches(name, _POLICIES, n=1)
-                if near and _config_of(name) in str(error):
+                if near and _config_name(name) in str(error):
                     raise InvalidPolicy(
                         f"there is no policy {name}: did you mean {near[0]}?"
                     ) from None
@@ -434,55 +434,55 @@ class Client:
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    def get_by(self, deadline: Deadline, topic: str, after: After, holder: object) -> Message:
+    def get_for(self, deadline: Deadline, topic: str, after: After, holder: object) -> Message:
         """Like `get`, with a deadline that another thread may end. The holder's last message is
         done."""
-        tokens = None
+        ids = None
         if after is not IN_FILE:
-            tokens = [after] if isinstance(after, str) else list(after or ())
+            ids = [after] if isinstance(after, str) else list(after or ())
 
-        def take(reader: Reader) -> Message:
-            if tokens is None:
+        def receive(reader: Reader) -> Message:
+            if ids is None:
                 record = reader.get(holder, deadline)
             else:
-                places = [parse_position(token, reader.topic.id) for token in tokens]
-                record = reader.get_after(places, deadline)
-            return Message(record, origin_of(reader.topic, self.serialiser))
+                positions = [parse_position(token, reader.topic.id) for token in ids]
+                record = reader.get_after(positions, deadline)
+            return Message(record, make_origin(reader.topic, self.serialiser))
 
-        return self.session.take(topic, deadline, take, by_id=tokens is not None)
+        return self.session.call_reader(topic, deadline, receive, by_id=ids is not None)
 
-    def parcel(
+    def serialise(
         self, message: Any, key: str | bytes | None, headers: Headers | None
     ) -> SerializedMessage:
         """Return the serialised message."""
         return self.serialiser.dumps(message), key_bytes(key), header_pairs(headers)
 
-    def _deadline(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
-        deadline = self.session.begin(timeout, otherwise)
-        self.session.reach(deadline)
+    def _deadline(self, timeout: float | None, default_s: float | None = None) -> Deadline:
+        deadline = self.session.start_call(timeout, default_s)
+        self.session.check_reachable(deadline)
         return deadline
 
     def _listen(self, topic: str, timeout: float | None) -> Iterator[Message]:
         if not self.session.repeats:
-            me = threading.current_thread()
+            thread = threading.current_thread()
             while True:
-                yield self.get_by(self._deadline(timeout, math.inf), topic, IN_FILE, me)
+                yield self.get_for(self._deadline(timeout, math.inf), topic, IN_FILE, thread)
         loop = object()
         try:
             while True:
                 reader = self.session.fill(topic, loop, self._deadline(timeout, math.inf))
-                origin = origin_of(reader.topic, self.serialiser)
-                while (record := reader.take(loop)) is not None:
+                origin = make_origin(reader.topic, self.serialiser)
+                while (record := reader.take_buffered(loop)) is not None:
                     yield Message(record, origin)
         finally:
-            self.session.leave(topic, loop, threading.current_thread())
+            self.session.end_loop(topic, loop, threading.current_thread())
 
 
-def _config_of(policy: str) -> str:
+def _config_name(policy: str) -> str:
     return CONFIG_PREFIX + policy if policy in _POLICIES else policy.replace("_", ".")
 
 
-def _text(value: str | int | bool | None) -> str:
+def _config_text(value: str | int | bool | None) -> str:
     """Return a config value as text; -1 means no bound."""
     if value is None:
         return "-1"

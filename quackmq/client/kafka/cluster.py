@@ -33,7 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from quackmq.client import limits
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, in_other_mode, kafka_error, translated
+from quackmq.client.kafka.errors import Deadline, kafka_error, name_in_other_mode, translate_error
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     NameInOtherMode,
@@ -97,40 +97,43 @@ class Cluster:
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._key_partitioners: dict[str, tuple[KeyPartitioner, float]] = {}
         #: The highest known offset of each partition.
-        self._last_places: dict[tuple[str, int], int] = {}
+        self._last_offsets: dict[tuple[str, int], int] = {}
         #: Groups whose coordinator has answered.
-        self._coordinated: set[str] = set()
+        self._groups_with_coordinator: set[str] = set()
 
     def close(self, deadline: Deadline) -> None:
         """Close for good."""
-        self._admin.close(max(deadline.left(), 1.0))
+        self._admin.close(max(deadline.remaining_s(), 1.0))
 
     # --- topics -----------------------------------------------------------------------------
 
     def topic_names(self, deadline: Deadline) -> list[str]:
         try:
-            told = self._admin.client.list_topics(timeout=deadline.left())
+            metadata = self._admin.client.list_topics(timeout=deadline.remaining_s())
         except KafkaException as exception:
-            raise self._failure(exception, "the list of topics", deadline) from exception
+            raise self._translate_failure(exception, "the list of topics", deadline) from exception
         internal = ("__consumer_offsets", "__transaction_state", "__share_group_state")
-        return sorted(name for name in told.topics if name not in internal)
+        return sorted(name for name in metadata.topics if name not in internal)
 
-    def topic(self, name: str, deadline: Deadline, *, again: bool = False) -> TopicInfo:
-        """Return the topic, possibly from a recent answer; with `again`, always ask the cluster.
-        Raises UnknownTopic."""
+    def topic(self, name: str, deadline: Deadline, *, refresh: bool = False) -> TopicInfo:
+        """Return the topic, possibly from the cache; with `refresh`, always request it. Raises
+        UnknownTopic.
+        """
         with self._lock:
-            known = self._topics.get(name)
-        if known is not None and not again and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS:
-            return known[0]
-        asked = self._admin.client.describe_topics(
-            TopicCollection([name]), request_timeout=_seconds(deadline)
+            cached = self._topics.get(name)
+        if cached is not None and not refresh and _age_ms(cached[1]) < limits.CLIENT_TOPIC_MS:
+            return cached[0]
+        futures = self._admin.client.describe_topics(
+            TopicCollection([name]), request_timeout=_request_timeout_s(deadline)
         )
         try:
-            told = self._result(asked[name], f"topic {name} to be described", deadline)
+            description = self._wait_for_result(
+                futures[name], f"topic {name} to be described", deadline
+            )
         except UnknownTopic:
             self.forget(name)
             raise UnknownTopic(f"there is no topic {name}") from None
-        info = TopicInfo(name, _uuid(told.topic_id), len(told.partitions))
+        info = TopicInfo(name, _to_uuid(description.topic_id), len(description.partitions))
         with self._lock:
             self._topics[name] = (info, time.monotonic())
         return info
@@ -139,31 +142,31 @@ class Cluster:
         """Return the partitioner of a topic, possibly from a recent answer. Topics of a Kafka
         cluster have no such config: there the Java client's partitioner is used, as for a topic
         that does not exist yet or whose configs are not readable."""
-        known = self.cached_key_partitioner(name)
-        if known is not None:
-            return known
+        cached = self.cached_key_partitioner(name)
+        if cached is not None:
+            return cached
         try:
-            told = self._configs(name, deadline)
+            configs = self._fetch_configs(name, deadline)
         except UnknownTopic:
             return BY_LIBRDKAFKA
         except QuackTimeout:
             raise
         except (KafkaException, QuackError) as error:
             log.debug("the configs of topic %s are not readable: %s", name, error)
-            told = {}
-        config = told.get(PARTITIONER_CONFIG)
-        found = BY_LIBRDKAFKA
+            configs = {}
+        config = configs.get(PARTITIONER_CONFIG)
+        key_partitioner = BY_LIBRDKAFKA
         if config is not None and config.value != Partitioner.MURMUR2:
-            partitions = self.topic(name, deadline, again=True).partitions
-            found = KeyPartitioner(Partitioner(config.value), partitions)
+            partitions = self.topic(name, deadline, refresh=True).partitions
+            key_partitioner = KeyPartitioner(Partitioner(config.value), partitions)
         with self._lock:
-            self._key_partitioners[name] = (found, time.monotonic())
-        return found
+            self._key_partitioners[name] = (key_partitioner, time.monotonic())
+        return key_partitioner
 
     def reasons_to_refuse(self, name: str, deadline: Deadline) -> list[str]:
         """Return the policies because of which the topic may refuse messages, as phrases."""
-        told = self._configs(name, deadline)
-        texts = {each: config.value for each, config in told.items()}
+        configs = self._fetch_configs(name, deadline)
+        texts = {each: config.value for each, config in configs.items()}
         reasons = []
         if texts.get(CONFIG_PREFIX + "when_full") == WhenFull.REFUSE:
             bound = texts.get(CONFIG_PREFIX + "live_entries")
@@ -172,25 +175,27 @@ class Cluster:
             reasons.append("it has no subscriber (needs_subscriber is true)")
         return reasons
 
-    def _configs(self, name: str, deadline: Deadline) -> Any:
+    def _fetch_configs(self, name: str, deadline: Deadline) -> Any:
         resource = ConfigResource(ResourceType.TOPIC, name)
-        asked = self._admin.client.describe_configs([resource], request_timeout=_seconds(deadline))
-        return self._result(asked[resource], f"the configs of topic {name}", deadline)
+        futures = self._admin.client.describe_configs(
+            [resource], request_timeout=_request_timeout_s(deadline)
+        )
+        return self._wait_for_result(futures[resource], f"the configs of topic {name}", deadline)
 
     def cached_key_partitioner(self, name: str) -> KeyPartitioner | None:
         """Return the cached result of `key_partitioner`, or None if it would ask the cluster."""
         if self._connection.has_own_partitioner:
             return BY_LIBRDKAFKA
         with self._lock:
-            known = self._key_partitioners.get(name)
-        if known is None or _age_ms(known[1]) >= limits.CLIENT_TOPIC_MS:
+            cached = self._key_partitioners.get(name)
+        if cached is None or _age_ms(cached[1]) >= limits.CLIENT_TOPIC_MS:
             return None
-        return known[0]
+        return cached[0]
 
     def ensure_topic(self, name: str, deadline: Deadline) -> TopicInfo:
         """Return the topic; create it with the broker's defaults if missing."""
         try:
-            return self.topic(name, deadline, again=True)
+            return self.topic(name, deadline, refresh=True)
         except UnknownTopic:
             try:
                 self.create_topic(name, -1, {}, deadline)
@@ -202,29 +207,29 @@ class Cluster:
         """Wait until the topic is visible: a cluster needs a moment to tell all its brokers."""
         while True:
             try:
-                return self.topic(name, deadline, again=True)
+                return self.topic(name, deadline, refresh=True)
             except UnknownTopic:
-                if deadline.passed():
+                if deadline.has_passed():
                     raise
-                time.sleep(limits.CLIENT_LOOK_MS / 1000)
+                time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
 
     def topic_of_put(
-        self, name: str, places: Sequence[RecordPosition], deadline: Deadline
+        self, name: str, positions: Sequence[RecordPosition], deadline: Deadline
     ) -> TopicInfo:
         """Return the topic into which messages were just put. If their offsets do not grow, the
         topic was deleted and created again, so ask the cluster."""
-        again = False
+        refresh = False
         with self._lock:
-            for partition, offset in places:
-                again = again or offset <= self._last_places.get((name, partition), -1)
-                self._last_places[name, partition] = offset
-        return self.topic(name, deadline, again=again)
+            for partition, offset in positions:
+                refresh = refresh or offset <= self._last_offsets.get((name, partition), -1)
+                self._last_offsets[name, partition] = offset
+        return self.topic(name, deadline, refresh=refresh)
 
-    def knows(self, name: str) -> bool:
+    def has_cached(self, name: str) -> bool:
         """Return whether `topic` would answer from the cache."""
         with self._lock:
-            known = self._topics.get(name)
-        return known is not None and _age_ms(known[1]) < limits.CLIENT_TOPIC_MS
+            cached = self._topics.get(name)
+        return cached is not None and _age_ms(cached[1]) < limits.CLIENT_TOPIC_MS
 
     def forget(self, name: str) -> None:
         """Remove a topic from the caches."""
@@ -238,13 +243,17 @@ class Cluster:
         """Create a topic; -1 partitions means the broker's default. Raises TopicExists,
         IllegalTopicName or InvalidPolicy."""
         new = NewTopic(name, partitions, -1, config=dict(configs))
-        asked = self._admin.client.create_topics([new], request_timeout=_seconds(deadline))
-        self._result(asked[name], f"topic {name} to be created", deadline)
+        futures = self._admin.client.create_topics(
+            [new], request_timeout=_request_timeout_s(deadline)
+        )
+        self._wait_for_result(futures[name], f"topic {name} to be created", deadline)
         self._await_topic(name, deadline)
 
     def delete_topic(self, name: str, deadline: Deadline) -> None:
-        asked = self._admin.client.delete_topics([name], request_timeout=_seconds(deadline))
-        self._result(asked[name], f"topic {name} to be deleted", deadline)
+        futures = self._admin.client.delete_topics(
+            [name], request_timeout=_request_timeout_s(deadline)
+        )
+        self._wait_for_result(futures[name], f"topic {name} to be deleted", deadline)
         self.forget(name)
 
     # --- offsets ----------------------------------------------------------------------------
@@ -252,51 +261,61 @@ class Cluster:
     def offsets(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
         """Return one offset per partition, considering committed records only; -1 where none
         matches."""
-        wanted = {TopicPartition(topic.name, each): spec for each in range(topic.partitions)}
-        asked = self._admin.client.list_offsets(
-            wanted,
+        request = {TopicPartition(topic.name, each): spec for each in range(topic.partitions)}
+        futures = self._admin.client.list_offsets(
+            request,
             isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_seconds(deadline),
+            request_timeout=_request_timeout_s(deadline),
         )
         what = f"the offsets of topic {topic.name}"
-        found = {
-            each.partition: self._result(future, what, deadline).offset
-            for each, future in asked.items()
+        offsets = {
+            each.partition: self._wait_for_result(future, what, deadline).offset
+            for each, future in futures.items()
         }
-        return [found[partition] for partition in range(topic.partitions)]
+        return [offsets[partition] for partition in range(topic.partitions)]
 
-    def ends(self, topic: TopicInfo, deadline: Deadline) -> tuple[list[int], list[int]]:
+    def first_and_end_offsets(
+        self, topic: TopicInfo, deadline: Deadline
+    ) -> tuple[list[int], list[int]]:
         """Return the first offset and the last stable offset of each partition."""
-        return self._edges(topic, _EARLIEST, deadline), self._edges(topic, _LATEST, deadline)
+        first = self._fetch_end_offsets(topic, _EARLIEST, deadline)
+        end = self._fetch_end_offsets(topic, _LATEST, deadline)
+        return first, end
 
-    def _edges(self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline) -> list[int]:
+    def _fetch_end_offsets(
+        self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline
+    ) -> list[int]:
         while True:
-            found = self.offsets(topic, spec, deadline)
-            if min(found) >= 0:
-                return found
+            offsets = self.offsets(topic, spec, deadline)
+            if min(offsets) >= 0:
+                return offsets
             # Every partition has such an offset. If a connection breaks meanwhile, librdkafka
             # returns neither an offset nor an error.
-            if deadline.passed():
-                raise deadline.timeout(f"the offsets of topic {topic.name}")
-            time.sleep(limits.CLIENT_LOOK_MS / 1000)
+            if deadline.has_passed():
+                raise deadline.timeout_error(f"the offsets of topic {topic.name}")
+            time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
 
-    def starts(self, topic: TopicInfo, start: Start, deadline: Deadline) -> dict[int, int]:
+    def start_offsets(self, topic: TopicInfo, start: Start, deadline: Deadline) -> dict[int, int]:
         """Return the offset in each partition for a start position. Raises OffsetOutOfRange."""
-        first, end = self.ends(topic, deadline)
+        first, end = self.first_and_end_offsets(topic, deadline)
         if isinstance(start, Offset):
             if not 0 <= start.value <= max(end):
                 raise OffsetOutOfRange(
                     f"offset {start.value} is in no partition of topic {topic.name}, which ends "
                     f"at {max(end)}"
                 )
-            found = [min(max(start.value, low), high) for low, high in zip(first, end, strict=True)]
+            offsets = [
+                min(max(start.value, low), high) for low, high in zip(first, end, strict=True)
+            ]
         elif isinstance(start, Time):
             spec = OffsetSpec.for_timestamp(start.timestamp_ms)
-            at = self.offsets(topic, spec, deadline)
-            found = [high if each < 0 else each for each, high in zip(at, end, strict=True)]
+            timed_offsets = self.offsets(topic, spec, deadline)
+            offsets = [
+                high if each < 0 else each for each, high in zip(timed_offsets, end, strict=True)
+            ]
         else:
-            found = first if start == "beginning" else end
-        return dict(enumerate(found))
+            offsets = first if start == "beginning" else end
+        return dict(enumerate(offsets))
 
     # --- committed offsets ----------------------------------------------------------
 
@@ -304,16 +323,16 @@ class Cluster:
         """Return the committed offsets by partition, without those that were never committed.
         Waits while an open transaction may change them."""
         partitions = [TopicPartition(topic.name, each) for each in range(topic.partitions)]
-        told = self._committed(group, partitions, deadline)
-        return {each.partition: _committed(each) for each in told if each.offset > _NO_OFFSET}
+        result = self._fetch_committed(group, partitions, deadline)
+        return {each.partition: _to_committed(each) for each in result if each.offset > _NO_OFFSET}
 
     def all_committed(self, group: str, deadline: Deadline) -> dict[str, dict[int, Committed]]:
         """Return the committed offsets by topic and partition."""
-        found: dict[str, dict[int, Committed]] = {}
-        for each in self._committed(group, None, deadline):
+        committed_by_topic: dict[str, dict[int, Committed]] = {}
+        for each in self._fetch_committed(group, None, deadline):
             if each.offset > _NO_OFFSET:
-                found.setdefault(each.topic, {})[each.partition] = _committed(each)
-        return found
+                committed_by_topic.setdefault(each.topic, {})[each.partition] = _to_committed(each)
+        return committed_by_topic
 
     def commit(
         self,
@@ -325,122 +344,138 @@ class Cluster:
     ) -> None:
         """Commit offsets for a group without members. Raises UnknownMember if it has members, or
         NameInOtherMode."""
-        wanted = ConsumerGroupTopicPartitions(group, partitions_of(topic.name, offsets, note))
+        request = ConsumerGroupTopicPartitions(
+            group, to_topic_partitions(topic.name, offsets, note)
+        )
         what = f"offsets of {group} to be committed"
         try:
-            told = self._of_group(
+            result = self._request_group(
                 group,
-                lambda admin: admin.alter_consumer_group_offsets([wanted], request_timeout=NEVER_S),
+                lambda admin: admin.alter_consumer_group_offsets(
+                    [request], request_timeout=NEVER_S
+                ),
                 what,
                 deadline,
             )
-            for each in told.topic_partitions:
+            for each in result.topic_partitions:
                 if each.error is not None:
-                    raise translated(each.error, what, deadline)
+                    raise translate_error(each.error, what, deadline)
         except NameInOtherMode:
-            raise in_other_mode(group) from None
+            raise name_in_other_mode(group) from None
 
-    def _committed(
+    def _fetch_committed(
         self, group: str, partitions: list[TopicPartition] | None, deadline: Deadline
     ) -> Iterable[TopicPartition]:
-        wanted = ConsumerGroupTopicPartitions(group, partitions)
+        request = ConsumerGroupTopicPartitions(group, partitions)
         what = f"what {group} has committed"
         while True:
             self._await_coordinator(group, what, deadline)
-            turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+            attempt_deadline = Deadline(
+                min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
+            )
             try:
-                told = self._of_group(
+                result = self._request_group(
                     group,
                     lambda admin: admin.list_consumer_group_offsets(
-                        [wanted], require_stable=True, request_timeout=NEVER_S
+                        [request], require_stable=True, request_timeout=NEVER_S
                     ),
                     what,
-                    turn,
+                    attempt_deadline,
                 )
                 break
             except QuackTimeout:
-                if deadline.passed():
-                    raise self._silence(what, deadline) from None
-        found: list[TopicPartition] = told.topic_partitions or []
-        for each in found:
+                if deadline.has_passed():
+                    raise self._no_answer_error(what, deadline) from None
+        results: list[TopicPartition] = result.topic_partitions or []
+        for each in results:
             if each.error is not None:
-                raise translated(each.error, what, deadline)
-        return found
+                raise translate_error(each.error, what, deadline)
+        return results
 
     def _await_coordinator(self, group: str, what: str, deadline: Deadline) -> None:
         """Wait until the group's coordinator has answered for the first time. Raises
         QuackTimeout. A cluster that has just started elects coordinators first. librdkafka may
         abort the process if it is asked for offsets then (its issue 5040), but not if it is
         asked to describe the group."""
-        while group not in self._coordinated:
-            turn = Deadline(min(deadline.left(), limits.CLIENT_ASK_MS / 1000))
+        while group not in self._groups_with_coordinator:
+            attempt_deadline = Deadline(
+                min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
+            )
             try:
-                self._described(group, what, turn)
+                self._describe_group(group, what, attempt_deadline)
             except QuackTimeout:
-                if deadline.passed():
-                    raise self._silence(what, deadline) from None
-                time.sleep(limits.CLIENT_LOOK_MS / 1000)
+                if deadline.has_passed():
+                    raise self._no_answer_error(what, deadline) from None
+                time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
                 continue
             except QuackError as error:
                 log.debug("the coordinator of %s answers: %s", group, error)
-            self._coordinated.add(group)
+            self._groups_with_coordinator.add(group)
 
     def instances(self, group: str, deadline: Deadline) -> list[str]:
         """Return the group.instance.id of all members that have one."""
-        told = self._described(group, f"the members of {group}", deadline)
-        return [each.group_instance_id for each in told.members if each.group_instance_id]
+        result = self._describe_group(group, f"the members of {group}", deadline)
+        return [each.group_instance_id for each in result.members if each.group_instance_id]
 
-    def _described(self, group: str, what: str, deadline: Deadline) -> Any:
-        return self._of_group(
+    def _describe_group(self, group: str, what: str, deadline: Deadline) -> Any:
+        return self._request_group(
             group,
             lambda admin: admin.describe_consumer_groups([group], request_timeout=NEVER_S),
             what,
             deadline,
         )
 
-    def _of_group(
+    def _request_group(
         self,
         group: str,
-        ask: Callable[[AdminClient], Mapping[str, Any]],
+        send: Callable[[AdminClient], Mapping[str, Any]],
         waited_for: str,
         deadline: Deadline,
     ) -> Any:
         """Send a request to the coordinator of a group and wait for its answer. Raises
         QuackTimeout."""
-        request = self._admin.ask_group(group, ask)
+        request = self._admin.send_to_group(group, send)
         try:
-            return self._admin.result(request, _seconds(deadline) + _GRACE_S)
+            return self._admin.result(request, _request_timeout_s(deadline) + _GRACE_S)
         except KafkaException as exception:
-            raise self._failure(exception, waited_for, deadline) from exception
+            raise self._translate_failure(exception, waited_for, deadline) from exception
         except TimeoutError:
-            raise self._silence(waited_for, deadline) from None
+            raise self._no_answer_error(waited_for, deadline) from None
 
     # --- answers ----------------------------------------------------------------------------
 
-    def _result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
+    def _wait_for_result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
         try:
-            told = future.result(_seconds(deadline) + _GRACE_S)
+            result = future.result(_request_timeout_s(deadline) + _GRACE_S)
         except KafkaException as exception:
-            raise self._failure(exception, waited_for, deadline) from exception
+            raise self._translate_failure(exception, waited_for, deadline) from exception
         except concurrent.futures.TimeoutError:
-            raise self._silence(waited_for, deadline) from None
-        self._connection.trouble.clear()
-        return told
+            raise self._no_answer_error(waited_for, deadline) from None
+        self._connection.connection_errors.clear()
+        return result
 
-    def _failure(self, exception: KafkaException, waited_for: str, deadline: Deadline) -> Exception:
+    def _translate_failure(
+        self, exception: KafkaException, waited_for: str, deadline: Deadline
+    ) -> Exception:
         error = kafka_error(exception)
         if error is None:
             return exception
-        found = translated(error, waited_for, deadline)
-        return self._silence(waited_for, deadline) if isinstance(found, QuackTimeout) else found
+        translation = translate_error(error, waited_for, deadline)
+        return (
+            self._no_answer_error(waited_for, deadline)
+            if isinstance(translation, QuackTimeout)
+            else translation
+        )
 
-    def _silence(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
+    def _no_answer_error(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
         self._admin.poll()
-        words = self._connection.trouble.words()
-        return deadline.timeout(f"{waited_for}: no answer from {self._connection.address}{words}")
+        words = self._connection.connection_errors.suffix()
+        return deadline.timeout_error(
+            f"{waited_for}: no answer from {self._connection.address}{words}"
+        )
 
 
-def partitions_of(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:
+def to_topic_partitions(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:
     return [
         TopicPartition(topic, partition, offset, metadata=note)
         for partition, offset in sorted(offsets.items())
@@ -457,30 +492,30 @@ def is_not_member(error: KafkaError) -> bool:
     )
 
 
-def note_beside(told: TopicPartition) -> str:
+def read_metadata(committed: TopicPartition) -> str:
     """Return the metadata of a committed offset, possibly with more bytes after it:
     confluent-kafka reads it as a C string, but the library below does not terminate it, and then
     it may not be valid text."""
     try:
-        return told.metadata or ""
+        return committed.metadata or ""
     except UnicodeDecodeError as error:
         return bytes(error.object).decode("utf-8", "replace")
 
 
-def _committed(told: TopicPartition) -> Committed:
-    return Committed(told.offset, note_beside(told))
+def _to_committed(committed: TopicPartition) -> Committed:
+    return Committed(committed.offset, read_metadata(committed))
 
 
 def _age_ms(since_s: float) -> float:
     return (time.monotonic() - since_s) * 1000
 
 
-def _seconds(deadline: Deadline) -> float:
+def _request_timeout_s(deadline: Deadline) -> float:
     # librdkafka accepts neither 0 nor more than 32 bits of milliseconds.
-    return min(max(deadline.left(), 0.001), NEVER_S)
+    return min(max(deadline.remaining_s(), 0.001), NEVER_S)
 
 
-def _uuid(told: Any) -> uuid.UUID:
+def _to_uuid(topic_id: Any) -> uuid.UUID:
     mask = 2**64 - 1
-    most = told.get_most_significant_bits() & mask
-    return uuid.UUID(int=most << 64 | told.get_least_significant_bits() & mask)
+    high_bits = topic_id.get_most_significant_bits() & mask
+    return uuid.UUID(int=high_bits << 64 | topic_id.get_least_significant_bits() & mask)

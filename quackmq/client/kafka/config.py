@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
-from quackmq.client.kafka.connection_errors import Trouble
+from quackmq.client.kafka.connection_errors import ConnectionErrors
 
 Settings = dict[str, Any]
 
@@ -28,10 +28,10 @@ class KafkaConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
     #: Connection errors of all librdkafka clients with this configuration, unless the program sets
     #: its own callback.
-    trouble: Trouble = field(init=False, compare=False)
+    connection_errors: ConnectionErrors = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trouble", Trouble(self.address))
+        object.__setattr__(self, "connection_errors", ConnectionErrors(self.address))
 
     @property
     def has_own_partitioner(self) -> bool:
@@ -56,7 +56,7 @@ class KafkaConfig:
             "socket.connection.setup.timeout.ms": shared_limits.CLIENT_CONNECT_MS,
             "allow.auto.create.topics": True,
             "log_level": 2,
-            "error_cb": self.trouble.note,
+            "error_cb": self.connection_errors.on_error,
             **{name: value for name, value in self.extra.items() if name != _PARTITIONER},
         }
 
@@ -66,7 +66,7 @@ class KafkaConfig:
             "acks": "all",
             "linger.ms": 0,
             "message.timeout.ms": timeout_ms,
-            "retries": limits.CLIENT_SENDS,
+            "retries": limits.CLIENT_SEND_RETRIES,
             "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 250,
             "message.max.bytes": shared_limits.BATCH_BYTES,
@@ -96,10 +96,10 @@ class KafkaConfig:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
-            "queued.max.messages.kbytes": limits.CLIENT_AHEAD_BYTES // shared_limits.KIB,
+            "queued.max.messages.kbytes": limits.CLIENT_PREFETCH_BYTES // shared_limits.KIB,
             "fetch.wait.max.ms": limits.CLIENT_FETCH_WAIT_MS,
             # Fetch more as soon as the queue is emptied, not a second later.
-            "fetch.queue.backoff.ms": limits.CLIENT_LOOK_MS,
+            "fetch.queue.backoff.ms": limits.CLIENT_SHORT_POLL_MS,
             "fetch.error.backoff.ms": 100,
             "allow.auto.create.topics": False,
         }

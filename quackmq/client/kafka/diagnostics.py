@@ -16,7 +16,7 @@ from confluent_kafka import Message as Record
 from quackmq import limits
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, in_other_mode, translated
+from quackmq.client.kafka.errors import Deadline, name_in_other_mode, translate_error
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     MemberFenced,
@@ -29,7 +29,7 @@ from quackmq.errors import (
 log = logging.getLogger(__name__)
 
 #: The topic may have been deleted, or deleted and created again.
-_GONE: Final = frozenset(
+_MISSING_TOPIC: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.UNKNOWN_TOPIC_ID,
@@ -40,7 +40,7 @@ _GONE: Final = frozenset(
 #: The next offset does not exist.
 OUT_OF_RANGE: Final = frozenset({KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET})
 #: Errors from which librdkafka recovers itself.
-PASSING: Final = frozenset(
+RECOVERABLE: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -55,7 +55,7 @@ PASSING: Final = frozenset(
 )
 
 
-class Watch:
+class Diagnostics:
     """Diagnoses problems of one name that reads one topic."""
 
     def __init__(
@@ -78,13 +78,13 @@ class Watch:
     def check_topic(self, deadline: Deadline) -> TopicInfo:
         """Return the current topic. Raises UnknownTopic, or UnknownSubscription if it was
         deleted and created again."""
-        now = self._cluster.topic(self._topic.name, deadline, again=True)
-        if now.id != self._topic.id:
+        current = self._cluster.topic(self._topic.name, deadline, refresh=True)
+        if current.id != self._topic.id:
             raise UnknownSubscription(
                 f"topic {self._topic.name} was deleted and created again: subscribe {self._name} "
                 "again"
             )
-        return now
+        return current
 
     def explain_error(self, error: KafkaError) -> QuackError | None:
         """Translate an error; None for errors from which librdkafka recovers."""
@@ -94,32 +94,34 @@ class Watch:
             return MemberFenced(
                 f"{what}: {error.str()}; another process uses a copy of {self._directory}"
             )
-        if code in PASSING:
+        if code in RECOVERABLE:
             log.debug("%s: %s", what, error)
             return None
         if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-            return in_other_mode(self._name)
-        if code in _GONE:
+            return name_in_other_mode(self._name)
+        if code in _MISSING_TOPIC:
             try:
                 self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 1000))
-            except QuackError as found:
-                return found
+            except QuackError as explanation:
+                return explanation
             return None
-        return translated(error, what) if not error.retriable() else None
+        return translate_error(error, what) if not error.retriable() else None
 
-    def next_existing_offset(self, told: Record, wanted: int) -> int:
+    def next_existing_offset(self, record: Record, offset: int) -> int:
         """Return where to continue after the next offset was deleted. Raises OffsetOutOfRange
         for an offset beyond the end."""
         deadline = Deadline(limits.CLIENT_TIMEOUT_MS / 1000)
         topic = self.check_topic(deadline)
-        partition = told.partition() or 0
-        first, end = (each[partition] for each in self._cluster.ends(topic, deadline))
-        if wanted > end:
+        partition = record.partition() or 0
+        first, end = (
+            each[partition] for each in self._cluster.first_and_end_offsets(topic, deadline)
+        )
+        if offset > end:
             raise OffsetOutOfRange(
-                f"{self._name} is at offset {wanted} of topic {topic.name}, partition {partition}, "
+                f"{self._name} is at offset {offset} of topic {topic.name}, partition {partition}, "
                 f"which ends at {end}: seek to another position"
             )
-        lost = first - wanted
+        lost = first - offset
         if lost > 0:
             log.warning(
                 "topic %s has deleted %d offsets that %s had not read",
@@ -127,7 +129,7 @@ class Watch:
                 lost,
                 self._name,
             )
-        return max(first, wanted)
+        return max(first, offset)
 
     def explain_timeout(
         self, deadline: Deadline, *, has_joined: bool, has_partitions: bool
@@ -137,18 +139,20 @@ class Watch:
         try:
             self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
         except QuackTimeout:
-            words = self._connection.trouble.words()
-            return deadline.timeout(f"{what}: no answer from {self._connection.address}{words}")
-        except QuackError as found:
-            return found
+            words = self._connection.connection_errors.suffix()
+            return deadline.timeout_error(
+                f"{what}: no answer from {self._connection.address}{words}"
+            )
+        except QuackError as explanation:
+            return explanation
         if has_partitions:
-            return deadline.timeout(what)
+            return deadline.timeout_error(what)
         if not has_joined:
             return QuackTimeout(
-                f"waited {deadline.words()} to join the readers of topic {self._topic.name} as "
-                f"{self._name}: give a longer timeout"
+                f"waited {deadline.duration_text()} to join the readers of topic "
+                f"{self._topic.name} as {self._name}: give a longer timeout"
             )
-        return deadline.timeout(
+        return deadline.timeout_error(
             f"a partition of topic {self._topic.name} for {self._name}: other processes named "
             f"{self._name} read all its partitions, or one died less than {self._session_s:g} s ago"
         )

@@ -86,7 +86,7 @@ _TOPIC_NAMES: Final = (
 )
 
 #: Replacements for librdkafka's texts like "Broker: Policy violation".
-_PLAINER: Final[Mapping[int, str]] = {
+_CLEARER_TEXTS: Final[Mapping[int, str]] = {
     KafkaError.TOPIC_EXCEPTION: f"invalid topic name: {_TOPIC_NAMES}",
     KafkaError.POLICY_VIOLATION: (
         "refused: the topic is full or needs a subscriber, or a bound of the broker is reached"
@@ -97,11 +97,11 @@ _PLAINER: Final[Mapping[int, str]] = {
 }
 
 
-def no_topic_name(topic: str) -> errors.IllegalTopicName:
+def illegal_topic_name(topic: str) -> errors.IllegalTopicName:
     return errors.IllegalTopicName(f"{topic!r} is not a topic name: {_TOPIC_NAMES}")
 
 
-def in_other_mode(name: str) -> errors.NameInOtherMode:
+def name_in_other_mode(name: str) -> errors.NameInOtherMode:
     return errors.NameInOtherMode(
         f"the name {name} is used in another mode: by a pushed subscription, by last ids, or by "
         "a Kafka group of another kind: stop that, or use another name"
@@ -111,35 +111,36 @@ def in_other_mode(name: str) -> errors.NameInOtherMode:
 class Deadline:
     """The time at which a wait must end, and its length."""
 
-    __slots__ = ("__weakref__", "_at", "is_given", "seconds")
+    __slots__ = ("__weakref__", "_at", "is_explicit", "seconds")
 
-    def __init__(self, seconds: float, *, is_given: bool = True) -> None:
-        """`is_given`: whether the program has set this timeout, or it is a default."""
+    def __init__(self, seconds: float, *, is_explicit: bool = True) -> None:
+        """`is_explicit`: whether the program has set this timeout; otherwise it is a default."""
         if not _is_number(seconds) or not seconds >= 0:
             raise InvalidRequest(f"a timeout is a number of seconds, 0 or more, not {seconds!r}")
         self.seconds = seconds
-        self.is_given = is_given
+        self.is_explicit = is_explicit
         self._at = time.monotonic() + seconds
 
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         return max(0.0, self._at - time.monotonic())
 
-    def slice(self) -> float:
+    def slice_s(self) -> float:
         """Return the remaining time, but at most a slice that is short enough for Ctrl-C."""
-        return min(self.left(), limits.CLIENT_POLL_MS / 1000)
+        return min(self.remaining_s(), limits.CLIENT_LONGEST_POLL_MS / 1000)
 
     def end(self) -> None:
         """End the wait now. Any thread may call this."""
         self._at = time.monotonic()
 
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         return time.monotonic() >= self._at
 
-    def words(self) -> str:
+    def duration_text(self) -> str:
         return "for ever" if math.isinf(self.seconds) else f"{self.seconds:g} s"
 
-    def timeout(self, waited_for: str) -> QuackTimeout:
-        return QuackTimeout(f"waited {self.words()} for {waited_for}")
+    def timeout_error(self, waited_for: str) -> QuackTimeout:
+        """Return the error that says how long the call waited, and for what."""
+        return QuackTimeout(f"waited {self.duration_text()} for {waited_for}")
 
 
 def _is_number(value: object) -> bool:
@@ -152,23 +153,29 @@ def kafka_error(exception: BaseException) -> KafkaError | None:
     return error if isinstance(error, KafkaError) else None
 
 
-def translated(error: KafkaError, waited_for: str, deadline: Deadline | None = None) -> QuackError:
-    """Translate a librdkafka error; `waited_for` is what the caller wanted."""
+def translate_error(
+    error: KafkaError, waited_for: str, deadline: Deadline | None = None
+) -> QuackError:
+    """Translate a librdkafka error; `waited_for` says what the call waited for."""
     if error.code() in _NO_ANSWER:
-        waited = "" if deadline is None else f"{deadline.words()} "
-        return QuackTimeout(f"waited {waited}for {waited_for}: {error.str()}")
-    kind = _CODES.get(error.code(), QuackError)
-    return kind(f"wanted {waited_for}: {_words(error)}")
+        duration = "" if deadline is None else f"{deadline.duration_text()} "
+        return QuackTimeout(f"waited {duration}for {waited_for}: {error.str()}")
+    error_type = _CODES.get(error.code(), QuackError)
+    return error_type(f"wanted {waited_for}: {_error_text(error)}")
 
 
-def _words(error: KafkaError) -> str:
+def _error_text(error: KafkaError) -> str:
     """Return the broker's text if librdkafka has it, which it never has for produced messages."""
-    stock = KafkaError(error.code()).str()
-    return _PLAINER.get(error.code(), stock) if error.str() == stock else error.str()
+    generic_text = KafkaError(error.code()).str()
+    return (
+        _CLEARER_TEXTS.get(error.code(), generic_text)
+        if error.str() == generic_text
+        else error.str()
+    )
 
 
 @contextmanager
-def translating(waited_for: str, deadline: Deadline | None = None) -> Iterator[None]:
+def translating_errors(waited_for: str, deadline: Deadline | None = None) -> Iterator[None]:
     """Translate KafkaException within the block."""
     try:
         yield
@@ -176,4 +183,4 @@ def translating(waited_for: str, deadline: Deadline | None = None) -> Iterator[N
         error = kafka_error(exception)
         if error is None:
             raise QuackError(f"{waited_for}: {exception}") from exception
-        raise translated(error, waited_for, deadline) from exception
+        raise translate_error(error, waited_for, deadline) from exception

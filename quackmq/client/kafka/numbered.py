@@ -22,9 +22,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from quackmq import limits
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, translated
+from quackmq.client.kafka.errors import Deadline, kafka_error, translate_error
 from quackmq.client.kafka.producer import PendingDeliveries, SerializedMessage
-from quackmq.client.locks import held
+from quackmq.client.locks import locked
 from quackmq.errors import (
     InvalidRequest,
     LimitReached,
@@ -41,7 +41,7 @@ from quackmq.model.offset_notes import (
 from quackmq.model.subscription import RecordPosition, message_id
 
 
-class Last(NamedTuple):
+class LastPut(NamedTuple):
     """The last number that the broker has, and the id of its message if known."""
 
     number: int
@@ -62,161 +62,175 @@ class Numbered:
         self._producer: Producer | None = None
         self._group_metadata: Any = None
         #: Cached last numbers, valid while this producer is not fenced.
-        self._last: dict[str, Last | None] = {}
+        self._last: dict[str, LastPut | None] = {}
 
     def put(
-        self, topic: str, parcels: Sequence[SerializedMessage], sequence: int, deadline: Deadline
+        self, topic: str, messages: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
         """Put messages numbered from `sequence` on; return their ids. Messages that the broker
         already has are dropped; their ids are None unless known. Raises ProducerFenced or
         QuackTimeout."""
         offset_for_number(sequence)
-        offset_for_number(sequence + max(0, len(parcels) - 1))
-        if len(parcels) > limits.CLIENT_NUMBERED_MESSAGES:
+        offset_for_number(sequence + max(0, len(messages) - 1))
+        if len(messages) > limits.CLIENT_NUMBERED_MESSAGES:
             raise LimitReached(
-                f"{len(parcels)} messages in one numbered put: the limit is "
+                f"{len(messages)} messages in one numbered put: the limit is "
                 f"{limits.CLIENT_NUMBERED_MESSAGES}"
             )
-        with held(self._lock, f"another numbered put of {self._name}", deadline):
-            producer = self._ready(deadline)
-            last = self._last_of(topic, deadline)
-            repeated = 0 if last is None else min(max(0, last.number + 1 - sequence), len(parcels))
-            ids: list[str | None] = [None] * repeated
-            if last is not None and last.number < sequence + repeated and repeated:
+        with locked(self._lock, f"another numbered put of {self._name}", deadline):
+            producer = self._get_producer(deadline)
+            last = self._find_last(topic, deadline)
+            repeated_count = (
+                0 if last is None else min(max(0, last.number + 1 - sequence), len(messages))
+            )
+            ids: list[str | None] = [None] * repeated_count
+            if last is not None and last.number < sequence + repeated_count and repeated_count:
                 ids[-1] = last.id
-            fresh = parcels[repeated:]
-            if fresh:
-                number = sequence + len(parcels) - 1
-                ids += self._transact(producer, topic, fresh, number, deadline)
+            new_messages = messages[repeated_count:]
+            if new_messages:
+                number = sequence + len(messages) - 1
+                ids += self._put_in_transaction(producer, topic, new_messages, number, deadline)
             return ids
 
     def last(self, topic: str, deadline: Deadline) -> int | None:
         """Return the last number that the broker has for this name. Fences other producers of
         this name; otherwise the answer could be outdated."""
-        with held(self._lock, f"another numbered put of {self._name}", deadline):
-            self._ready(deadline)
-            found = self._last_of(topic, deadline)
-            return None if found is None else found.number
+        with locked(self._lock, f"another numbered put of {self._name}", deadline):
+            self._get_producer(deadline)
+            translation = self._find_last(topic, deadline)
+            return None if translation is None else translation.number
 
     def close(self) -> None:
         """Close; a put in another thread ends by its own deadline."""
         self._producer = None
 
-    def _ready(self, deadline: Deadline) -> Producer:
+    def _get_producer(self, deadline: Deadline) -> Producer:
         if self._producer is not None:
             return self._producer
         timeout_ms = max(1_000, int(min(deadline.seconds, 3600) * 1000))
         producer = Producer(self._connection.numbering(self._group, timeout_ms))
         if self._group_metadata is None:
             settings = self._connection.shared() | {"group.id": self._group}
-            with Consumer(settings) as nobody:
-                self._group_metadata = nobody.consumer_group_metadata()
+            with Consumer(settings) as consumer:
+                self._group_metadata = consumer.consumer_group_metadata()
         try:
-            producer.init_transactions(deadline.left())
+            producer.init_transactions(deadline.remaining_s())
         except KafkaException as exception:
-            raise self._failure(exception, "to begin", deadline) from exception
+            raise self._translate_failure(exception, "to begin", deadline) from exception
         self._last = {}
         self._producer = producer
         return producer
 
-    def _last_of(self, topic: str, deadline: Deadline) -> Last | None:
+    def _find_last(self, topic: str, deadline: Deadline) -> LastPut | None:
         if topic not in self._last:
             info = self._cluster.ensure_topic(topic, deadline)
-            told = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
-            number = None if told is None else number_before_offset(told.offset)
+            committed = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
+            number = None if committed is None else number_before_offset(committed.offset)
             self._last[topic] = (
-                None if told is None or number is None else Last(number, told.note or None)
+                None
+                if committed is None or number is None
+                else LastPut(number, committed.note or None)
             )
         return self._last[topic]
 
-    def _transact(
+    def _put_in_transaction(
         self,
         producer: Producer,
         topic: str,
-        parcels: Sequence[SerializedMessage],
+        messages: Sequence[SerializedMessage],
         number: int,
         deadline: Deadline,
     ) -> list[str | None]:
-        sending = PendingDeliveries(len(parcels))
+        deliveries = PendingDeliveries(len(messages))
         key_partitioner = self._cluster.key_partitioner(topic, deadline)
         try:
             producer.begin_transaction()
-            for index, (value, key, headers) in enumerate(parcels):
-                more: dict[str, Any] = {} if headers is None else {"headers": headers}
-                more["on_delivery"] = sending.report(index)
-                where = key_partitioner.partition(key)
-                self._produce(producer, deadline, topic, value, key, where, **more)
-            producer.flush(deadline.left())
-            if sending.error is not None:
-                raise KafkaException(sending.error)
-            if not sending.is_done:
+            for index, (value, key, headers) in enumerate(messages):
+                options: dict[str, Any] = {} if headers is None else {"headers": headers}
+                options["on_delivery"] = deliveries.make_callback(index)
+                partition = key_partitioner.partition(key)
+                self._produce(producer, deadline, topic, value, key, partition, **options)
+            producer.flush(deadline.remaining_s())
+            if deliveries.error is not None:
+                raise KafkaException(deliveries.error)
+            if not deliveries.is_done:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            ids = self._ids(topic, sending.places, deadline)
+            ids = self._ids(topic, deliveries.positions, deadline)
             offsets = [
                 TopicPartition(
                     topic, NUMBER_PARTITION, offset_for_number(number), metadata=ids[-1] or ""
                 )
             ]
-            producer.send_offsets_to_transaction(offsets, self._group_metadata, deadline.left())
-            producer.commit_transaction(deadline.left())
+            producer.send_offsets_to_transaction(
+                offsets, self._group_metadata, deadline.remaining_s()
+            )
+            producer.commit_transaction(deadline.remaining_s())
         except KafkaException as exception:
-            raise self._ended(producer, topic, exception, deadline) from exception
+            raise self._abort(producer, topic, exception, deadline) from exception
         except BaseException:
             self._producer = (
                 None  # the next call creates a producer, which aborts the open transaction
             )
             raise
-        self._last[topic] = Last(number, ids[-1])
+        self._last[topic] = LastPut(number, ids[-1])
         return ids
 
     def _produce(
-        self, producer: Producer, deadline: Deadline, *arguments: Any, **more: Any
+        self, producer: Producer, deadline: Deadline, *arguments: Any, **options: Any
     ) -> None:
         while True:
             try:
-                producer.produce(*arguments, **more)
+                producer.produce(*arguments, **options)
                 return
             except BufferError:
-                if deadline.passed():
+                if deadline.has_passed():
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
-                producer.poll(deadline.slice())
+                producer.poll(deadline.slice_s())
 
     def _ids(
-        self, topic: str, places: Sequence[RecordPosition | None], deadline: Deadline
+        self, topic: str, positions: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
         topic_id = self._cluster.topic(topic, deadline).id
-        return [None if place is None else message_id(topic_id, place) for place in places]
+        return [
+            None if position is None else message_id(topic_id, position) for position in positions
+        ]
 
-    def _ended(
+    def _abort(
         self, producer: Producer, topic: str, exception: KafkaException, deadline: Deadline
     ) -> QuackError:
         """Abort a failed transaction. If that fails, the outcome is unknown: the next call
         creates a producer, which ends the transaction, and asks for the last number."""
         error = kafka_error(exception)
         self._last.pop(topic, None)
-        undone = False
+        is_aborted = False
         if error is not None and error.txn_requires_abort():
             try:
-                producer.abort_transaction(max(deadline.left(), 1.0))
-                undone = True
+                producer.abort_transaction(max(deadline.remaining_s(), 1.0))
+                is_aborted = True
             except KafkaException as failed:
                 exception = failed
-        if not undone:
+        if not is_aborted:
             self._producer = None
-        doubt = "" if undone else ", the outcome is unknown: put it again with the same sequence"
-        return self._failure(exception, f"to take numbered messages for {topic}{doubt}", deadline)
+        advice = (
+            "" if is_aborted else ", the outcome is unknown: put it again with the same sequence"
+        )
+        return self._translate_failure(
+            exception, f"to take numbered messages for {topic}{advice}", deadline
+        )
 
-    def _failure(self, exception: KafkaException, what: str, deadline: Deadline) -> QuackError:
+    def _translate_failure(
+        self, exception: KafkaException, what: str, deadline: Deadline
+    ) -> QuackError:
         error = kafka_error(exception)
         waited_for = f"{self._connection.address} {what}"
         if error is None:
             return QuackError(f"{waited_for}: {exception}")
-        found = translated(error, waited_for, deadline)
-        if isinstance(found, QuackTimeout):
-            return QuackTimeout(f"{found}{self._connection.trouble.words()}")
-        if isinstance(found, ProducerFenced):
+        translation = translate_error(error, waited_for, deadline)
+        if isinstance(translation, QuackTimeout):
+            return QuackTimeout(f"{translation}{self._connection.connection_errors.suffix()}")
+        if isinstance(translation, ProducerFenced):
             return ProducerFenced(
                 f"another process puts numbered messages under the name {self._name}: only one can "
                 "at a time; stop the other one to continue here"
             )
-        return found
+        return translation

@@ -21,7 +21,7 @@ from confluent_kafka import Message as Record
 from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, no_topic_name, translated
+from quackmq.client.kafka.errors import Deadline, illegal_topic_name, kafka_error, translate_error
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.model.subscription import RecordPosition
 
@@ -37,32 +37,34 @@ SerializedMessage = tuple[bytes | None, bytes | None, list[tuple[str, bytes | No
 class PendingDeliveries:
     """The messages of one call, until each is acknowledged or has failed."""
 
-    __slots__ = ("_awake", "_left", "error", "is_done", "on_done", "places")
+    __slots__ = ("_awake", "_pending_count", "error", "is_done", "on_done", "positions")
 
     def __init__(self, count: int, on_done: Callable[[], None] | None = None) -> None:
-        self.places: list[RecordPosition | None] = [None] * count
+        self.positions: list[RecordPosition | None] = [None] * count
         self.error: KafkaError | None = None
         self.is_done = count == 0
         self.on_done = on_done
-        self._left = count
+        self._pending_count = count
         self._awake = threading.Lock()
         self._awake.acquire()
 
-    def report(self, index: int) -> Callable[[KafkaError | None, Record], None]:
+    def make_callback(self, index: int) -> Callable[[KafkaError | None, Record], None]:
         """Return librdkafka's delivery callback for a message."""
 
-        def reported(error: KafkaError | None, record: Record) -> None:
+        def on_delivery(error: KafkaError | None, record: Record) -> None:
             if error is None:
-                self.places[index] = RecordPosition(record.partition() or 0, record.offset() or 0)
+                self.positions[index] = RecordPosition(
+                    record.partition() or 0, record.offset() or 0
+                )
             else:
                 self.error = error
             self.count_down()
 
-        return reported
+        return on_delivery
 
-    def count_down(self, by: int = 1) -> None:
-        self._left -= by
-        if self._left == 0:
+    def count_down(self, count: int = 1) -> None:
+        self._pending_count -= count
+        if self._pending_count == 0:
             self.is_done = True
             if self.on_done is not None:
                 self.on_done()
@@ -83,78 +85,79 @@ class Publisher:
 
     def __init__(self, connection: KafkaConfig, timeout_ms: int) -> None:
         self._address = connection.address
-        self._trouble = connection.trouble
+        self._connection_errors = connection.connection_errors
         self._producer = Producer(connection.producer(timeout_ms))
         self._polling = threading.Lock()
         self._waiting: dict[PendingDeliveries, None] = {}
         self._poller: threading.Thread | None = None
         self._is_closed = False
         #: Whether `hurry` has run.
-        self._has_begun = False
+        self._has_hurried = False
 
     def send(
         self,
         topic: str,
-        parcel: SerializedMessage,
-        sending: PendingDeliveries,
+        message: SerializedMessage,
+        deliveries: PendingDeliveries,
         index: int,
         partition: int,
     ) -> None:
-        """Start sending a message to a partition (-1: librdkafka chooses) and report the result
-        to `sending`. Raises BufferError if too many messages are queued."""
+        """Start sending a message to a partition (-1: librdkafka chooses) and report the result to
+        `deliveries`. Raises BufferError if too many messages are queued.
+        """
         if self._is_closed:
             raise ClientClosed("the client is closed")
-        value, key, headers = parcel
+        value, key, headers = message
         try:
-            more: dict[str, Any] = {} if headers is None else {"headers": headers}
+            options: dict[str, Any] = {} if headers is None else {"headers": headers}
             self._producer.produce(
-                topic, value, key, partition, on_delivery=sending.report(index), **more
+                topic, value, key, partition, on_delivery=deliveries.make_callback(index), **options
             )
         except KafkaException as exception:
-            raise self._refusal(topic, parcel, exception) from exception
+            raise self._explain_rejection(topic, message, exception) from exception
 
-    def wait(self, sending: PendingDeliveries, deadline: Deadline) -> None:
+    def wait(self, deliveries: PendingDeliveries, deadline: Deadline) -> None:
         """Wait until all messages are acknowledged or have failed, or until the deadline."""
         if self._poller is None and self._polling.acquire(blocking=False):
             try:
-                self._poll_for(sending, deadline)
+                self._poll_for(deliveries, deadline)
             finally:
                 self._polling.release()
-                self._hand_on()
+                self._wake_next_poller()
             return
-        self._waiting[sending] = None
+        self._waiting[deliveries] = None
         try:
-            while not sending.is_done and not deadline.passed():
-                sending.sleep(deadline.slice())
+            while not deliveries.is_done and not deadline.has_passed():
+                deliveries.sleep(deadline.slice_s())
                 if self._poller is None and self._polling.acquire(blocking=False):
                     try:
-                        self._poll_for(sending, deadline)
+                        self._poll_for(deliveries, deadline)
                     finally:
                         self._polling.release()
         finally:
-            del self._waiting[sending]
-            self._hand_on()
+            del self._waiting[deliveries]
+            self._wake_next_poller()
 
     def make_room(self, deadline: Deadline) -> None:
         """Wait until some queued messages are sent."""
-        self._producer.poll(deadline.slice())
+        self._producer.poll(deadline.slice_s())
 
     def hurry(self, topic: str, deadline: Deadline) -> None:
         """Make librdkafka send the first message sooner. It needs a producer id, which it
         requests only every half second or when it receives metadata. So request metadata."""
         wait_ms = limits.CLIENT_HURRY_MS
-        while not self._has_begun and len(self._producer) and wait_ms < _OWN_TIMER_MS:
-            self._producer.poll(min(wait_ms / 1000, deadline.left()))
-            if not len(self._producer) or deadline.passed():
+        while not self._has_hurried and len(self._producer) and wait_ms < _OWN_TIMER_MS:
+            self._producer.poll(min(wait_ms / 1000, deadline.remaining_s()))
+            if not len(self._producer) or deadline.has_passed():
                 break
             try:
-                self._producer.list_topics(topic, min(deadline.left(), 1.0))
+                self._producer.list_topics(topic, min(deadline.remaining_s(), 1.0))
             except KafkaException as exception:
                 log.debug("no list of topics: %s", exception)
             wait_ms *= 2
-        self._has_begun = True
+        self._has_hurried = True
 
-    def poll_always(self, topic: str) -> None:
+    def start_poller(self, topic: str) -> None:
         """Start a thread that polls, for callers that do not wait in a thread. The first message
         will be for this topic."""
         if self._poller is None:
@@ -169,55 +172,55 @@ class Publisher:
     def close(self, deadline: Deadline) -> None:
         """Close; queued messages may be sent until the deadline."""
         self._is_closed = True
-        self._producer.flush(deadline.left())
+        self._producer.flush(deadline.remaining_s())
         if self._poller is not None:
-            self._poller.join(deadline.left() + limits.CLIENT_POLL_MS / 1000)
+            self._poller.join(deadline.remaining_s() + limits.CLIENT_LONGEST_POLL_MS / 1000)
 
-    def note_answer(self) -> None:
-        """Forget the last connection error, after an answer arrived."""
-        self._trouble.clear()
+    def clear_connection_error(self) -> None:
+        """Forget the last connection error, after a response arrived."""
+        self._connection_errors.clear()
 
-    def failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
+    def translate_failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
         if error.code() == KafkaError._MSG_TIMED_OUT:
-            return self.unanswered(topic, deadline)
+            return self.timeout_error(topic, deadline)
         if error.code() == KafkaError.TOPIC_EXCEPTION:
-            return no_topic_name(topic)
-        what = f"{self._address} to take a message for topic {topic}"
-        return translated(error, what, deadline)
+            return illegal_topic_name(topic)
+        what = f"{self._address} to accept a message for topic {topic}"
+        return translate_error(error, what, deadline)
 
-    def unanswered(self, topic: str, deadline: Deadline) -> QuackError:
-        return deadline.timeout(
+    def timeout_error(self, topic: str, deadline: Deadline) -> QuackError:
+        return deadline.timeout_error(
             f"{self._address} to acknowledge a message for topic {topic}: the outcome is unknown"
-            f"{self._trouble.words()}"
+            f"{self._connection_errors.suffix()}"
         )
 
-    def _poll_for(self, sending: PendingDeliveries, deadline: Deadline) -> None:
+    def _poll_for(self, deliveries: PendingDeliveries, deadline: Deadline) -> None:
         poll = self._producer.poll
-        while not sending.is_done and not deadline.passed():
-            poll(deadline.slice())
+        while not deliveries.is_done and not deadline.has_passed():
+            poll(deadline.slice_s())
 
     def _poll_until_closed(self, topic: str) -> None:
         self.hurry(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
         while not self._is_closed:
-            self._producer.poll(limits.CLIENT_POLL_MS / 1000)
+            self._producer.poll(limits.CLIENT_LONGEST_POLL_MS / 1000)
 
-    def _hand_on(self) -> None:
+    def _wake_next_poller(self) -> None:
         """Wake another waiting call, which then polls."""
         for each in list(self._waiting):
             if not each.is_done:
                 each.wake()
                 return
 
-    def _refusal(
-        self, topic: str, parcel: SerializedMessage, exception: KafkaException
+    def _explain_rejection(
+        self, topic: str, message: SerializedMessage, exception: KafkaException
     ) -> QuackError:
         error = kafka_error(exception)
         if error is None:
             return QuackError(f"a message for topic {topic}: {exception}")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            size = sum(len(part) for part in parcel[:2] if part is not None)
+            size = sum(len(part) for part in message[:2] if part is not None)
             return RecordTooLarge(
                 f"a message of {size} bytes for topic {topic}: the limit is "
                 f"{shared_limits.BATCH_BYTES} bytes"
             )
-        return translated(error, f"a message for topic {topic}")
+        return translate_error(error, f"a message for topic {topic}")

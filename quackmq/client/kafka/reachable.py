@@ -27,39 +27,40 @@ _ADDRESS: Final = re.compile(
 #: librdkafka's protocols; unencrypted connections can be checked here.
 _PROTOCOLS: Final = {"plaintext", "ssl", "sasl_plaintext", "sasl_ssl"}
 _ENCRYPTED: Final = {"ssl", "sasl_ssl"}
-#: Kafka's ApiVersions request, version 0, without a client id, and the start of its answer.
-_QUESTION_ID: Final = 0x71756163
-_QUESTION: Final = struct.pack(">ihhih", 10, 18, 0, _QUESTION_ID, -1)
-_ANSWER: Final = struct.Struct(">ii")
+#: Kafka's ApiVersions request, version 0, without a client id, and the start of its response.
+_CORRELATION_ID: Final = 0x71756163
+_REQUEST: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION_ID, -1)
+_RESPONSE_START: Final = struct.Struct(">ii")
 
 
 def check_addresses(addresses: str) -> None:
     """Raise InvalidRequest for addresses that librdkafka could never connect to."""
     for address in _split(addresses):
-        found = _ADDRESS.fullmatch(address)
-        if found is None or (found["host"] or "").isdigit():
+        match = _ADDRESS.fullmatch(address)
+        if match is None or (match["host"] or "").isdigit():
             raise InvalidRequest(f"{address} is not HOST:PORT, as in {_EXAMPLE}")
-        if found["protocol"] and found["protocol"].lower() not in _PROTOCOLS:
+        if match["protocol"] and match["protocol"].lower() not in _PROTOCOLS:
             raise InvalidRequest(
-                f"{address} is not HOST:PORT: leave out {found['protocol']}://, and name the port "
+                f"{address} is not HOST:PORT: leave out {match['protocol']}://, and name the port "
                 f"that listens for Kafka clients, as in {_EXAMPLE}"
             )
 
 
-def reach(addresses: str, deadline: Deadline, *, is_encrypted: bool = False) -> None:
+def wait_for_broker(addresses: str, deadline: Deadline, *, is_encrypted: bool = False) -> None:
     """Return when one of the addresses accepts a connection, or may do so later. Raise NoBroker
-    if all of them refuse (if the caller gave a timeout, only after that time), or if something
-    other than a broker answers. The latter is not detected on encrypted connections."""
+    if all of them refuse (if the caller has set a timeout, only after that time), or if another
+    kind of server responds. The latter is not detected on encrypted connections.
+    """
     while True:
-        refusals = _refusals(addresses, deadline, is_encrypted=is_encrypted)
+        refusals = _find_refusals(addresses, deadline, is_encrypted=is_encrypted)
         if refusals is None:
             return
-        if not deadline.is_given or deadline.passed():
+        if not deadline.is_explicit or deadline.has_passed():
             break
-        time.sleep(min(deadline.left(), limits.CLIENT_PROBE_MS / 1000))
-    waited = f" after {deadline.words()}" if deadline.is_given else ""
+        time.sleep(min(deadline.remaining_s(), limits.CLIENT_PROBE_MS / 1000))
+    duration = f" after {deadline.duration_text()}" if deadline.is_explicit else ""
     raise NoBroker(
-        f"nothing listens at {addresses}{waited} ({', '.join(refusals)}), and nothing was sent: "
+        f"nothing listens at {addresses}{duration} ({', '.join(refusals)}), and nothing was sent: "
         "start a broker there with `quackmq serve`, or name another one, as in "
         "Client('HOST:PORT') or --broker HOST:PORT"
     )
@@ -69,45 +70,48 @@ def _split(addresses: str) -> list[str]:
     return [each for each in map(str.strip, addresses.split(",")) if each]
 
 
-def _refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list[str] | None:
+def _find_refusals(addresses: str, deadline: Deadline, *, is_encrypted: bool) -> list[str] | None:
     """Return why each address refuses, or None if one does not. Raises NoBroker."""
     refusals: list[str] = []
-    stranger: NoBroker | None = None
+    other_server: NoBroker | None = None
     for address in _split(addresses):
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
             return None  # librdkafka reports what is wrong with it
-        host, port = found["v6"] or found["host"], int(found["port"] or DEFAULT_PORT)
+        host, port = match["v6"] or match["host"], int(match["port"] or DEFAULT_PORT)
         try:
-            patience = max(0.001, min(deadline.left(), shared_limits.CLIENT_CONNECT_MS / 1000))
-            with socket.create_connection((host, port), patience) as connection:
-                if not is_encrypted and (found["protocol"] or "").lower() not in _ENCRYPTED:
+            timeout_s = max(
+                0.001, min(deadline.remaining_s(), shared_limits.CLIENT_CONNECT_MS / 1000)
+            )
+            with socket.create_connection((host, port), timeout_s) as connection:
+                if not is_encrypted and (match["protocol"] or "").lower() not in _ENCRYPTED:
                     _check_broker(connection, address)
             return None
         except NoBroker as error:
-            stranger = error
+            other_server = error
         except ConnectionRefusedError:
             refusals.append("connection refused")
         except socket.gaierror as error:
             refusals.append(f"{host}: {(error.strerror or str(error)).lower()}")
         except (OSError, OverflowError):
             return None  # slow or unreachable at the moment: librdkafka keeps trying
-    if stranger is not None:
-        raise stranger
+    if other_server is not None:
+        raise other_server
     return sorted(set(refusals)) or None
 
 
 def _check_broker(connection: socket.socket, address: str) -> None:
-    """Raise NoBroker if the answer is not a broker's. No answer is not an error: a broker may be
-    busy."""
-    connection.sendall(_QUESTION)
-    answer = b""
-    while len(answer) < _ANSWER.size:
-        more = connection.recv(_ANSWER.size - len(answer))
-        if not more:
+    """Raise NoBroker if the response is not a broker's. A missing response is not an error: the
+    broker may be busy.
+    """
+    connection.sendall(_REQUEST)
+    response = b""
+    while len(response) < _RESPONSE_START.size:
+        received = connection.recv(_RESPONSE_START.size - len(response))
+        if not received:
             return
-        answer += more
-    if _ANSWER.unpack(answer)[1] != _QUESTION_ID:
+        response += received
+    if _RESPONSE_START.unpack(response)[1] != _CORRELATION_ID:
         raise NoBroker(
             f"the server at {address} does not speak the Kafka protocol, and nothing was sent: use "
             "the Kafka address that `quackmq serve` prints"

@@ -24,15 +24,15 @@ from quackmq.client import limits
 from quackmq.client.consuming.commits import commit_by_joining, evict
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.directory import Directory, default_directory
-from quackmq.client.consuming.start import is_subscribed, not_subscribed, position_by
+from quackmq.client.consuming.start import choose_position, is_subscribed, not_subscribed_error
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Cluster
 from quackmq.client.kafka.config import KafkaConfig, Settings
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.numbered import Numbered
 from quackmq.client.kafka.producer import PendingDeliveries, Publisher, SerializedMessage
-from quackmq.client.kafka.reachable import reach
+from quackmq.client.kafka.reachable import wait_for_broker
 from quackmq.client.kafka.types import TopicInfo
-from quackmq.client.locks import held
+from quackmq.client.locks import locked
 from quackmq.errors import (
     ClientClosed,
     InvalidRequest,
@@ -97,8 +97,8 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
-            waiting = list(self._deadlines)
-        for each in waiting:
+            deadlines = list(self._deadlines)
+        for each in deadlines:
             each.end()
         deadline = Deadline(min(self.timeout_s, limits.CLIENT_CLOSE_MS / 1000))
         try:
@@ -117,30 +117,31 @@ class Session:
     @property
     def timeout_s(self) -> float:
         """The default timeout of a call."""
-        given = self._read_options.timeout_s
-        return shared_limits.CLIENT_TIMEOUT_MS / 1000 if given is None else given
+        timeout_s = self._read_options.timeout_s
+        return shared_limits.CLIENT_TIMEOUT_MS / 1000 if timeout_s is None else timeout_s
 
-    def reach(self, deadline: Deadline) -> None:
+    def check_reachable(self, deadline: Deadline) -> None:
         """Check once that a broker listens at the address. Raises NoBroker."""
         if not self.is_reached:
             is_encrypted = self.connection.is_encrypted
-            reach(self.connection.address, deadline, is_encrypted=is_encrypted)
+            wait_for_broker(self.connection.address, deadline, is_encrypted=is_encrypted)
             self.is_reached = True
 
     # --- parts ------------------------------------------------------------------------------
 
-    def begin(self, timeout: float | None, otherwise: float | None = None) -> Deadline:
-        """Start a call and return its deadline: from its own timeout, from `otherwise`, or from
-        the client's timeout. Raises ClientClosed after `close`."""
-        is_given = timeout is not None or self._read_options.timeout_s is not None
+    def start_call(self, timeout: float | None, default_s: float | None = None) -> Deadline:
+        """Start a call and return its deadline: from its own timeout, from `default_s`, or from
+        the client's timeout. Raises ClientClosed after `close`.
+        """
+        is_explicit = timeout is not None or self._read_options.timeout_s is not None
         if timeout is None:
-            timeout = otherwise if otherwise is not None else self.timeout_s
-        found = Deadline(timeout, is_given=is_given)
+            timeout = default_s if default_s is not None else self.timeout_s
+        deadline = Deadline(timeout, is_explicit=is_explicit)
         with self._lock:
             if self._is_closed:
                 raise _closed()
-            self._deadlines.add(found)
-        return found
+            self._deadlines.add(deadline)
+        return deadline
 
     @property
     def name(self) -> str:
@@ -192,53 +193,51 @@ class Session:
     # --- putting ----------------------------------------------------------------------------
 
     def put(
-        self, topic: str, parcels: Sequence[SerializedMessage], deadline: Deadline
+        self, topic: str, messages: Sequence[SerializedMessage], deadline: Deadline
     ) -> list[str]:
         publisher = self.publisher(deadline)
-        sending = PendingDeliveries(len(parcels))
-        has_keys = any(key is not None for _, key, _ in parcels)
+        deliveries = PendingDeliveries(len(messages))
+        has_keys = any(key is not None for _, key, _ in messages)
         key_partitioner = (
             self.cluster.key_partitioner(topic, deadline) if has_keys else BY_LIBRDKAFKA
         )
-        for index, parcel in enumerate(parcels):
-            partition = key_partitioner.partition(parcel[1])
-            self._send(publisher, topic, parcel, sending, index, partition, deadline)
+        for index, message in enumerate(messages):
+            partition = key_partitioner.partition(message[1])
+            self._send(publisher, topic, message, deliveries, index, partition, deadline)
         publisher.hurry(topic, deadline)
-        publisher.wait(sending, deadline)
+        publisher.wait(deliveries, deadline)
         try:
-            return self._ids(publisher, topic, sending, deadline)
+            return self._ids(publisher, topic, deliveries, deadline)
         except Refused as refused:
-            raise self.refusal(topic, refused) from None
+            raise self.explain_refusal(topic, refused) from None
 
     def put_numbered(
-        self, topic: str, parcels: Sequence[SerializedMessage], sequence: int, deadline: Deadline
+        self, topic: str, messages: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
         try:
-            return self.numbered.put(topic, parcels, sequence, deadline)
+            return self.numbered.put(topic, messages, sequence, deadline)
         except Refused as refused:
-            raise self.refusal(topic, refused) from None
+            raise self.explain_refusal(topic, refused) from None
 
-    def refusal(self, topic: str, refused: Refused) -> Refused:
+    def explain_refusal(self, topic: str, refused: Refused) -> Refused:
         """Return the error with the reason, if the topic's policies tell it: librdkafka does not
         pass on the broker's message."""
         if type(refused) is not Refused:
             return refused
         try:
-            patience = Deadline(limits.CLIENT_ASK_MS / 1000)
-            reasons = self.cluster.reasons_to_refuse(topic, patience)
+            short_deadline = Deadline(limits.CLIENT_REQUEST_RETRY_MS / 1000)
+            reasons = self.cluster.reasons_to_refuse(topic, short_deadline)
         except (KafkaException, QuackError) as error:
             log.debug("the policies of topic %s are not readable: %s", topic, error)
             return refused
-        return (
-            Refused(f"topic {topic} refuses the message: {' or '.join(reasons)}")
-            if reasons
-            else refused
-        )
+        if not reasons:
+            return refused
+        return Refused(f"topic {topic} refuses the message: {' or '.join(reasons)}")
 
     def begin_put(
         self,
         topic: str,
-        parcel: SerializedMessage,
+        message: SerializedMessage,
         partition: int,
         on_done: Callable[[], None],
         deadline: Deadline,
@@ -247,72 +246,75 @@ class Session:
         in some thread when the result is known; then the returned function returns the message
         id or raises the error. Raises BufferError if too many messages are queued."""
         publisher = self.publisher(deadline)
-        sending = PendingDeliveries(1, on_done)
-        publisher.send(topic, parcel, sending, 0, partition)
-        publisher.poll_always(topic)
-        return lambda: self._ids(publisher, topic, sending, deadline)[0]
+        deliveries = PendingDeliveries(1, on_done)
+        publisher.send(topic, message, deliveries, 0, partition)
+        publisher.start_poller(topic)
+        return lambda: self._ids(publisher, topic, deliveries, deadline)[0]
 
     def _send(
         self,
         publisher: Publisher,
         topic: str,
-        parcel: SerializedMessage,
-        sending: PendingDeliveries,
+        message: SerializedMessage,
+        deliveries: PendingDeliveries,
         index: int,
         partition: int,
         deadline: Deadline,
     ) -> None:
         while True:
             try:
-                publisher.send(topic, parcel, sending, index, partition)
+                publisher.send(topic, message, deliveries, index, partition)
                 return
             except BufferError:
-                if deadline.passed():
-                    raise deadline.timeout(f"room for a message to topic {topic}") from None
+                if deadline.has_passed():
+                    raise deadline.timeout_error(f"room for a message to topic {topic}") from None
                 publisher.make_room(deadline)
 
     def _ids(
-        self, publisher: Publisher, topic: str, sending: PendingDeliveries, deadline: Deadline
+        self, publisher: Publisher, topic: str, deliveries: PendingDeliveries, deadline: Deadline
     ) -> list[str]:
-        if sending.error is not None:
-            raise publisher.failure(topic, sending.error, deadline)
-        if not sending.is_done:
-            raise publisher.unanswered(topic, deadline)
-        publisher.note_answer()
-        places = [place for place in sending.places if place is not None]
+        if deliveries.error is not None:
+            raise publisher.translate_failure(topic, deliveries.error, deadline)
+        if not deliveries.is_done:
+            raise publisher.timeout_error(topic, deadline)
+        publisher.clear_connection_error()
+        positions = [position for position in deliveries.positions if position is not None]
         # The messages are stored, so it is worth exceeding the deadline a little for their ids.
-        patience = Deadline(max(deadline.left(), 1.0))
-        topic_id = self.cluster.topic_of_put(topic, places, patience).id
-        return [message_id(topic_id, place) for place in places]
+        id_deadline = Deadline(max(deadline.remaining_s(), 1.0))
+        topic_id = self.cluster.topic_of_put(topic, positions, id_deadline).id
+        return [message_id(topic_id, position) for position in positions]
 
     # --- getting ----------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self, topic: str, deadline: Deadline, *, by_id: bool = False) -> Iterator[Reader]:
+    def using_reader(
+        self, topic: str, deadline: Deadline, *, by_id: bool = False
+    ) -> Iterator[Reader]:
         """Provide the topic's reader for one call. Raises UnknownTopic or UnknownSubscription."""
-        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+        with locked(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             try:
-                yield self._reader(topic, by_id, deadline)
+                yield self._open_reader(topic, by_id, deadline)
             except (NotFound, MemberFenced, NameInOtherMode):
                 # This reader cannot continue; the next call creates another.
                 self.drop_reader(topic, Deadline(0))
                 raise
 
-    def take(
-        self, topic: str, deadline: Deadline, take: Callable[[Reader], T], *, by_id: bool = False
+    def call_reader(
+        self, topic: str, deadline: Deadline, call: Callable[[Reader], T], *, by_id: bool = False
     ) -> T:
-        """Call `take` with the topic's reader and return the result. After being fenced, try
-        once more: a member may have been fenced by itself, when a broker that was away first
-        received its new join and then its earlier requests. If another process really uses its
-        identity, the second attempt fails, too."""
+        """Call `call` with the topic's reader and return the result. After being fenced, try once
+        more: a member may have been fenced by itself, when a restarted broker received its new
+        join before its earlier requests. If another process really uses its identity, the second
+        attempt fails, too.
+        """
         try:
             try:
-                with self.reading(topic, deadline, by_id=by_id) as reader:
-                    return take(reader)
+                with self.using_reader(topic, deadline, by_id=by_id) as reader:
+                    return call(reader)
             except (MemberFenced, UnknownMember) as error:
                 log.warning("%s joins its group again: %s", self.name, error)
-            with self.reading(topic, deadline, by_id=by_id) as reader:
-                return take(reader)
+            with self.using_reader(topic, deadline, by_id=by_id) as reader:
+                return call(reader)
         except QuackTimeout:
             if self._is_closed:  # closing ended the wait
                 raise _closed() from None
@@ -325,28 +327,30 @@ class Session:
             reader.fill(holder, deadline)
             return reader
 
-        return self.take(topic, deadline, fill)
+        return self.call_reader(topic, deadline, fill)
 
     @contextmanager
-    def present_reader(self, topic: str, deadline: Deadline) -> Iterator[Reader | None]:
+    def existing_reader(self, topic: str, deadline: Deadline) -> Iterator[Reader | None]:
         """Provide the topic's reader, or None if there is none."""
-        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+        with locked(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             yield self._readers.get(topic)
 
     def put_back(self, topic: str, holder: object, record: Record) -> None:
-        """Let the next get return the message that a holder was given."""
-        with self.present_reader(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)) as reader:
+        """Let the next get return a message that was delivered to a holder."""
+        with self.existing_reader(
+            topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)
+        ) as reader:
             if reader is not None:
                 reader.put_back(holder, record)
 
-    def leave(self, topic: str, loop: object, caller: object) -> None:
-        """End a loop over messages: its last one is done when `caller` asks for another."""
+    def end_loop(self, topic: str, loop: object, caller: object) -> None:
+        """End a loop over messages: its last one is done when `caller` requests another."""
         reader = self._readers.get(topic)
         if reader is not None:
-            reader.leave(loop, caller)
+            reader.end_loop(loop, caller)
 
     def drop_reader(self, topic: str, deadline: Deadline, *, is_done: bool = False) -> None:
-        with held(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+        with locked(self._reader_lock(topic), f"topic {topic} to be free", deadline):
             reader = self._readers.pop(topic, None)
             if reader is not None:
                 reader.close(deadline, is_done=is_done)
@@ -355,17 +359,17 @@ class Session:
         with self._lock:
             return self._reader_locks.setdefault(topic, threading.RLock())
 
-    def _reader(self, topic: str, by_id: bool, deadline: Deadline) -> Reader:
-        found = self._readers.get(topic)
-        if found is not None and found.by_id == by_id:
-            return found
-        if found is not None:
+    def _open_reader(self, topic: str, by_id: bool, deadline: Deadline) -> Reader:
+        reader = self._readers.get(topic)
+        if reader is not None and reader.by_id == by_id:
+            return reader
+        if reader is not None:
             self.drop_reader(topic, deadline)
         name = self.name
-        info = self.cluster.topic(topic, deadline, again=True)
+        info = self.cluster.topic(topic, deadline, refresh=True)
         if not is_subscribed(self.cluster.committed(name, info, deadline)):
-            raise not_subscribed(name, topic)
-        self._evict_dead(info, deadline, but=self.directory.instance(info.id))
+            raise not_subscribed_error(name, topic)
+        self._evict_dead(info, deadline, kept_instance=self.directory.instance(info.id))
         self._readers[topic] = Reader(
             self.connection,
             self.cluster,
@@ -376,11 +380,11 @@ class Session:
             on_crash=self._read_options.on_crash,
             session_ms=self._read_options.session_ms,
             busy_ms=self._read_options.busy_ms,
-            tend_others=lambda: self._tend_others(topic),
+            poll_others=lambda: self._poll_others(topic),
         )
         return self._readers[topic]
 
-    def _tend_others(self, topic: str) -> None:
+    def _poll_others(self, topic: str) -> None:
         """Poll the readers of other topics: they are members of the same group, and a new member
         waits for them."""
         for other, reader in list(self._readers.items()):
@@ -388,7 +392,7 @@ class Session:
             if other != topic and lock.acquire(blocking=False):
                 try:
                     if self._readers.get(other) is reader:
-                        reader.tend()
+                        reader.poll_group()
                 finally:
                     lock.release()
 
@@ -398,15 +402,15 @@ class Session:
         """Return the topic and this name's position by partition. Raises UnknownTopic or
         UnknownSubscription."""
         directory = self.directory
-        info = self.cluster.topic(topic, deadline, again=True)
+        info = self.cluster.topic(topic, deadline, refresh=True)
         committed = self.cluster.committed(self.name, info, deadline)
         if not is_subscribed(committed):
-            raise not_subscribed(self.name, topic)
+            raise not_subscribed_error(self.name, topic)
         positions = {
-            partition: position_by(cursor, directory.peek(info.id, partition), directory.note)
+            partition: choose_position(cursor, directory.peek(info.id, partition), directory.note)
             for partition, cursor in committed.items()
         }
-        with self.present_reader(topic, deadline) as reader:
+        with self.existing_reader(topic, deadline) as reader:
             if reader is not None and reader.topic.id == info.id:
                 positions |= reader.positions()
         return info, positions
@@ -417,13 +421,15 @@ class Session:
         """Commit offsets for this name. While the group has members, join it to commit. Without
         an explicit timeout, wait until the group has removed a dead member."""
         try:
-            self.commit_as_nobody(info, offsets, note, deadline)
+            self.commit_without_joining(info, offsets, note, deadline)
         except UnknownMember:
-            tend_others = partial(self._tend_others, info.name)
-            patience = self._session_longer(deadline)
-            commit_by_joining(self._settings(), info.name, offsets, note, patience, tend_others)
+            poll_others = partial(self._poll_others, info.name)
+            longer_deadline = self._extend_by_session(deadline)
+            commit_by_joining(
+                self._settings(), info.name, offsets, note, longer_deadline, poll_others
+            )
 
-    def commit_as_nobody(
+    def commit_without_joining(
         self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
     ) -> None:
         """Commit offsets without being a member. Possible while no process of this name reads;
@@ -435,23 +441,26 @@ class Session:
                 raise
             self.cluster.commit(self.name, info, offsets, note, deadline)
 
-    def _evict_dead(self, topic: TopicInfo, deadline: Deadline, *, but: str = "") -> bool:
+    def _evict_dead(self, topic: TopicInfo, deadline: Deadline, *, kept_instance: str = "") -> bool:
         """Remove the members of dead processes of this directory from the group, which would
-        otherwise wait until their sessions expire. Keep the member `but`, which this process
-        replaces anyway. Return whether there were any."""
-        used = {each.instance for each in list(self._readers.values())} | {but}
+        otherwise wait until their sessions expire. Keep the member `kept_instance`, which this
+        process replaces anyway. Return whether there were any.
+        """
+        used_instances = {each.instance for each in list(self._readers.values())} | {kept_instance}
         try:
             instances = self.cluster.instances(self.name, deadline)
-            with self.directory.dead(each for each in instances if each not in used) as dead:
+            with self.directory.dead_instances(
+                each for each in instances if each not in used_instances
+            ) as dead:
                 if dead:
-                    some = dead[: limits.CLIENT_EVICTIONS]
+                    evicted = dead[: limits.CLIENT_EVICTIONS]
                     log.info(
                         "%s removes %d members of dead processes from its group",
                         self.name,
-                        len(some),
+                        len(evicted),
                     )
-                    tend_others = partial(self._tend_others, topic.name)
-                    evict(self._settings(), topic.name, some, deadline, tend_others)
+                    poll_others = partial(self._poll_others, topic.name)
+                    evict(self._settings(), topic.name, evicted, deadline, poll_others)
                 return bool(dead)
         except (KafkaException, QuackError) as error:
             log.debug("the dead members of %s were not removed: %s", self.name, error)
@@ -462,13 +471,15 @@ class Session:
             self.name, self._read_options.session_ms, self._read_options.busy_ms
         )
 
-    def _session_longer(self, deadline: Deadline) -> Deadline:
-        if deadline.is_given:
+    def _extend_by_session(self, deadline: Deadline) -> Deadline:
+        if deadline.is_explicit:
             return deadline
-        found = Deadline(deadline.left() + self._read_options.session_ms / 1000, is_given=False)
+        extended = Deadline(
+            deadline.remaining_s() + self._read_options.session_ms / 1000, is_explicit=False
+        )
         with self._lock:
-            self._deadlines.add(found)
-        return found
+            self._deadlines.add(extended)
+        return extended
 
 
 def _closed() -> ClientClosed:

@@ -121,7 +121,7 @@ class Message:
         )
 
 
-def origin_of(topic: TopicInfo, serialiser: Serialiser) -> Origin:
+def make_origin(topic: TopicInfo, serialiser: Serialiser) -> Origin:
     return Origin(topic, None if isinstance(serialiser, _Bytes) else serialiser.loads)
 
 
@@ -132,7 +132,7 @@ class _Bytes:
     def dumps(self, value: Any, /) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidRequest(
-                f"a message is bytes, not {_kind(value)}: give the client serialiser='str' or "
+                f"a message is bytes, not {_type_name(value)}: give the client serialiser='str' or "
                 "'json' for other values"
             )
         return bytes(value)
@@ -145,8 +145,8 @@ class _Text:
     def dumps(self, value: Any, /) -> bytes:
         if not isinstance(value, str):
             raise InvalidRequest(
-                f"with serialiser='str' a message is a str, not {_kind(value)}: give the client "
-                "serialiser='bytes' or 'json' for other values"
+                f"with serialiser='str' a message is a str, not {_type_name(value)}: give the "
+                "client serialiser='bytes' or 'json' for other values"
             )
         try:
             return value.encode()
@@ -181,15 +181,15 @@ class _Json:
 _SERIALISERS: Final[Mapping[str, Serialiser]] = {"bytes": _Bytes(), "str": _Text(), "json": _Json()}
 
 
-def serialiser_of(given: SerialiserName | Serialiser) -> Serialiser:
-    if isinstance(given, str):
-        if given not in _SERIALISERS:
+def find_serialiser(serialiser: SerialiserName | Serialiser) -> Serialiser:
+    if isinstance(serialiser, str):
+        if serialiser not in _SERIALISERS:
             raise InvalidRequest(
-                f"there is no serialiser {given!r}: use one of {', '.join(_SERIALISERS)}, or an "
-                "object with dumps and loads"
+                f"there is no serialiser {serialiser!r}: use one of {', '.join(_SERIALISERS)}, or "
+                "an object with dumps and loads"
             )
-        return _SERIALISERS[given]
-    return given
+        return _SERIALISERS[serialiser]
+    return serialiser
 
 
 # --- arguments -------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def key_bytes(key: str | bytes | None) -> bytes | None:
         return key.encode()
     if key is None or isinstance(key, bytes):
         return key
-    raise InvalidRequest(f"a key is str or bytes, not {_kind(key)}")
+    raise InvalidRequest(f"a key is str or bytes, not {_type_name(key)}")
 
 
 def header_pairs(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
@@ -218,7 +218,7 @@ def header_pairs(headers: Headers | None) -> list[tuple[str, bytes | None]] | No
 
 def _header_name(name: object) -> str:
     if not isinstance(name, str):
-        raise InvalidRequest(f"the name of a header is a str, not {_kind(name)}: {name!r}")
+        raise InvalidRequest(f"the name of a header is a str, not {_type_name(name)}: {name!r}")
     return name
 
 
@@ -228,27 +228,27 @@ def _header_bytes(name: str, value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     raise InvalidRequest(
-        f"header {name!r} is {value!r}, {_kind(value)}: a header's value is str or bytes, so give "
-        f"str({value!r}) or encode it yourself"
+        f"header {name!r} is {value!r}, {_type_name(value)}: a header's value is str or bytes, so "
+        f"give str({value!r}) or encode it yourself"
     )
 
 
-def start_of(given: StartLike) -> Start:
+def parse_start(start: StartLike) -> Start:
     """Convert a start position. Raises InvalidRequest."""
-    if isinstance(given, datetime.datetime):
-        if given.tzinfo is None:
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
             raise InvalidRequest(
-                f"{given} has no time zone: give a datetime with tzinfo, such as datetime.now(UTC)"
+                f"{start} has no time zone: give a datetime with tzinfo, such as datetime.now(UTC)"
             )
-        return Time(int(given.timestamp() * 1000))
-    if isinstance(given, int) and not isinstance(given, bool):
-        return Offset(given)
-    if isinstance(given, Offset | Time) or given in ("beginning", "end"):
-        return given
+        return Time(int(start.timestamp() * 1000))
+    if isinstance(start, int) and not isinstance(start, bool):
+        return Offset(start)
+    if isinstance(start, Offset | Time) or start in ("beginning", "end"):
+        return start
     raise InvalidRequest(
-        f"{given!r} is not a start position: use 'beginning', 'end', an offset or a datetime"
+        f"{start!r} is not a start position: use 'beginning', 'end', an offset or a datetime"
     )
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__

@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from quackmq.client.files.durable import replace, sync_directory
-from quackmq.client.files.own_directory import OwnDirectory, usable
+from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 
 _SUFFIX: Final = ".id"
 _NEW: Final = "new"
@@ -39,7 +39,7 @@ class LastIds:
         """Store an id. Raises UnusableDirectory, and then nothing has changed."""
         if self._own is not None:
             path = self._own.path
-            with usable(path):
+            with translating_os_errors(path):
                 replace(path / f"{topic}{_SUFFIX}", path / _NEW, f"{message_id}\n".encode())
         self._ids[topic] = message_id
 
@@ -47,7 +47,7 @@ class LastIds:
         """Remove the id of a topic. Raises UnusableDirectory."""
         if self._own is not None:
             path = self._own.path
-            with usable(path):
+            with translating_os_errors(path):
                 (path / f"{topic}{_SUFFIX}").unlink(missing_ok=True)
                 sync_directory(path)
         self._ids.pop(topic, None)

@@ -33,7 +33,7 @@ from typing import Final
 from crc32c import crc32c
 
 from quackmq.client.files.durable import replace
-from quackmq.client.files.own_directory import OwnDirectory, usable
+from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat
 from quackmq.model.subscription import RecordPosition
@@ -49,7 +49,7 @@ _MANY_RECORDS: Final = 10_000
 _Partition = tuple[uuid.UUID, int]
 
 
-class Done:
+class ProcessedOffsets:
     """The processed messages. Without a directory they are only in memory."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, client: str) -> None:
@@ -80,16 +80,16 @@ class Done:
         partition, offset = place
         with self._writing:
             if self._own is not None:
-                with usable(self._own.path):
+                with translating_os_errors(self._own.path):
                     self._append(topic_id, partition, offset, offset + 1)
             with self._lock:
-                self._of(topic_id, partition).add(offset, offset + 1)
+                self._ranges_of(topic_id, partition).add(offset, offset + 1)
 
     def add_before(self, topic_id: uuid.UUID, mark: RecordPosition) -> None:
         """Mark all messages before `mark` as processed, because the broker has their
         acknowledgements. This needs no record on disk: those came from here."""
         with self._lock:
-            self._of(topic_id, mark.partition).add(0, mark.offset)
+            self._ranges_of(topic_id, mark.partition).add(0, mark.offset)
 
     def close(self) -> None:
         with self._writing:
@@ -101,23 +101,23 @@ class Done:
 
     # --- the file -----------------------------------------------------------------------------
 
-    def _of(self, topic_id: uuid.UUID, partition: int) -> _Ranges:
+    def _ranges_of(self, topic_id: uuid.UUID, partition: int) -> _Ranges:
         return self._ranges.setdefault((topic_id, partition), _Ranges())
 
     def _open(self, path: Path) -> None:
-        with usable(path.parent):
+        with translating_os_errors(path.parent):
             content = path.read_bytes() if path.exists() else b""
             if content.startswith(_HEAD[:_HEAD_KIND]) and not _HEAD.startswith(
                 content[: len(_HEAD)]
             ):
                 raise NewerFormat(f"{path} was written by a later version")
-            whole = self._load(content)
-            if whole < len(_HEAD):
+            intact_bytes = self._load(content)
+            if intact_bytes < len(_HEAD):
                 replace(path, path.with_name("new"), _HEAD)
-                whole = len(_HEAD)
+                intact_bytes = len(_HEAD)
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            os.ftruncate(self._file, whole)
-            os.lseek(self._file, whole, os.SEEK_SET)
+            os.ftruncate(self._file, intact_bytes)
+            os.lseek(self._file, intact_bytes, os.SEEK_SET)
 
     def _load(self, content: bytes) -> int:
         """Read all intact records; return the number of bytes that they take."""
@@ -130,7 +130,7 @@ class Done:
             if crc32c(fields) != checksum:
                 break
             topic_bytes, partition, first, end = _FIELDS.unpack(fields)
-            self._of(uuid.UUID(bytes=topic_bytes), partition).add(first, end)
+            self._ranges_of(uuid.UUID(bytes=topic_bytes), partition).add(first, end)
             self._records += 1
             position += _RECORD_BYTES
         return position
@@ -138,15 +138,15 @@ class Done:
     def _append(self, topic_id: uuid.UUID, partition: int, first: int, end: int) -> None:
         self._compact()
         record = _record(topic_id, partition, first, end)
-        begin = os.lseek(self._file, 0, os.SEEK_CUR)
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             written = os.write(self._file, record)
             if written != len(record):
                 raise OSError(28, "no space left on device")
             sync_data(self._file)
         except OSError:
-            os.ftruncate(self._file, begin)
-            os.lseek(self._file, begin, os.SEEK_SET)
+            os.ftruncate(self._file, start)
+            os.lseek(self._file, start, os.SEEK_SET)
             raise
         self._records += 1
 
@@ -188,13 +188,13 @@ class _Ranges:
         if end <= first:
             return
         # Merge it with the ranges that it touches.
-        begin = bisect_left(self.ends, first)
+        start = bisect_left(self.ends, first)
         after = bisect_right(self.starts, end)
-        if begin < after:
-            first = min(first, self.starts[begin])
+        if start < after:
+            first = min(first, self.starts[start])
             end = max(end, self.ends[after - 1])
-        self.starts[begin:after] = [first]
-        self.ends[begin:after] = [end]
+        self.starts[start:after] = [first]
+        self.ends[start:after] = [end]
 
 
 def _record(topic_id: uuid.UUID, partition: int, first: int, end: int) -> bytes:

@@ -29,7 +29,7 @@ import zmq
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
-from quackmq.client.zeromq.received_offsets import Done
+from quackmq.client.zeromq.received_offsets import ProcessedOffsets
 from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
 from quackmq.model.subscription import parse_message_id
 from quackmq.protocols.zmq.codec.proxy_language import (
@@ -48,11 +48,11 @@ from quackmq.protocols.zmq.codec.words import encode_error
 
 log = logging.getLogger(__name__)
 
-#: Repeat an acknowledgement after this time without an answer.
-_AGAIN_S: Final = 3.0
+#: Repeat an acknowledgement after this time without a reply.
+_RETRY_S: Final = 3.0
 #: How long `close` may take to send the last acknowledgements.
 _FAREWELL_S: Final = 1.0
-#: How long a closing socket may take to send its last answer.
+#: How long a closing socket may take to send its last reply.
 _LINGER_MS: Final = 200
 _WAKE: Final = b"!"
 
@@ -72,7 +72,7 @@ class ProxyMessage(NamedTuple):
         return self.content.decode()
 
 
-class Receiving:
+class Receiver:
     def __init__(
         self,
         proxy: str,
@@ -82,7 +82,7 @@ class Receiving:
     ) -> None:
         self._proxy = proxy
         self._name = name
-        self._done = Done(directory, name)
+        self._processed = ProcessedOffsets(directory, name)
         #: Guards the fields below; notified of each message.
         self._changed = threading.Condition()
         self._inbox: deque[ProxyMessage] = deque()
@@ -93,7 +93,7 @@ class Receiving:
         #: The ids to acknowledge, by topic.
         self._acks: dict[str, dict[str, None]] = {}
         #: Requests to the thread: (subscribe or unsubscribe, topic, port of the XPUB socket).
-        self._orders: deque[tuple[bool, str, int]] = deque()
+        self._commands: deque[tuple[bool, str, int]] = deque()
         self._is_closing = False
         self._failure: BaseException | None = None
         self._context = zmq.Context()
@@ -101,7 +101,7 @@ class Receiving:
             self._sockets = _Sockets(self._context, proxy, listen)
         except BaseException:
             self._context.destroy(linger=0)
-            self._done.close()
+            self._processed.close()
             raise
         self.address = self._sockets.address
         self._thread = threading.Thread(target=self._run, name=f"proxy of {name}", daemon=True)
@@ -114,12 +114,12 @@ class Receiving:
         """Accept messages of a topic while the subscription is requested: missed messages may
         arrive before the answer."""
         with self._changed:
-            was_wanted = topic in self._topics
+            was_subscribed = topic in self._topics
             self._topics.add(topic)
         try:
             yield
         except BaseException:
-            if not was_wanted:
+            if not was_subscribed:
                 with self._changed:
                     self._forget(topic)
             raise
@@ -128,14 +128,14 @@ class Receiving:
         """Subscribe at the XPUB socket with this port."""
         with self._changed:
             self._check()
-            self._orders.append((True, topic, port))
+            self._commands.append((True, topic, port))
             self._sockets.wake()
 
     def unsubscribe(self, topic: str) -> None:
         with self._changed:
             self._check()
             self._forget(topic)
-            self._orders.append((False, topic, 0))
+            self._commands.append((False, topic, 0))
             self._sockets.wake()
 
     def get(self, timeout_s: float) -> ProxyMessage:
@@ -160,15 +160,15 @@ class Receiving:
                 self._inbox.appendleft(message)
                 self._changed.notify_all()
             else:
-                self._let_go(message)
+                self._release(message)
 
     def done(self, message: ProxyMessage) -> None:
         """Mark a message as done, then acknowledge it."""
         topic_id, place = parse_message_id(message.id)
-        self._done.add(topic_id, place)
+        self._processed.add(topic_id, place)
         with self._changed:
             if message.id in self._in_hand:
-                self._let_go(message)
+                self._release(message)
             self._acks.setdefault(message.topic, {})[message.id] = None
             if not self._is_closing:
                 self._sockets.wake()
@@ -176,12 +176,12 @@ class Receiving:
     def flush(self, timeout_s: float) -> None:
         """Wait until the broker has all acknowledgements. Raises QuackTimeout."""
         with self._changed:
-            is_heard = self._changed.wait_for(
+            is_flushed = self._changed.wait_for(
                 lambda: not self._acks or self._is_closing or self._failure is not None,
                 min(timeout_s, threading.TIMEOUT_MAX),
             )
             self._check()
-            if not is_heard:
+            if not is_flushed:
                 raise QuackTimeout(
                     f"waited {timeout_s:g} s for {self._proxy} to receive the acknowledgements of "
                     f"{self._name}"
@@ -196,7 +196,7 @@ class Receiving:
             self._changed.notify_all()
         self._thread.join()
         self._context.destroy(linger=0)
-        self._done.close()
+        self._processed.close()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -209,9 +209,9 @@ class Receiving:
         self._acks.pop(topic, None)
         for message in [each for each in self._inbox if each.topic == topic]:
             self._inbox.remove(message)
-            self._let_go(message)
+            self._release(message)
 
-    def _let_go(self, message: ProxyMessage) -> None:
+    def _release(self, message: ProxyMessage) -> None:
         del self._in_hand[message.id]
         self._in_hand_bytes -= len(message.content)
 
@@ -222,7 +222,7 @@ class Receiving:
             while not self._is_closing:
                 self._run_once(None)
             deadline = time.monotonic() + _FAREWELL_S
-            while (self._acks or self._sockets.asked) and time.monotonic() < deadline:
+            while (self._acks or self._sockets.unanswered) and time.monotonic() < deadline:
                 self._run_once(deadline)
         except BaseException as error:
             log.exception("the subscriber %s failed", self._name)
@@ -234,27 +234,27 @@ class Receiving:
 
     def _run_once(self, deadline: float | None) -> None:
         """Wait for the next event and handle it."""
-        self._run_orders()
+        self._run_commands()
         self._acknowledge()
         sockets = self._sockets
         for ready in sockets.poll(deadline):
             if ready is sockets.control:
                 ready.recv()
-            elif ready is sockets.missed:
-                ready.send(self._answer(ready.recv_multipart()))
-            elif ready is sockets.news:
+            elif ready is sockets.rep:
+                ready.send(self._reply(ready.recv_multipart()))
+            elif ready is sockets.sub:
                 self._on_message(ready.recv_multipart())
             else:
                 self._on_acknowledged(ready.recv_multipart())
 
-    def _run_orders(self) -> None:
+    def _run_commands(self) -> None:
         with self._changed:
-            orders, self._orders = self._orders, deque()
-        for is_wanted, topic, port in orders:
-            if is_wanted:
+            commands, self._commands = self._commands, deque()
+        for is_subscribe, topic, port in commands:
+            if is_subscribe:
                 self._sockets.subscribe(self._name, topic, port)
             else:
-                self._sockets.news.unsubscribe(ids_subscription(topic))
+                self._sockets.sub.unsubscribe(ids_subscription(topic))
 
     def _on_message(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
@@ -262,33 +262,31 @@ class Receiving:
         first, body, token = frames
         topic = parse_ids_subscription(first)
         if topic is not None:
-            self._take(topic, token.decode("ascii", "replace"), body)
+            self._accept(topic, token.decode("ascii", "replace"), body)
 
-    def _answer(self, frames: list[bytes]) -> bytes:
-        """Answer a message that was sent to the REP socket."""
+    def _reply(self, frames: list[bytes]) -> bytes:
+        """Return the reply to a message that was sent to the REP socket."""
         try:
             data = parse_data(frames[-1])
             if data.client != self._name:
                 raise InvalidRequest(f"this subscriber is {self._name}, not {data.client}")
-            return self._answer_data(data)
+            return self._reply_to_data(data)
         except QuackError as error:
             return encode_error(error.code, str(error))
 
-    def _answer_data(self, data: Data) -> bytes:
-        return (
-            encode_data_received(data)
-            if self._take(data.topic, data.id, data.content)
-            else encode_not_yet(data)
-        )
+    def _reply_to_data(self, data: Data) -> bytes:
+        if self._accept(data.topic, data.id, data.content):
+            return encode_data_received(data)
+        return encode_not_yet(data)
 
-    def _take(self, topic: str, token: str, content: bytes) -> bool:
+    def _accept(self, topic: str, token: str, content: bytes) -> bool:
         """Return whether a message is done. A new one is buffered if there is room."""
         topic_id, place = parse_message_id(token)
         with self._changed:
             # In this order: a message is marked as done before it leaves `_in_hand`.
             if token in self._in_hand:
                 return False
-            if self._done.has(topic_id, place):
+            if self._processed.has(topic_id, place):
                 self._acks.setdefault(topic, {})[token] = None
                 return True
             if topic in self._topics and self._has_room(len(content)):
@@ -308,18 +306,18 @@ class Receiving:
         )
 
     def _acknowledge(self) -> None:
-        """Send acknowledgements unless an earlier request is unanswered."""
-        if not self._sockets.may_ask():
+        """Send acknowledgements, unless the reply to an earlier request is missing."""
+        if not self._sockets.can_send():
             return
         with self._changed:
             if not self._acks:
                 return
             topic, ids = next(iter(self._acks.items()))
-            some = tuple(ids)[: shared_limits.PROXY_IDS]
-        self._sockets.ask(Received(self._name, topic, some))
+            first_ids = tuple(ids)[: shared_limits.PROXY_IDS]
+        self._sockets.send_request(Received(self._name, topic, first_ids))
 
     def _on_acknowledged(self, frames: list[bytes]) -> None:
-        request = self._sockets.answered()
+        request = self._sockets.take_answered()
         if request is None:
             return
         try:
@@ -338,7 +336,7 @@ class Receiving:
             self._changed.notify_all()
         for mark in marks:
             topic_id, place = parse_message_id(str(mark))
-            self._done.add_before(topic_id, place)
+            self._processed.add_before(topic_id, place)
 
 
 class _Sockets:
@@ -352,16 +350,16 @@ class _Sockets:
         self._waker.bind("inproc://wake")
         self.control = context.socket(zmq.PAIR)
         self.control.connect("inproc://wake")
-        self.missed = context.socket(zmq.REP)
-        self.address = _bind(self.missed, proxy, listen)
-        self.news = context.socket(zmq.SUB)
-        self.news.ipv6 = True
+        self.rep = context.socket(zmq.REP)
+        self.address = _bind(self.rep, proxy, listen)
+        self.sub = context.socket(zmq.SUB)
+        self.sub.ipv6 = True
         self._xpub = ""
-        self._asking: zmq.Socket[bytes] | None = None
-        self.asked: Received | None = None
-        self._asked_at = 0.0
+        self._req: zmq.Socket[bytes] | None = None
+        self.unanswered: Received | None = None
+        self._sent_at = 0.0
         self._poller = zmq.Poller()
-        for each in (self.control, self.missed, self.news):
+        for each in (self.control, self.rep, self.sub):
             self._poller.register(each, zmq.POLLIN)
 
     def wake(self) -> None:
@@ -373,55 +371,55 @@ class _Sockets:
     def poll(self, deadline: float | None) -> list[zmq.Socket[bytes]]:
         """Return the sockets that have input."""
         ends = [] if deadline is None else [deadline]
-        if self.asked is not None:
-            ends.append(self._asked_at + _AGAIN_S)
+        if self.unanswered is not None:
+            ends.append(self._sent_at + _RETRY_S)
         wait_ms = None
         if ends:
             wait_ms = max(0, int((min(ends) - time.monotonic()) * 1000) + 1)
-        return [found for found, _ in self._poller.poll(wait_ms)]
+        return [ready for ready, _ in self._poller.poll(wait_ms)]
 
     def subscribe(self, name: str, topic: str, port: int) -> None:
         """Subscribe at the XPUB socket, whose port may have changed."""
         address = f"{self._proxy.rpartition(':')[0]}:{port}"
         if port and address != self._xpub:
             if self._xpub:
-                self.news.disconnect(self._xpub)
+                self.sub.disconnect(self._xpub)
             else:
-                self.news.subscribe(client_subscription(name))
-            self.news.connect(address)
+                self.sub.subscribe(client_subscription(name))
+            self.sub.connect(address)
             self._xpub = address
-        self.news.subscribe(ids_subscription(topic))
+        self.sub.subscribe(ids_subscription(topic))
 
-    def may_ask(self) -> bool:
-        if self.asked is not None and time.monotonic() - self._asked_at >= _AGAIN_S:
-            self._hang_up()
-        return self.asked is None
+    def can_send(self) -> bool:
+        if self.unanswered is not None and time.monotonic() - self._sent_at >= _RETRY_S:
+            self._close_req()
+        return self.unanswered is None
 
-    def ask(self, request: Received) -> None:
-        if self._asking is None:
-            self._asking = self._context.socket(zmq.REQ)
-            self._asking.linger = 0
-            self._asking.ipv6 = True
-            self._asking.connect(self._proxy)
-            self._poller.register(self._asking, zmq.POLLIN)
-        self.asked, self._asked_at = request, time.monotonic()
-        self._asking.send(encode_request(request))
+    def send_request(self, request: Received) -> None:
+        if self._req is None:
+            self._req = self._context.socket(zmq.REQ)
+            self._req.linger = 0
+            self._req.ipv6 = True
+            self._req.connect(self._proxy)
+            self._poller.register(self._req, zmq.POLLIN)
+        self.unanswered, self._sent_at = request, time.monotonic()
+        self._req.send(encode_request(request))
 
-    def answered(self) -> Received | None:
-        request, self.asked = self.asked, None
+    def take_answered(self) -> Received | None:
+        request, self.unanswered = self.unanswered, None
         return request
 
     def close(self) -> None:
-        self._hang_up()
-        for each in (self.control, self.missed, self.news):
+        self._close_req()
+        for each in (self.control, self.rep, self.sub):
             each.close(linger=_LINGER_MS)
 
-    def _hang_up(self) -> None:
-        self.asked = None
-        if self._asking is not None:
-            self._poller.unregister(self._asking)
-            self._asking.close()
-            self._asking = None
+    def _close_req(self) -> None:
+        self.unanswered = None
+        if self._req is not None:
+            self._poller.unregister(self._req)
+            self._req.close()
+            self._req = None
 
 
 def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
@@ -447,8 +445,8 @@ def _own_host(proxy: str) -> str:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65_535:
         raise InvalidRequest(f"{proxy} is not the address of a proxy: write HOST:PORT")
-    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
+    ready = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = ready[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

@@ -20,45 +20,45 @@ class Deadline:
         self.timeout_s = timeout_s
         self._at = time.monotonic() + timeout_s
 
-    def left_ms(self) -> int:
+    def remaining_ms(self) -> int:
         return int((self._at - time.monotonic()) * 1000)
 
 
-class Asking:
+class ReqSocket:
     def __init__(self, address: str) -> None:
         """`address` is HOST:PORT or tcp://HOST:PORT. The socket is opened by the first request."""
         self.address = address if "://" in address else f"tcp://{address}"
         self._socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
 
-    def ask(self, frame: bytes, wait_ms: int) -> bytes | None:
+    def request(self, frame: bytes, wait_ms: int) -> bytes | None:
         """Send a request and return the answer, or None if there is none in time. Raises
         InvalidRequest for an invalid address, ProtocolError for an invalid answer."""
         socket = self._connected()
         try:
             socket.send(frame, zmq.NOBLOCK)
             if not socket.poll(max(0, wait_ms), zmq.POLLIN):
-                self.hang_up()
+                self._drop_socket()
                 return None
             frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            self.hang_up()
+            self._drop_socket()
             raise QuackError(f"the request to {self.address} failed: {error}") from error
         except BaseException:
-            self.hang_up()
+            self._drop_socket()
             raise
         if len(frames) != 1:
             raise ProtocolError(f"{self.address} answered with {len(frames)} frames, not one")
         return frames[0]
 
-    def hang_up(self) -> None:
+    def _drop_socket(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def close(self) -> None:
         self._is_closed = True
-        self.hang_up()
+        self._drop_socket()
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._is_closed:

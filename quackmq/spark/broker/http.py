@@ -180,12 +180,12 @@ class Http:
                 reason = _failure(answer)
                 if answer.status != _COME_BACK:
                     raise reason
-            if deadline.passed():
+            if deadline.has_passed():
                 raise QuackTimeout(
-                    f"waited {deadline.words()} for {method} {path} of the broker at "
+                    f"waited {deadline.duration_text()} for {method} {path} of the broker at "
                     f"{self.address}: {reason}"
                 ) from (reason if isinstance(reason, Exception) else None)
-            time.sleep(min(limits.SPARK_PAUSE_MS / 1000, deadline.left()))
+            time.sleep(min(limits.SPARK_PAUSE_MS / 1000, deadline.remaining_s()))
 
     def get(self, path: str, **query: str | int) -> Answer:
         return self.ask("GET", path, query=query)
@@ -246,8 +246,8 @@ def _ask_for_address(bootstrap: str, extra: Mapping[str, str], deadline: Deadlin
         admin = AdminClient(KafkaConfig(bootstrap, "quackmq-spark", extra).shared())
         node = _node_of(admin, bootstrap, deadline)
         resource = ConfigResource(ResourceType.BROKER, str(node))
-        asked = admin.describe_configs([resource], request_timeout=max(deadline.left(), 0.1))
-        configs = asked[resource].result(deadline.left() + 1)
+        asked = admin.describe_configs([resource], request_timeout=max(deadline.remaining_s(), 0.1))
+        configs = asked[resource].result(deadline.remaining_s() + 1)
     except (KafkaException, TimeoutError) as exception:
         raise _unreachable(bootstrap, exception, deadline) from exception
     if HTTP_ADDRESS_CONFIG not in configs:
@@ -263,15 +263,15 @@ def _node_of(admin: AdminClient, bootstrap: str, deadline: Deadline) -> int:
     """Return the id of a broker in the cluster; ask again until the deadline while none answers."""
     while True:
         try:
-            told = admin.list_topics(timeout=max(min(deadline.left(), 2.0), 0.1))
+            told = admin.list_topics(timeout=max(min(deadline.remaining_s(), 2.0), 0.1))
         except KafkaException as exception:
-            if deadline.passed():
+            if deadline.has_passed():
                 raise _unreachable(bootstrap, exception, deadline) from exception
             continue
         if told.brokers:
             return min(told.brokers)
-        if deadline.passed():
-            raise deadline.timeout(f"a broker to be told of by {bootstrap}")
+        if deadline.has_passed():
+            raise deadline.timeout_error(f"a broker to be told of by {bootstrap}")
         time.sleep(limits.SPARK_PAUSE_MS / 1000)
 
 
@@ -281,5 +281,6 @@ def _unreachable(bootstrap: str, exception: Exception, deadline: Deadline) -> Qu
         return InvalidRequest(f"options beginning with `kafka.`: {error.str()}")
     reason = exception if error is None else error.str()
     return QuackTimeout(
-        f"waited {deadline.words()} for a broker at kafka.bootstrap.servers={bootstrap}: {reason}"
+        f"waited {deadline.duration_text()} for a broker at kafka.bootstrap.servers={bootstrap}: "
+        f"{reason}"
     )

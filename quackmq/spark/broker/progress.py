@@ -27,9 +27,9 @@ from confluent_kafka.admin import AdminClient
 
 from quackmq import limits as shared_limits
 from quackmq.client.kafka.admin import NEVER_S, Admin, GroupRequest
-from quackmq.client.kafka.cluster import note_beside
+from quackmq.client.kafka.cluster import read_metadata
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, translated
+from quackmq.client.kafka.errors import Deadline, kafka_error, translate_error
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, add_lease
 from quackmq.spark import limits
@@ -78,8 +78,8 @@ class Progress:
             self._hear(deadline)
             if self._told is not None:
                 return
-            if deadline.passed():
-                raise deadline.timeout(f"the broker to note where {position.group} begins")
+            if deadline.has_passed():
+                raise deadline.timeout_error(f"the broker to note where {position.group} begins")
             time.sleep(limits.SPARK_PAUSE_MS / 1000)
 
     def begun(self, group: str, ends: Topics) -> Topics | None:
@@ -99,11 +99,11 @@ class Progress:
         except KafkaException as exception:
             raise self._meaning(exception, group, deadline) from exception
         except TimeoutError:
-            raise deadline.timeout(f"where {group} begins") from None
+            raise deadline.timeout_error(f"where {group} begins") from None
         begun = {
             (each.topic, each.partition): each.offset
             for each in told.topic_partitions or []
-            if each.offset >= 0 and note_beside(each).startswith(_BEGINNINGS)
+            if each.offset >= 0 and read_metadata(each).startswith(_BEGINNINGS)
         }
         if not begun:
             return None
@@ -127,7 +127,7 @@ class Progress:
         if on_its_way is not None and not on_its_way.future.done():
             if age_ms < limits.SPARK_ANSWER_MS:
                 return  # the next call sends the position of that time
-            self._admin.renew(on_its_way)
+            self._admin.drop_client(on_its_way)
             self._on_its_way = None
         self._hear(Deadline(0))
         self._send(position, self._beginning if position.initial else self._note)
@@ -173,7 +173,9 @@ class Progress:
         self, group: str, ask: Callable[[AdminClient], Mapping[str, Any]], deadline: Deadline
     ) -> Any:
         """Send a request of the group and return its result. Raise KafkaException, TimeoutError."""
-        return self._admin.result(self._admin.ask_group(group, ask), max(deadline.left(), 0.1))
+        return self._admin.result(
+            self._admin.send_to_group(group, ask), max(deadline.remaining_s(), 0.1)
+        )
 
     def _send(self, position: Position, note: str) -> bool:
         """Send the position in the background. Return False if it has no partitions."""
@@ -183,7 +185,7 @@ class Progress:
         ]
         if not places:
             return False
-        self._on_its_way = self._admin.ask_group(
+        self._on_its_way = self._admin.send_to_group(
             position.group,
             lambda admin: admin.alter_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(position.group, places)], request_timeout=NEVER_S
@@ -199,13 +201,13 @@ class Progress:
         if on_its_way is None or told is None:
             return
         try:
-            answer = self._admin.result(on_its_way, deadline.left() + 0.001)
+            answer = self._admin.result(on_its_way, deadline.remaining_s() + 0.001)
             errors = [each.error for each in answer.topic_partitions if each.error is not None]
             if errors:
                 raise KafkaException(errors[0])
         except TimeoutError:
             self._on_its_way = self._told = None
-            raise deadline.timeout(f"offsets of {told.group} to be committed") from None
+            raise deadline.timeout_error(f"offsets of {told.group} to be committed") from None
         except KafkaException as exception:
             self._on_its_way = None
             self._told = None  # the next call sends the position again
@@ -225,7 +227,7 @@ class Progress:
                 f"groupId cannot be {group!r}: others use that name, as consumers or as a "
                 f"subscription ({error.str()})"
             )
-        return translated(error, f"offsets of groupId {group} to be committed", deadline)
+        return translate_error(error, f"offsets of groupId {group} to be committed", deadline)
 
 
 def release(access: Access, group: str) -> list[str]:

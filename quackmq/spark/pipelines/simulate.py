@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 
 from quackmq import limits as shared_limits
 from quackmq.client import Client
-from quackmq.client.kafka.errors import translating
+from quackmq.client.kafka.errors import translating_errors
 from quackmq.errors import InvalidRequest, QuackTimeout, TopicExists
 from quackmq.spark import limits
 from quackmq.spark.pipelines.job import Job
@@ -92,7 +92,7 @@ def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
         for number in range(options.workers)
     ]
     broker = f"the broker at {job.address}"
-    with Workers("simulation", arguments) as workers, translating(broker):
+    with Workers("simulation", arguments) as workers, translating_errors(broker):
         _wait_for_results(job, options, name, workers, watch)
     return workers.restarts
 
