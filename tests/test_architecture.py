@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quackmq.model.agenda",
         "quackmq.model.producer_state",
         "quackmq.stores.contract",
+        "quackmq.stores.delegating",
     },
     "quackmq.broker": VALUES
     | PURE

@@ -5,9 +5,8 @@
                                served from here on by the log
 
 The log serves the records that it has; the archive serves those before. Callers see one store: a
-partition's first offset is the archive's, its size is that of both, and a trim affects both.
-Methods that concern only the log (appends, producers, cursors, states) are bound to the log's own
-methods, so that publishing costs nothing extra.
+partition's first offset is the archive's, its size is that of both, and a trim affects both. All
+other calls (appends, producers, cursors, states) concern only the log, to which they are passed on.
 
 A trim moves the archive's beginning first, then the log's. Archiving first adds records by
 `partitions.change`, then trims them from the log by `trim_log`. So a crash at any point leaves no
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from quackmq import limits
@@ -31,38 +30,31 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.manifest_registry import Disk, ManifestRegistry
 from quackmq.archive.tiered_read import TieredReader, partition_start
 from quackmq.clock import wall_clock_ms
-from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError
-from quackmq.model.policy import Policy
-from quackmq.model.producer_state import Producer
+from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.topic import (
-    Append,
-    AppendResult,
-    Cursor,
-    CursorKey,
     Offsets,
     OffsetTime,
     PartitionKey,
     Read,
     Slice,
-    State,
-    StatePut,
     TimeKind,
-    Topic,
 )
-from quackmq.stores.contract import Store, Watch
+from quackmq.stores.contract import Store
+from quackmq.stores.delegating import DelegatingStore
 
 log = logging.getLogger(__name__)
 
 
-class TieredStore(Store):
-    """Call it from the event loop that opened it."""
+class TieredStore(DelegatingStore):
+    """A log, `inner`, with an archive before it. Append times and sizes of ranges (`append_times`,
+    `bytes_between`, `least_bytes_between`) and `failure` are the log's alone. Call it from the
+    event loop that opened it."""
 
     def __init__(
         self, inner: Store, partitions: ManifestRegistry, now_ms: Callable[[], int] = wall_clock_ms
     ) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.partitions = partitions
-        self.cluster_id = inner.cluster_id
         self.now_ms = now_ms
         self._reader = TieredReader(inner, partitions)
         #: The error of the last damaged data that a search skipped and logged.
@@ -79,48 +71,12 @@ class TieredStore(Store):
         await partitions.load(await inner.topics())
         return cls(inner, partitions, now_ms)
 
-    # --- topics -----------------------------------------------------------------------------
-
-    async def create_topic(self, name: str, partitions: int, policy: Policy) -> Topic:
-        return await self.inner.create_topic(name, partitions, policy)
-
-    async def alter_topic(
-        self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
-    ) -> Topic:
-        return await self.inner.alter_topic(topic_id, partitions=partitions, policy=policy)
-
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         """Delete a topic with its archive. The next opening removes files that a crash leaves."""
         matching = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
         await self.inner.delete_topic(topic_id)
         for topic in matching:
             await self.partitions.forget(topic)
-
-    async def topics(self) -> Mapping[str, Topic]:
-        return await self.inner.topics()
-
-    # --- batches ----------------------------------------------------------------------------
-
-    def append(
-        self,
-        appends: Sequence[Append],
-        cursors: Sequence[Cursor] = (),
-        states: Sequence[StatePut] = (),
-    ) -> Awaitable[list[AppendResult]]:
-        return self.inner.append(appends, cursors, states)
-
-    def is_repeat(self, append: Append) -> bool:
-        return self.inner.is_repeat(append)
-
-    def producers_of(self, topic_id: uuid.UUID, producer_id: int) -> dict[int, Producer]:
-        return self.inner.producers_of(topic_id, producer_id)
-
-    @property
-    def pending_bytes(self) -> int:
-        return self.inner.pending_bytes
-
-    async def room(self) -> None:
-        await self.inner.room()
 
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -130,13 +86,9 @@ class TieredStore(Store):
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
         return self._reader.read_at_once(read, max_bytes, epoch)
 
-    def watch(
-        self, read: Read, missing_bytes: int, wait_ms: int, on_wake: Callable[[], None]
-    ) -> Watch | None:
-        return self.inner.watch(read, missing_bytes, wait_ms, on_wake)
-
-    def wake_watches(self) -> None:
-        self.inner.wake_watches()
+    def take_changed(self) -> Sequence[PartitionKey] | None:
+        """Return None: the log's changes do not include those of the archive."""
+        return None
 
     async def offsets(self, key: PartitionKey) -> Offsets:
         offsets = await self.inner.offsets(key)
@@ -168,18 +120,6 @@ class TieredStore(Store):
         first = (await self.offsets(key)).first
         return found._replace(offset=max(found.offset, first))
 
-    async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
-        """Return append times in the log only."""
-        return await self.inner.append_times(key, first, next)
-
-    async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Estimate bytes in the log only."""
-        return await self.inner.bytes_between(key, first, next)
-
-    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Return the lower bound for the log only."""
-        return await self.inner.least_bytes_between(key, first, next)
-
     async def trim(self, key: PartitionKey, before: int) -> int:
         offsets = await self.inner.offsets(key)
         if before > offsets.next:
@@ -202,49 +142,9 @@ class TieredStore(Store):
         if before > offsets.first:
             await self.inner.trim(key, before)
 
-    # --- producers and transactions ---------------------------------------------------------
-
-    async def open_transactions(
-        self, producer_id: int | None = None
-    ) -> Mapping[PartitionKey, Mapping[int, int]]:
-        return await self.inner.open_transactions(producer_id)
-
-    async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
-        return await self.inner.producers(key)
-
-    # --- cursors and small state ------------------------------------------------------------
-
-    async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
-        await self.inner.set_cursors(cursors)
-
-    async def cursors(
-        self, name: str | None = None, topic_id: uuid.UUID | None = None
-    ) -> Mapping[CursorKey, Cursor]:
-        return await self.inner.cursors(name, topic_id)
-
-    async def state(self, key: str) -> State:
-        return await self.inner.state(key)
-
-    async def states(self, prefix: str) -> Mapping[str, State]:
-        return await self.inner.states(prefix)
-
-    async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
-        return await self.inner.put_state(key, value, expected_version)
-
-    # --- health and the end -----------------------------------------------------------------
-
-    @property
-    def latest_append_ms(self) -> int:
-        return self.inner.latest_append_ms
-
-    @property
-    def failure(self) -> QuackError | None:
-        """The log's failure. `partitions.problems` has those of the archive."""
-        return self.inner.failure
-
     async def close(self) -> None:
         await self.partitions.close()
-        await self.inner.close()
+        await super().close()
 
     # --- helpers ----------------------------------------------------------------------------
 
