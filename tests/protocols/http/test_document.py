@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from quackmq import limits
+from quackmq.errors import QuackError
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.errors import STATUSES
+from quackmq.protocols.http.errors import status_for
 from tests.protocols.http.peers import served
 from tests.protocols.kafka.client import DEADLINE_SECONDS
+from tests.protocols.kafka.test_errors import tree
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "http.md"
 QUEUE_PART = DOCUMENT.read_text().partition("## Connections")[0]
@@ -67,7 +69,7 @@ def curl(command: str) -> str:
 
 
 def test_the_statuses_of_the_document_are_those_of_the_code() -> None:
-    by_code = {kind.code: status for kind, status in STATUSES.items()}
+    by_code = {kind.code: status_for(kind) for kind in tree(QuackError)}
     table = QUEUE_PART.partition("### Failures")[2]
     rows = re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|", table, re.MULTILINE)
     told = {

@@ -223,7 +223,7 @@ def damaged_failure(error: DamagedData) -> HttpFailure:
     known.
     """
     headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
-    return HttpFailure(status_for(error), error.code, str(error), headers)
+    return HttpFailure(status_for(type(error)), error.code, str(error), headers)
 
 
 _OffsetsByTopic = dict[str, tuple[Topic, list[SizedPartition]]]

@@ -22,7 +22,7 @@ from quackmq.errors import (
     QuackError,
     RecordTooLarge,
 )
-from quackmq.protocols.http.errors import STATUSES
+from quackmq.protocols.http.errors import status_for
 from quackmq.protocols.http.types import PROBLEM
 from quackmq.protocols.http.v1.operations import Body, Operation, Parameter, ResponseInfo
 
@@ -186,7 +186,7 @@ def _describe_errors(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         errors += _COMMON_WITH_BODY
     codes_by_status: dict[int, list[str]] = {}
     for error in dict.fromkeys(errors):
-        codes_by_status.setdefault(STATUSES[error], []).append(error.code)
+        codes_by_status.setdefault(status_for(error), []).append(error.code)
     if operation.body is not None:
         codes_by_status.setdefault(415, []).append("unsupported_media_type")
     problem = {PROBLEM: {"schema": schemas.schema_for(Problem)}}

@@ -6,11 +6,13 @@ import json
 import re
 from html.parser import HTMLParser
 
+from quackmq.errors import QuackError
 from quackmq.protocols.http import v1
-from quackmq.protocols.http.errors import STATUSES
+from quackmq.protocols.http.errors import status_for
 from quackmq.protocols.http.v1.openapi import TAGS, make_document
 from tests.kit.tables import each
 from tests.protocols.http.v1.serving import Client
+from tests.protocols.kafka.test_errors import tree
 
 DOCUMENT = make_document(v1.OPERATIONS)
 OPERATIONS = {
@@ -46,7 +48,7 @@ def test_names_of_operations_are_their_own() -> None:
 
 
 def test_errors_are_told_with_the_status_that_they_have() -> None:
-    statuses = {kind.code: status for kind, status in STATUSES.items()}
+    statuses = {kind.code: status_for(kind) for kind in tree(QuackError)}
     statuses["unsupported_media_type"] = 415
     for operation in OPERATIONS.values():
         for status, answer in operation["responses"].items():
