@@ -114,16 +114,16 @@ class Batch(NamedTuple):
     def peek(cls, data: Buffer) -> Batch:
         """Parse without checking checksum and record count, for bytes that were checked before."""
         view = memoryview(data)
-        there = len(view)
-        if there < HEADER_BYTES:
-            raise CorruptBatch(f"{there} bytes are too few for a batch header")
+        available = len(view)
+        if available < HEADER_BYTES:
+            raise CorruptBatch(f"{available} bytes are too few for a batch header")
         fields = _unpack_header(view)
         if fields[3] != 2:
             raise _not_version_2(fields[3])
         size = fields[1] + LENGTH_OVERHEAD
-        if size != there:
-            if not HEADER_BYTES <= size <= there:
-                raise CorruptBatch(f"the batch header says {size} bytes, but there are {there}")
+        if size != available:
+            if not HEADER_BYTES <= size <= available:
+                raise CorruptBatch(f"the batch header says {size} bytes, but there are {available}")
             view = view[:size]
         if size > limits.BATCH_BYTES:
             raise RecordTooLarge(f"a batch has {size} bytes; at most {limits.BATCH_BYTES} fit")

@@ -22,7 +22,7 @@ aiokafka's parser does the work, in C. It trusts its input in four ways, found b
 fuzzing. Each is handled here:
 - It decompresses without a bound: it only gets bytes that are already inflated.
 - It reads past a varint at the end: all its input has padding behind it.
-- A length close to 2^63 makes it raise MemoryError: `_careful` decides about input it fails on.
+- A length close to 2^63 makes it raise MemoryError: `_parse_carefully` parses input it fails on.
 - A header of two bytes takes 60 in memory: it gets pieces of bounded size.
 """
 
@@ -136,7 +136,7 @@ def single(
         and (key is None and not headers)
         and 0 <= timestamp_ms <= _GREATEST_TIMESTAMP_MS
     ):
-        return _plain(
+        return _encode_plain(
             _SINGLE_FIELDS.pack(
                 *(0, 0, timestamp_ms, timestamp_ms),
                 *(producer_id, producer_epoch, base_sequence, 1),
@@ -150,24 +150,24 @@ def single(
     return writer.finish()
 
 
-def _plain(fields: bytes, value: bytes) -> bytes:
+def _encode_plain(fields: bytes, value: bytes) -> bytes:
     """Build a batch of a value without key and headers, without a builder: in 1.2 µs instead of
     3.2. `fields` are the header's fields that the checksum covers."""
-    covered = b"".join((fields, _plain_head(len(value)), value, _NO_HEADERS))
+    covered = b"".join((fields, _encode_plain_head(len(value)), value, _NO_HEADERS))
     length = len(covered) + CRC_START - LENGTH_OVERHEAD
     return _SINGLE_HEAD.pack(0, length, NO_EPOCH, _MAGIC, crc32c(covered)) + covered
 
 
 @lru_cache(maxsize=1024)
-def _plain_head(value_bytes: int) -> bytes:
+def _encode_plain_head(value_bytes: int) -> bytes:
     """Return the bytes before the value: the record's length, no attributes, both deltas 0, no key,
     and the value's length."""
-    size = _encoded_varint(value_bytes)
+    size = _encode_varint(value_bytes)
     record_bytes = len(_PLAIN_START) + len(size) + value_bytes + len(_NO_HEADERS)
-    return _encoded_varint(record_bytes) + _PLAIN_START + size
+    return _encode_varint(record_bytes) + _PLAIN_START + size
 
 
-def _encoded_varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Encode a number of 0 or more as a zigzag varint."""
     zigzag = number << 1
     encoded = bytearray()
@@ -183,7 +183,7 @@ def decode(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) 
     invalid content, and for content that inflates to more than `max_bytes`."""
     records: list[Record] = []
     for part in open_batch(batch, max_bytes=max_bytes):
-        records.extend(_records(part))
+        records.extend(_make_records(part))
     return records
 
 
@@ -192,16 +192,16 @@ def open_batch(
 ) -> Iterator[list[DefaultRecord]]:
     """Yield the records as aiokafka's objects, in parts of bounded size, for callers that convert
     many of them. They have `offset`, `timestamp`, `key`, `value` and `headers`."""
-    data = inflated(batch, max_bytes=max_bytes)
+    data = inflate_batch(batch, max_bytes=max_bytes)
     fields = _uncompressed_fields(batch)
     expected = batch.base_offset
     headers = 0
-    pieces = _parts(
+    pieces = _split_records(
         data, batch.record_count, shared_limits.PARSED_BYTES, shared_limits.RECORDS_PER_BATCH
     )
     for start, end, count in pieces:
         fields[12] = count
-        for part in _parse(fields, data, start, end):
+        for part in _parse_piece(fields, data, start, end):
             expected = _check_offsets(part, expected, batch.next_offset)
             headers = _count_headers(part, headers)
             yield part
@@ -219,7 +219,9 @@ class Section(NamedTuple):
     max_timestamp_ms: int
 
 
-def inflated(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES) -> memoryview:
+def inflate_batch(
+    batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES
+) -> memoryview:
     """Return the records of a batch as decompressed bytes. Raises CorruptBatch if there are more
     than `max_bytes`, if they cannot be decompressed, or if the header contradicts itself."""
     if batch.record_count > batch.last_offset_delta + 1:
@@ -231,27 +233,27 @@ def inflated(batch: Batch, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES
 
 
 def sections(batch: Batch, data: memoryview) -> Iterator[tuple[Section, list[Record]]]:
-    """Decode a batch section by section; `data` is the result of `inflated`. Each step of the
+    """Decode a batch section by section; `data` is the result of `inflate_batch`. Each step of the
     iterator does bounded work, so an event loop can serve other work between two steps. Makes all
     checks of `decode`: any step may raise CorruptBatch, and then no section of the batch is valid.
     """
     fields = _uncompressed_fields(batch)
     expected = batch.base_offset
-    headers, left = 0, batch.record_count
-    pieces = _parts(
+    headers, remaining = 0, batch.record_count
+    pieces = _split_records(
         data, batch.record_count, limits.DECODED_SECTION_BYTES, limits.DECODED_SECTION_RECORDS
     )
     for start, end, count in pieces:
         fields[12] = count
-        begin, left = expected, left - count
-        opened: list[Record] = []
-        for part in _parse(fields, data, start, end):
+        first_offset, remaining = expected, remaining - count
+        records: list[Record] = []
+        for part in _parse_piece(fields, data, start, end):
             expected = _check_offsets(part, expected, batch.next_offset)
             headers = _count_headers(part, headers)
-            opened.extend(_records(part))
-        after = expected if left else batch.next_offset
-        greatest = max((record.timestamp_ms for record in opened), default=NO_TIMESTAMP)
-        yield Section(begin, after, start, end, count, greatest), opened
+            records.extend(_make_records(part))
+        next_offset = expected if remaining else batch.next_offset
+        greatest = max((record.timestamp_ms for record in records), default=NO_TIMESTAMP)
+        yield Section(first_offset, next_offset, start, end, count, greatest), records
 
 
 def section_records(batch: Batch, data: memoryview, section: Section) -> list[Record]:
@@ -259,8 +261,8 @@ def section_records(batch: Batch, data: memoryview, section: Section) -> list[Re
     fields = _uncompressed_fields(batch)
     fields[12] = section.record_count
     records: list[Record] = []
-    for part in _parse(fields, data, section.start, section.end):
-        records.extend(_records(part))
+    for part in _parse_piece(fields, data, section.start, section.end):
+        records.extend(_make_records(part))
     return records
 
 
@@ -285,11 +287,11 @@ class BatchWriter:
         is full at this size before compression; by default, at the size that `limits` allow."""
         if compression not in COMPRESSIONS:
             raise InvalidRequest(f"unknown compression {compression!r}")
-        most = shared_limits.BATCH_BYTES
+        most_bytes = shared_limits.BATCH_BYTES
         if compression != "none":
-            most = shared_limits.DECODED_BATCH_BYTES + HEADER_BYTES
+            most_bytes = shared_limits.DECODED_BATCH_BYTES + HEADER_BYTES
         if batch_bytes is not None:
-            most = min(most, batch_bytes)
+            most_bytes = min(most_bytes, batch_bytes)
         # aiokafka's bound is the first size that it refuses.
         self._builder = DefaultRecordBatchBuilder(
             2,
@@ -298,7 +300,7 @@ class BatchWriter:
             producer_id,
             producer_epoch,
             base_sequence,
-            most + 1,
+            most_bytes + 1,
         )
         self._attributes = CONTROL_FLAG * control | TIMESTAMP_TYPE_FLAG * append_time
         self._count = 0
@@ -383,7 +385,7 @@ def _uncompressed_fields(batch: Batch) -> list[int]:
     return fields
 
 
-def _records(part: list[DefaultRecord]) -> Iterator[Record]:
+def _make_records(part: list[DefaultRecord]) -> Iterator[Record]:
     columns = zip(
         [record.offset for record in part],
         [record.timestamp for record in part],
@@ -404,7 +406,7 @@ def _count_headers(part: list[DefaultRecord], before: int) -> int:
     return headers
 
 
-def _parts(
+def _split_records(
     data: memoryview, count: int, most_bytes: int, most_records: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (start, end, number of records) of pieces that are safe to parse at once: everything,
@@ -413,96 +415,102 @@ def _parts(
     if end <= most_bytes and count <= most_records:
         yield 0, end, count
         return
-    start = position = held = 0
+    start = position = record_count = 0
     for _ in range(count):
         # Most lengths take one or two bytes; handling these first saves a third of the time.
         if position < end and data[position] < 0x80:
-            zigzag, body = data[position], position + 1
+            zigzag, body_start = data[position], position + 1
             length = (zigzag >> 1) ^ -(zigzag & 1)
         elif position + 2 <= end and data[position + 1] < 0x80:
-            zigzag, body = data[position] & 0x7F | data[position + 1] << 7, position + 2
+            zigzag, body_start = data[position] & 0x7F | data[position + 1] << 7, position + 2
             length = (zigzag >> 1) ^ -(zigzag & 1)
         else:
-            length, body = _varint(data, position, end)
-        if not 0 <= length <= end - body:
+            length, body_start = _read_varint(data, position, end)
+        if not 0 <= length <= end - body_start:
             raise CorruptBatch(f"the record at byte {position} says it has {length} bytes")
-        if held and (held >= most_records or body + length - start > most_bytes):
-            yield start, position, held
-            start, held = position, 0
-        position = body + length
-        held += 1
+        if record_count and (
+            record_count >= most_records or body_start + length - start > most_bytes
+        ):
+            yield start, position, record_count
+            start, record_count = position, 0
+        position = body_start + length
+        record_count += 1
     if position != end:
         raise CorruptBatch(f"{end - position} bytes follow the batch's {count} records")
-    yield start, end, held
+    yield start, end, record_count
 
 
-def _parse(
+def _parse_piece(
     fields: list[int], data: memoryview, start: int, end: int
 ) -> Iterator[list[DefaultRecord]]:
     """Parse a piece. `fields` are a header that fits it: its number of records, no compression."""
     if end - start > shared_limits.PARSED_BYTES:
-        yield _careful(fields, data, start, end)
+        yield _parse_carefully(fields, data, start, end)
         return
     padded = b"".join((HEADER.pack(*fields), data[start:end], _PADDING))
     # aiokafka's batch can be iterated only once; a chain can be continued.
     parser = chain(DefaultRecordBatch(memoryview(padded)[: -len(_PADDING)]))
-    done = 0
+    parsed_count = 0
     try:
         while part := list(islice(parser, _PART_RECORDS)):
-            done += len(part)
+            parsed_count += len(part)
             yield part
     except (CorruptRecordException, UnicodeDecodeError, MemoryError, OverflowError):
-        yield _careful(fields, data, start, end)[done:]
+        yield _parse_carefully(fields, data, start, end)[parsed_count:]
 
 
-def _careful(fields: list[int], data: memoryview, start: int, end: int) -> list[DefaultRecord]:
-    """Parse in Python, checking every length before using it. Its verdict is final."""
+def _parse_carefully(
+    fields: list[int], data: memoryview, start: int, end: int
+) -> list[DefaultRecord]:
+    """Parse in Python, checking every length before using it. Raises CorruptBatch."""
     records = []
     batch = Batch(data, *fields)
     kind = batch.timestamp_type
     position = start
     for number in range(batch.record_count):
         try:
-            length, position = _varint(data, position, end)
+            length, position = _read_varint(data, position, end)
             if not 0 <= length <= end - position:
                 raise CorruptBatch(f"it says {length} bytes, but there are {end - position}")
             stop = position + length
-            _attributes, position = _varint(data, position, stop)
-            timestamp_delta, position = _varint(data, position, stop)
-            offset_delta, position = _varint(data, position, stop)
-            key, position = _nullable(data, position, stop)
-            value, position = _nullable(data, position, stop)
-            headers, position = _headers(data, position, stop)
+            _attributes, position = _read_varint(data, position, stop)
+            timestamp_delta, position = _read_varint(data, position, stop)
+            offset_delta, position = _read_varint(data, position, stop)
+            key, position = _read_nullable(data, position, stop)
+            value, position = _read_nullable(data, position, stop)
+            headers, position = _read_headers(data, position, stop)
             if position != stop:
                 raise CorruptBatch(f"{stop - position} bytes are left over")
         except CorruptBatch as error:
             raise CorruptBatch(f"record {number} from byte {start} on: {error}") from None
         timestamp = batch.max_timestamp if kind else batch.base_timestamp + timestamp_delta
         offset = batch.base_offset + offset_delta
-        records.append(DefaultRecord(_int64(offset), _int64(timestamp), kind, key, value, headers))
+        records.append(
+            DefaultRecord(_wrap_int64(offset), _wrap_int64(timestamp), kind, key, value, headers)
+        )
     if position != end:
         raise CorruptBatch(f"{end - position} bytes follow the batch's records")
     return records
 
 
-def _headers(
+def _read_headers(
     data: memoryview, position: int, end: int
 ) -> tuple[list[tuple[str, bytes | None]], int]:
-    count, position = _varint(data, position, end)
+    count, position = _read_varint(data, position, end)
     if not 0 <= count <= limits.HEADERS_PER_BATCH:
         raise CorruptBatch(f"it says {count} headers")
     headers = []
     for _ in range(count):
-        name, position = _nullable(data, position, end)
+        name, position = _read_nullable(data, position, end)
         if name is None:
             raise CorruptBatch("a header has no name")
-        value, position = _nullable(data, position, end)
+        value, position = _read_nullable(data, position, end)
         headers.append((name.decode("utf-8", "replace"), value))
     return headers, position
 
 
-def _nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
-    length, position = _varint(data, position, end)
+def _read_nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = _read_varint(data, position, end)
     if length < 0:
         return None, position
     if length > end - position:
@@ -510,7 +518,7 @@ def _nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, 
     return bytes(data[position : position + length]), position + length
 
 
-def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     result = shift = 0
     while position < end and shift < 64:
         byte = data[position]
@@ -523,7 +531,7 @@ def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     raise CorruptBatch(f"a number does not end before byte {position}")
 
 
-def _int64(number: int) -> int:
+def _wrap_int64(number: int) -> int:
     """Wrap a number to 64 bits as C does; Kafka's clients wrap too."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -531,9 +539,9 @@ def _int64(number: int) -> int:
 def _check_offsets(part: list[DefaultRecord], expected: int, bound: int) -> int:
     """Check that offsets grow from `expected` on and stay below `bound`; return the next one."""
     offsets = [record.offset for record in part]
-    after = expected + len(part)
-    if after <= bound and offsets == list(range(expected, after)):
-        return after
+    next_offset = expected + len(part)
+    if next_offset <= bound and offsets == list(range(expected, next_offset)):
+        return next_offset
     for offset in offsets:
         if not expected <= offset < bound:
             raise CorruptBatch(

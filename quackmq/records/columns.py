@@ -73,7 +73,7 @@ def to_arrow(
     InvalidRequest for more than `limits.ARROW_BYTES`: then pass fewer batches at a time."""
     chunks: list[list[pa.Array]] = []
     size = 0
-    for rows in _row_chunks(batches, max_bytes):
+    for rows in _collect_rows(batches, max_bytes):
         chunk = rows.columns()
         size += sum(column.nbytes for column in chunk)
         if size > limits.ARROW_BYTES:
@@ -116,10 +116,10 @@ def from_arrow(
         if writer is not None and offset <= last:
             raise InvalidRequest(f"offset {offset} follows {last}: sort the rows by offset")
         # A batch has one kind of time. If it is the broker's, the batch has one time.
-        time = timestamp_ms if kind == 1 else None
+        batch_time = timestamp_ms if kind == 1 else None
         if (
             writer is None
-            or time != append_time
+            or batch_time != append_time
             or not writer.add(offset - first, timestamp_ms, key, value, headers)
         ):
             if writer is not None:
@@ -131,11 +131,11 @@ def from_arrow(
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 base_sequence=sequence,
-                append_time=time is not None,
+                append_time=batch_time is not None,
                 batch_bytes=batch_bytes,
             )
             writer.add(0, timestamp_ms, key, value, headers)
-            first, append_time, count = offset, time, 0
+            first, append_time, count = offset, batch_time, 0
         last = offset
         count += 1
     if writer is not None:
@@ -143,8 +143,8 @@ def from_arrow(
     return batches
 
 
-class _Rows:
-    """Rows to be converted: values per record in lists, values per batch in runs."""
+class _RowLists:
+    """Rows to be converted to columns: values per record in lists, values per batch in runs."""
 
     __slots__ = ("headers", "keys", "offsets", "run_ends", "runs", "size", "timestamps", "values")
 
@@ -176,40 +176,41 @@ class _Rows:
 
     def columns(self) -> list[pa.Array]:
         offsets = pa.array(self.offsets, pa.int64())
-        known = [batch.producer_id != NO_PRODUCER_ID for batch in self.runs]
+        is_valid = [batch.producer_id != NO_PRODUCER_ID for batch in self.runs]
         return [
             offsets,
-            _timestamps(self.timestamps),
-            self._spread([batch.timestamp_type for batch in self.runs], pa.int32()),
+            _encode_timestamps(self.timestamps),
+            self._repeat_runs([batch.timestamp_type for batch in self.runs], pa.int32()),
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
-            _headers(self.headers),
-            self._spread([batch.producer_id for batch in self.runs], pa.int64(), known),
-            self._spread([batch.producer_epoch for batch in self.runs], pa.int16(), known),
+            _encode_headers(self.headers),
+            self._repeat_runs([batch.producer_id for batch in self.runs], pa.int64(), is_valid),
+            self._repeat_runs([batch.producer_epoch for batch in self.runs], pa.int16(), is_valid),
             self._sequences(offsets),
         ]
 
-    def _spread(
-        self, values: list[int], kind: pa.DataType, known: list[bool] | None = None
+    def _repeat_runs(
+        self, values: list[int], kind: pa.DataType, is_valid: list[bool] | None = None
     ) -> pa.Array:
-        """Repeat one value per batch over all its records; null where it is not `known`."""
-        mask = None if known is None else [not is_known for is_known in known]
+        """Repeat one value per batch over all its records; null where `is_valid` is False."""
+        mask = None if is_valid is None else [not each for each in is_valid]
         runs = pa.array(values, kind, mask=mask)
         ends = pa.array(self.run_ends, pa.int32())
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, runs))
 
     def _sequences(self, offsets: pa.Array) -> pa.Array:
-        """Offset and sequence grow in step within a batch; the sequence wraps."""
-        ahead = self._spread(
+        """Return each record's sequence number, which grows with the offset, and wraps."""
+        sequence_leads = self._repeat_runs(
             [batch.base_sequence - batch.base_offset for batch in self.runs],
             pa.int64(),
             [batch.base_sequence != NO_SEQUENCE for batch in self.runs],
         )
-        return pc.bit_wise_and(pc.add(offsets, ahead), _SEQUENCE_MASK).cast(pa.int32())
+        return pc.bit_wise_and(pc.add(offsets, sequence_leads), _SEQUENCE_MASK).cast(pa.int32())
 
 
-def _row_chunks(batches: Iterable[Batch], max_bytes: int) -> Iterator[_Rows]:
-    rows = _Rows()
+def _collect_rows(batches: Iterable[Batch], max_bytes: int) -> Iterator[_RowLists]:
+    """Decode batches; yield their records in chunks of bounded size, without control batches."""
+    rows = _RowLists()
     for batch in batches:
         if batch.is_control:
             continue
@@ -218,20 +219,20 @@ def _row_chunks(batches: Iterable[Batch], max_bytes: int) -> Iterator[_Rows]:
                 rows.add(batch, part[start : start + _CHUNK_ROWS])
                 if len(rows.offsets) >= _CHUNK_ROWS or rows.size >= limits.PARSED_BYTES:
                     yield rows
-                    rows = _Rows()
+                    rows = _RowLists()
     if rows.offsets:
         yield rows
 
 
-def _timestamps(milliseconds: list[int]) -> pa.Array:
+def _encode_timestamps(milliseconds: list[int]) -> pa.Array:
     try:
         return pa.array(milliseconds, _MILLISECONDS).cast(TIMESTAMP_TYPE)
     except pa.ArrowInvalid:
-        within = [min(max(time, -_GREATEST_MS), _GREATEST_MS) for time in milliseconds]
-        return pa.array(within, _MILLISECONDS).cast(TIMESTAMP_TYPE)
+        clamped = [min(max(time, -_GREATEST_MS), _GREATEST_MS) for time in milliseconds]
+        return pa.array(clamped, _MILLISECONDS).cast(TIMESTAMP_TYPE)
 
 
-def _headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
+def _encode_headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), HEADERS_TYPE)
     return pa.array([some or None for some in headers], HEADERS_TYPE)
@@ -245,42 +246,43 @@ def _read_rows(
     if rows.schema.get_field_index("value") < 0:
         raise InvalidRequest("the rows have no column `value`")
     offsets: Iterable[int] = range(base_offset, base_offset + count)
-    if (column := _column(rows, "offset", pa.int64())) is not None:
+    if (column := _find_column(rows, "offset", pa.int64())) is not None:
         if column.null_count:
             raise InvalidRequest("a row has no offset")
         offsets = column.to_pylist()
     times: list[int] = [default_timestamp_ms] * count
-    if (column := _column(rows, "timestamp", _MILLISECONDS)) is not None:
+    if (column := _find_column(rows, "timestamp", _MILLISECONDS)) is not None:
         times = [
             default_timestamp_ms if time is None else time
             for time in column.cast(pa.int64()).to_pylist()
         ]
-    kinds = _column(rows, "timestampType", pa.int32())
-    keys = _column(rows, "key", pa.binary())
-    values = _column(rows, "value", pa.binary())
+    kinds = _find_column(rows, "timestampType", pa.int32())
+    keys = _find_column(rows, "key", pa.binary())
+    values = _find_column(rows, "value", pa.binary())
     return zip(
         offsets,
         times,
         [0] * count if kinds is None else kinds.to_pylist(),
         [None] * count if keys is None else keys.to_pylist(),
         values.to_pylist(),
-        _read_headers(_column(rows, "headers", HEADERS_TYPE), count),
+        _read_headers(_find_column(rows, "headers", HEADERS_TYPE), count),
         strict=True,
     )
 
 
-def _column(rows: pa.RecordBatch, name: str, wanted: pa.DataType) -> Any:
+def _find_column(rows: pa.RecordBatch, name: str, expected: pa.DataType) -> Any:
+    """Return a column, cast to the expected type; None if it is missing. Raises InvalidRequest."""
     index = rows.schema.get_field_index(name)
     if index < 0:
         return None
     column = rows.column(index)
-    if column.type == wanted:
+    if column.type == expected:
         return column
     try:
         # Not safe: microseconds are truncated to milliseconds.
-        return column.cast(wanted, safe=wanted != _MILLISECONDS)
+        return column.cast(expected, safe=expected != _MILLISECONDS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidRequest(f"column `{name}` is {column.type}, not {wanted}: {error}") from (
+        raise InvalidRequest(f"column `{name}` is {column.type}, not {expected}: {error}") from (
             error
         )
 

@@ -16,10 +16,10 @@ _Tables = tuple[list[int], list[int], list[int], list[int]]
 _powers: Final[list[_Tables]] = []
 
 
-def joined(first: int, second: int, second_bytes: int) -> int:
+def join_checksums(first: int, second: int, second_bytes: int) -> int:
     """Return the checksum of A followed by B, from the checksums of A and B and the length of B."""
     while len(_powers) < second_bytes.bit_length():
-        _powers.append(_tables(len(_powers)))
+        _powers.append(_build_tables(len(_powers)))
     # Inlined: one call per step would take most of the time.
     for lowest, low, high, highest in _powers:
         if not second_bytes:
@@ -35,9 +35,9 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     return first ^ second
 
 
-def _tables(power: int) -> _Tables:
-    """Build the tables for the effect of 2^power zero bytes on a checksum."""
-    columns = [_behind_bytes(1 << bit, power) for bit in range(32)]
+def _build_tables(power: int) -> _Tables:
+    """Build the tables of the effect that 2^power zero bytes have on a checksum."""
+    columns = [_append_zero_bytes(1 << bit, power) for bit in range(32)]
     parts = [[0] * 256 for _ in range(4)]
     for part in range(4):
         for value in range(1, 256):
@@ -46,10 +46,11 @@ def _tables(power: int) -> _Tables:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def _behind_bytes(value: int, power: int) -> int:
+def _append_zero_bytes(value: int, power: int) -> int:
+    """Return the effect of 2^power zero bytes on a checksum with one bit set."""
     if power:
         half = 1 << power - 1
-        return joined(joined(value, 0, half), 0, half)
+        return join_checksums(join_checksums(value, 0, half), 0, half)
     for _ in range(8):
         value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
     return value

@@ -33,11 +33,12 @@ def inflate(compression: str, data: memoryview, max_bytes: int) -> memoryview:
             f"cannot decompress the batch from {compression} to {max_bytes} bytes or less: {error}"
         ) from error
     if len(output) > max_bytes:
-        raise _too_much(max_bytes)
+        raise _too_large_error(max_bytes)
     return output
 
 
-def _as_it_is(data: memoryview, max_bytes: int) -> memoryview:
+def _keep_uncompressed(data: memoryview, max_bytes: int) -> memoryview:
+    """Return the data of a batch without compression."""
     return data
 
 
@@ -47,7 +48,7 @@ def _gunzip(data: memoryview, max_bytes: int) -> memoryview:
     inflater = zlib.decompressobj(wbits=31)
     output = inflater.decompress(data, max_bytes + 1)
     if len(output) > max_bytes:
-        raise _too_much(max_bytes)
+        raise _too_large_error(max_bytes)
     if not inflater.eof or inflater.unused_data:
         raise CorruptBatch("the batch's gzip stream does not end where the batch ends")
     return memoryview(output)
@@ -77,40 +78,40 @@ def _unsnappy(data: memoryview, max_bytes: int) -> memoryview:
     return memoryview(output)
 
 
-def _unsnappy_block(block: memoryview, held: int, max_bytes: int) -> memoryview:
+def _unsnappy_block(block: memoryview, inflated_bytes: int, max_bytes: int) -> memoryview:
     # The decoder allocates the length at the front and never returns more.
-    if held + cramjam.snappy.decompress_raw_len(block) > max_bytes:
-        raise _too_much(max_bytes)
+    if inflated_bytes + cramjam.snappy.decompress_raw_len(block) > max_bytes:
+        raise _too_large_error(max_bytes)
     return memoryview(cramjam.snappy.decompress_raw(block))
 
 
 def _unlz4(data: memoryview, max_bytes: int) -> memoryview:
-    return _into_growing_room(cramjam.lz4.decompress_into, data, max_bytes)
+    return _decompress_into_growing_buffer(cramjam.lz4.decompress_into, data, max_bytes)
 
 
 def _unzstd(data: memoryview, max_bytes: int) -> memoryview:
-    return _into_growing_room(cramjam.zstd.decompress_into, data, max_bytes)
+    return _decompress_into_growing_buffer(cramjam.zstd.decompress_into, data, max_bytes)
 
 
-def _into_growing_room(
-    into: Callable[[Any, Any], int], data: memoryview, max_bytes: int
+def _decompress_into_growing_buffer(
+    decompress_into: Callable[[Any, Any], int], data: memoryview, max_bytes: int
 ) -> memoryview:
     """Decompress into buffers of growing size. A frame's own size may be wrong or missing, so it is
     not used. Each buffer is four times as large: all failed attempts cost a third of the last one.
     """
-    room = min(max(4 * len(data), limits.KIB), max_bytes)
+    buffer_bytes = min(max(4 * len(data), limits.KIB), max_bytes)
     while True:
-        output = _room(room)
+        output = _allocate(buffer_bytes)
         try:
-            return memoryview(output)[: into(data, output)]
+            return memoryview(output)[: decompress_into(data, output)]
         except cramjam.DecompressionError:
             # A small buffer and bad bytes raise the same error; bad bytes fail again, and early.
-            if room == max_bytes:
+            if buffer_bytes == max_bytes:
                 raise
-        room = min(4 * room, max_bytes)
+        buffer_bytes = min(4 * buffer_bytes, max_bytes)
 
 
-def _room(size: int) -> bytearray | mmap.mmap:
+def _allocate(size: int) -> bytearray | mmap.mmap:
     """Allocate a buffer. Large ones are mapped: pages that are never written cost nothing, so a few
     bad bytes cannot cost the clearing of 128 MiB."""
     if size <= limits.MIB:
@@ -118,12 +119,12 @@ def _room(size: int) -> bytearray | mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _too_much(max_bytes: int) -> CorruptBatch:
+def _too_large_error(max_bytes: int) -> CorruptBatch:
     return CorruptBatch(f"the batch inflates to more than the {max_bytes} bytes allowed")
 
 
 _INFLATERS: Final[dict[str, Callable[[memoryview, int], memoryview]]] = {
-    "none": _as_it_is,
+    "none": _keep_uncompressed,
     "gzip": _gunzip,
     "snappy": _unsnappy,
     "lz4": _unlz4,

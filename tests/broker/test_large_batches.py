@@ -68,7 +68,7 @@ class Counted:
         sections, section_records, inflated = (
             codec.sections,
             codec.section_records,
-            codec.inflated,
+            codec.inflate_batch,
         )
 
         def counting_sections(batch: Batch, data: memoryview) -> object:
@@ -85,7 +85,7 @@ class Counted:
 
         monkeypatch.setattr(codec, "sections", counting_sections)
         monkeypatch.setattr(codec, "section_records", counting_records)
-        monkeypatch.setattr(codec, "inflated", counting_inflated)
+        monkeypatch.setattr(codec, "inflate_batch", counting_inflated)
 
 
 # --- how long the loop is held --------------------------------------------------------------------

@@ -233,7 +233,7 @@ def carefully(batch: Batch) -> list[Record] | None:
     """What the parser in Python alone makes of a batch, checks of offsets included."""
     content = batch.view[HEADER_BYTES:]
     try:
-        part = codec._careful([*batch[1:]], content, 0, len(content))
+        part = codec._parse_carefully([*batch[1:]], content, 0, len(content))
         codec._check_offsets(part, batch.base_offset, batch.next_offset)
     except CorruptBatch:
         return None

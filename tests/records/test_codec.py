@@ -18,7 +18,7 @@ from quackmq.records.codec import (
     BatchWriter,
     decode,
     encode,
-    inflated,
+    inflate_batch,
     open_batch,
     section_records,
     sections,
@@ -233,7 +233,7 @@ def test_the_sections_of_a_batch_hold_its_records_in_order(
         for number, size in enumerate(sizes)
     ]
     batch = Batch.parse(encode(records, compression=compression, base_offset=10))
-    data = inflated(batch)
+    data = inflate_batch(batch)
     found = list(sections(batch, data))
     assert len(found) > len(sizes) // 7
     assert [record for _, opened in found for record in opened] == decode(batch) == records
@@ -251,7 +251,7 @@ def test_the_sections_of_a_batch_hold_its_records_in_order(
 def test_the_last_section_covers_offsets_that_no_record_has() -> None:
     records = record_bytes() + record_bytes(offset_delta=4)
     batch = batch_of(records, count=2, last_offset_delta=9)
-    ((section, opened),) = sections(batch, inflated(batch))
+    ((section, opened),) = sections(batch, inflate_batch(batch))
     assert (section.base_offset, section.next_offset) == (0, 10)
     assert [record.offset for record in opened] == [0, 4]
 

@@ -245,11 +245,11 @@ class DecodedBatches:
 
     async def _inflate(self, batch: Batch) -> memoryview:
         if batch.compression == "none":
-            return codec.inflated(batch)
+            return codec.inflate_batch(batch)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflate")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, codec.inflated, batch)
+        return await loop.run_in_executor(self._thread, codec.inflate_batch, batch)
 
     async def _find_sections(
         self, key: PartitionKey, batch: Batch, data: memoryview, offset: int

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from quackmq import limits
 from quackmq.errors import InternalError
 from quackmq.records.batch import CRC_POSITION, CRC_START, Buffer, spans
-from quackmq.records.crc_join import joined
+from quackmq.records.crc_join import join_checksums
 from quackmq.stores.local.commit.pending import PendingCommit
 from quackmq.stores.local.commit.write_back import write_chunks
 from quackmq.stores.local.files import format
@@ -160,5 +160,5 @@ def _extend_checksum(chunk: Chunk, start: int) -> int:
     for position, size, _, _ in spans(chunk.data):
         head = chunk.data[position : position + CRC_START]
         (batch_checksum,) = _CRC.unpack_from(head, CRC_POSITION)
-        checksum = joined(crc32c(head, checksum), batch_checksum, size - CRC_START)
+        checksum = join_checksums(crc32c(head, checksum), batch_checksum, size - CRC_START)
     return checksum
