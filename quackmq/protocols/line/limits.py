@@ -37,7 +37,12 @@ LINE_WAIT_MS: Final = 10_000
 #: The lease of an entry exceeds the subscriber's answer deadline by this time. So the server
 #: detects a silent subscriber first, and ends the lease at once.
 LINE_LEASE_MARGIN_MS: Final = 10_000
-#: Unsent bytes of one peer; above it nothing more is read from it or sent to it.
+#: Unsent bytes of one peer; above it nothing more is read from it or sent to it. There is no budget
+#: over all peers as in the other protocols, because few bytes can be unsent: a publisher gets one
+#: word per message, and a subscriber gets its next entry after it has answered the last one. So a
+#: peer has at most this buffer and one line, which is LINE_HEAD_BYTES and twice the entry's size.
+#: For LINE_CONNECTIONS peers that is 285 MiB with the default entry size, and 754 MiB with the
+#: largest.
 LINE_WRITE_BUFFER_BYTES: Final = 64 * KIB
 #: A peer that reads none of its answers for this long is disconnected.
 LINE_SEND_WAIT_MS: Final = 10_000
