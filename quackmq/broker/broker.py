@@ -507,11 +507,11 @@ class Broker:
 
     async def lag(self, caller: Caller, name: str, topic_name: str) -> int:
         """Return how many records are still to come, including the outstanding one."""
-        return (await self.standing(caller, name, topic_name)).lag
+        return (await self.lag_and_losses(caller, name, topic_name)).lag
 
-    async def standing(self, caller: Caller, name: str, topic_name: str) -> SubscriptionLag:
+    async def lag_and_losses(self, caller: Caller, name: str, topic_name: str) -> SubscriptionLag:
         """Return the lag of a subscription, and how many records it has lost."""
-        return await self._subscriptions.standing(name, topic_name)
+        return await self._subscriptions.lag_and_losses(name, topic_name)
 
     async def subscriptions(
         self,

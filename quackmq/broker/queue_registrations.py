@@ -261,7 +261,7 @@ class Registrations:
             )
 
     def _is_name_used(self, name: str) -> bool:
-        return self._pull.has_name(name) or self._cursors.has(name)
+        return self._pull.has_name(name) or self._cursors.has_name(name)
 
 
 class _Registration(NamedTuple):

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from quackmq import limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
-from quackmq.broker.log.time_lookup import first_at, latest
+from quackmq.broker.log.epoch_lookup import EpochEnd, find_epoch_end
+from quackmq.broker.log.time_lookup import find_first_since, find_latest
 from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind
 from quackmq.records.batch import Batch
 from tests.archive.archiving import archive
@@ -89,15 +89,17 @@ async def test_the_first_and_the_latest_record_of_a_time_are_found_in_the_archiv
     for number in (0, 1, 7, 3, 4, 5):
         await append(home.store, key, batch_of(b"a", b"b", timestamp_ms=START_MS + number))
     store, decoded = home.store, DecodedBatches()
-    before = [await first_at(store, decoded, key, "ducks", START_MS + n) for n in range(9)]
-    greatest = await latest(store, decoded, key, "ducks")
+    before = [await find_first_since(store, decoded, key, "ducks", START_MS + n) for n in range(9)]
+    greatest = await find_latest(store, decoded, key, "ducks")
     assert greatest == OffsetTime(4, START_MS + 7)
     for offset in (4, 8, None):
         await archive(store, key, offset)
         for cache in (decoded, DecodedBatches()):
-            after = [await first_at(store, cache, key, "ducks", START_MS + n) for n in range(9)]
+            after = [
+                await find_first_since(store, cache, key, "ducks", START_MS + n) for n in range(9)
+            ]
             assert after == before
-            assert await latest(store, cache, key, "ducks") == greatest
+            assert await find_latest(store, cache, key, "ducks") == greatest
 
 
 async def test_a_batch_that_was_opened_short_is_opened_again_when_it_is_longer(
@@ -123,12 +125,12 @@ async def test_an_epoch_never_ends_before_what_is_archived_of_it(home: Home) -> 
         home.store.inner._committer.files.close()  # type: ignore[attr-defined]
         await home.open()
     epoch = (await home.store.offsets(key)).epoch
-    ends = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
+    ends = [await find_epoch_end(home.store, key, each) for each in range(epoch + 1)]
     assert [end and end.offset for end in ends][-4:] == [2, 4, 6, 6]
     await archive(home.store, key, 3)
-    after = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
+    after = [await find_epoch_end(home.store, key, each) for each in range(epoch + 1)]
     assert [end and end.offset for end in after][-4:] == [3, 4, 6, 6]
     assert all(end is not None and 0 <= end.epoch <= each for each, end in enumerate(after))
     await archive(home.store, key)
-    after = [await epoch_end(home.store, key, each) for each in range(epoch + 1)]
+    after = [await find_epoch_end(home.store, key, each) for each in range(epoch + 1)]
     assert after == [EpochEnd(each, 6) for each in range(epoch + 1)]

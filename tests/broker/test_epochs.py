@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
+from quackmq.broker.log.epoch_lookup import EpochEnd, find_epoch_end
 from quackmq.errors import BrokerClosing, DamagedData, OffsetOutOfRange, UnknownPartition
 from quackmq.model.topic import Append, Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import stamp
@@ -105,7 +105,7 @@ def test_the_end_of_every_epoch_is_found(pieces: list[Piece], first: int) -> Non
     store = ModelStore(pieces, epoch=6, first=first)
 
     async def ends() -> list[EpochEnd | None]:
-        return [await epoch_end(store, KEY, epoch) for epoch in range(6)]
+        return [await find_epoch_end(store, KEY, epoch) for epoch in range(6)]
 
     assert asyncio.run(ends()) == [store.expected(epoch) for epoch in range(6)]
 
@@ -113,9 +113,9 @@ def test_the_end_of_every_epoch_is_found(pieces: list[Piece], first: int) -> Non
 @pytest.mark.asyncio
 async def test_the_present_epoch_ends_at_the_end_and_no_later_one_has_begun() -> None:
     store = ModelStore([Piece(3, "batch", 5)], epoch=4)
-    assert await epoch_end(store, KEY, 4) == EpochEnd(4, 5)
-    assert await epoch_end(store, KEY, 5) is None
-    assert await epoch_end(store, KEY, -1) is None
+    assert await find_epoch_end(store, KEY, 4) == EpochEnd(4, 5)
+    assert await find_epoch_end(store, KEY, 5) is None
+    assert await find_epoch_end(store, KEY, -1) is None
     assert store.reads == 0
 
 
@@ -123,10 +123,10 @@ async def test_the_present_epoch_ends_at_the_end_and_no_later_one_has_begun() ->
 async def test_an_epoch_that_ended_a_short_while_ago_is_found_in_a_few_reads() -> None:
     long_ago = [Piece(1, "batch", 10)] * 1_000
     assert (store := ModelStore([*long_ago], epoch=2)).next == 10_000
-    assert await epoch_end(store, KEY, 1) == EpochEnd(1, 10_000)
+    assert await find_epoch_end(store, KEY, 1) == EpochEnd(1, 10_000)
     assert store.reads == 1
     store = ModelStore([*long_ago, *[Piece(2, "batch", 1)] * 8], epoch=2)
-    assert await epoch_end(store, KEY, 1) == EpochEnd(1, 10_000)
+    assert await find_epoch_end(store, KEY, 1) == EpochEnd(1, 10_000)
     assert store.reads < 8
 
 
@@ -149,7 +149,7 @@ async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(tmp_path: Path, syn
     present = await store.offsets(key)
     assert present.epoch == first_epoch + 4
     for epoch, end in read_up_to.items():
-        found = await epoch_end(store, key, epoch)
+        found = await find_epoch_end(store, key, epoch)
         assert found is not None
         assert found.epoch == epoch
         assert found.offset == end + (stores_limits.UNSYNCED_OFFSETS if sync == "os" else 0)

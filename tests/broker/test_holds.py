@@ -33,7 +33,7 @@ CONSUMED = Policy(keep_until_consumed=True)
 
 
 async def standing(broker: Broker, name: str = NAME) -> SubscriptionLag:
-    return await broker.standing(CALLER, name, TOPIC)
+    return await broker.lag_and_losses(CALLER, name, TOPIC)
 
 
 # --- by age --------------------------------------------------------------------------------------

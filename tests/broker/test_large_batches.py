@@ -202,7 +202,7 @@ async def test_another_batch_at_the_same_offset_has_sections_of_its_own() -> Non
         records = [Record(0, START_MS, None, b"%d" % number, ()) for number in range(count)]
         batch = Batch.parse(codec.encode(records))
         for offset in (count - 1, 0, 1_500):
-            record = (await decoded.open(key, batch, offset, TOPIC)).from_offset(offset)
+            record = (await decoded.open(key, batch, offset, TOPIC)).first_record_from(offset)
             assert record is not None
             assert (record.offset, record.value) == (offset, b"%d" % offset)
     await decoded.close()

@@ -62,7 +62,7 @@ async def test_who_goes_away_while_a_loss_is_counted_does_not_keep_others_from_g
             await leaving
         second = await get(broker, first)
         assert (second.record.value, second.lost) == (b"d", 0)
-        assert (await broker.standing(CALLER, NAME, TOPIC)).lost == 2
+        assert (await broker.lag_and_losses(CALLER, NAME, TOPIC)).lost == 2
         await broker.unsubscribe(CALLER, NAME, TOPIC)
 
 

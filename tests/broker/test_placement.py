@@ -13,8 +13,8 @@ import pytest
 from quackmq import limits
 from quackmq.broker import Broker, Put
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.publish.messages import _producer_id
-from quackmq.broker.publish.placement import Placement, placed
+from quackmq.broker.publish.messages import _key_producer_id
+from quackmq.broker.publish.placement import Placement, choose_partitions
 from quackmq.errors import Conflict
 from quackmq.model.partitioning import Partitioner, choose_partition, murmur2
 from quackmq.model.policy import Policy
@@ -145,7 +145,10 @@ async def test_a_repeat_is_known_whatever_the_partitioner_is_now(
 async def test_the_ids_of_a_repeat_are_exact_where_another_placement_would_fit_too() -> None:
     two, three = (Placement(Partitioner.MURMUR2, partitions) for partitions in (2, 3))
     names = [f"duck-{number}".encode() for number in range(100)]
-    by_two, by_three = await placed(two, names, 0), await placed(three, names, 0)
+    by_two, by_three = (
+        await choose_partitions(two, names, 0),
+        await choose_partitions(three, names, 0),
+    )
     rows = list(zip(names, by_two, by_three, strict=True))
     one = next(name for name, *both in rows if both == [0, 1])
     other = next(name for name, *both in rows if both == [1, 0])
@@ -192,7 +195,7 @@ async def test_a_put_of_the_version_that_kept_no_placement_is_known_again(
     async with open_broker(store, default_partitions=2) as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2)
         chosen = [choose_partition(Partitioner.LEGACY, each.key, 2) for each in DUCKS]
-        producer_id = _producer_id(topic, b"order-1")
+        producer_id = _key_producer_id(topic, b"order-1")
         for partition in (0, 1):
             share = [one for one, at in zip(DUCKS, chosen, strict=True) if at == partition]
             await store.append(
@@ -283,7 +286,7 @@ async def test_long_and_many_keys_are_hashed_in_steps_between_which_others_have_
     counting = asyncio.create_task(count_turns())
     for keys in ([long], many):
         turns = 0
-        found = await placed(Placement(Partitioner.MURMUR2, 7), keys, 0)
+        found = await choose_partitions(Placement(Partitioner.MURMUR2, 7), keys, 0)
         assert found == [(murmur2(key) & 0x7FFFFFFF) % 7 for key in keys]
         assert turns >= 5
     counting.cancel()

@@ -134,7 +134,7 @@ async def test_a_batch_beyond_what_the_topic_takes_is_refused() -> None:
         policy = Policy(batch_bytes=small.size)
         topic = await broker.create_topic(CALLER, TOPIC, policy=policy)
         await broker.publish(CALLER, topic, 0, small)
-        with pytest.raises(RecordTooLarge, match=f"takes {small.size}"):
+        with pytest.raises(RecordTooLarge, match=f"accepts at most {small.size}"):
             await broker.publish(CALLER, topic, 0, batch_of(b"a" * 101))
         assert await values_in(broker) == [b"a" * 100]
 

@@ -444,7 +444,7 @@ async def test_pushed_subscriptions_are_listed_among_the_others_by_name_and_topi
         assert after == listed[2:4]
         assert await broker.subscriptions(CALLER, name="b", topic_name="geese") == listed[3:4]
         await publish(broker, b"x", topic="geese")
-        standing = await broker.standing(CALLER, "b", "geese")
+        standing = await broker.lag_and_losses(CALLER, "b", "geese")
         assert (standing.lag, standing.lost) == (1, 0)
         assert await broker.pushing.progress(CALLER, "b", "geese") == (1, Counts(), 0)
 

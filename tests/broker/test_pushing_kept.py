@@ -145,7 +145,7 @@ async def test_a_write_that_fails_is_tried_again_and_a_flush_says_why() -> None:
             store.append_error = None
             await asyncio.sleep(2 * broker_limits.PUSHED_RETRY_MS / 1000)
             async with open_broker(store) as after:
-                assert (await after.standing(CALLER, NAME, TOPIC)).lag == 0
+                assert (await after.lag_and_losses(CALLER, NAME, TOPIC)).lag == 0
 
 
 @pytest.mark.asyncio
@@ -260,7 +260,7 @@ async def test_what_a_topic_lets_go_of_is_lost_and_counted(
             assert values(rest) == [b"d", b"e"]
             peer.ack(rest)
             assert peer.channel.counts() == Counts(acked=3, lost=2)
-            standing = await broker.standing(CALLER, NAME, TOPIC)
+            standing = await broker.lag_and_losses(CALLER, NAME, TOPIC)
             assert (standing.lag, standing.lost) == (0, 2)
 
 

@@ -181,7 +181,7 @@ class Run:
         truth = self.truth
         assert await values_in(self.broker) == truth.values[truth.first :]
         for name, cursor in truth.cursors.items():
-            lag, lost = await self.broker.standing(CALLER, name, TOPIC)
+            lag, lost = await self.broker.lag_and_losses(CALLER, name, TOPIC)
             assert lag == truth.next - max(cursor, truth.first)
             assert lost == truth.lost[name] + max(0, truth.first - cursor)
 

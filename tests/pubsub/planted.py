@@ -35,21 +35,21 @@ def without_last_id() -> None:
 
 def without_sequence() -> None:
     """The last number is still told rightly: what is left out is the comparison."""
-    held = messages.Messages._held
+    held = messages.Messages._last_number
 
     async def last_sequence(
         self: messages.Messages, caller: object, topic_name: str, publisher: str
     ) -> int | None:
         topic = self._topics.named(topic_name)
-        return number_before_offset(held(self, topic, messages._group_of(publisher)))
+        return number_before_offset(held(self, topic, messages._check_publisher(publisher)))
 
     messages.Messages.last_sequence = last_sequence  # type: ignore[assignment,method-assign]
-    messages.Messages._held = lambda self, topic, group: 0  # type: ignore[method-assign]
+    messages.Messages._last_number = lambda self, topic, group: 0  # type: ignore[method-assign]
 
 
 def without_key() -> None:
     others = count(messages.FIRST_KEY_ID)
-    messages._producer_id = lambda topic, key: next(others)
+    messages._key_producer_id = lambda topic, key: next(others)
 
 
 BUGS = {"last-id": without_last_id, "sequence": without_sequence, "key": without_key}

@@ -154,7 +154,7 @@ def test_a_number_and_its_records_in_two_steps_are_caught(first: str) -> None:
 
 
 def test_a_repeat_that_is_not_known_by_its_number_is_caught() -> None:
-    with mock.patch.object(Messages, "_held", lambda *_: 0):
+    with mock.patch.object(Messages, "_last_number", lambda *_: 0):
         assert_caught("there twice", "was next")
 
 

@@ -116,9 +116,9 @@ def test_a_swap_that_does_not_compare_is_caught() -> None:
 
 
 def test_an_idempotency_key_that_is_forgotten_is_caught() -> None:
-    checked, numbers = messages._checked_key, itertools.count()
+    checked, numbers = messages._encode_key, itertools.count()
 
-    with mock.patch.object(messages, "_checked_key", lambda key: checked(f"{next(numbers)}")):
+    with mock.patch.object(messages, "_encode_key", lambda key: checked(f"{next(numbers)}")):
         assert_caught(together, "a repeat is told", "is there twice")
 
 
@@ -142,13 +142,13 @@ def test_a_registration_that_is_not_stored_is_caught() -> None:
 
 
 def test_a_step_without_its_receipt_is_caught() -> None:
-    batches = Receipts.batches
+    batches = Receipts.build_batches
     steps_seen = itertools.count(1)
 
     async def some(receipts: Receipts, steps: object) -> list[Append]:
         return [] if next(steps_seen) % 7 == 0 else await batches(receipts, steps)  # type: ignore[arg-type]
 
-    with mock.patch.object(Receipts, "batches", some):
+    with mock.patch.object(Receipts, "build_batches", some):
         assert_caught(together, "a receipt goes on from", "receipts of ")
 
 

@@ -346,7 +346,7 @@ def test_values_over_the_topics_limit_are_refused_by_the_broker(
     assert api.post("/v1/topics", {"name": name, "policy": policy}).status == 201
     writer = batch_sink(served, name)
     writer.commit([writer.write(iter([rows(value=[b"x" * 100] * 50)]))])
-    with pytest.raises(RecordTooLarge, match="takes 1000"):
+    with pytest.raises(RecordTooLarge, match="accepts at most 1000"):
         writer.write(iter([rows(value=[b"x" * 2_000])]))
     with pytest.raises(RecordTooLarge, match="the most that a batch holds"):
         writer.write(iter([rows(value=[b"x" * limits.BATCH_BYTES])]))

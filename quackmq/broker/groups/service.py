@@ -33,7 +33,7 @@ from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import Caller
-from quackmq.broker.subscriptions.cursors import Cursors, partition_key, removal
+from quackmq.broker.subscriptions.cursors import Cursors, partition_key, removal_of
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
@@ -201,7 +201,7 @@ class Groups:
         async with self._cursors.changing(group):  # wait for running commits
             pass
         cursors = {partition_key(cursor.key): cursor for cursor in self._cursors.of(group)}
-        for key, offset in self._pull.wanted(group).items():
+        for key, offset in self._pull.next_offsets(group).items():
             cursors.setdefault(key, Cursor(CursorKey(group, *key), offset))
         if keys is None:
             return cursors
@@ -275,8 +275,8 @@ class Groups:
             # Lock in one order, so that no two callers wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
                 await locks.enter_async_context(self._cursors.changing(name))
-            yield await locks.enter_async_context(self._pull.moving(cursors))
-            self._cursors.note(cursors)
+            yield await locks.enter_async_context(self._pull.changing_cursors(cursors))
+            self._cursors.apply(cursors)
         for cursor in cursors:
             if self._holds.is_holding_group(cursor.key.name):
                 self._retention.cursor_moved(partition_key(cursor.key))
@@ -404,7 +404,7 @@ class Groups:
         outcomes: list[QuackError | None] = []
         for part in _split_cursors(cursors):
             try:
-                await self._pull.move(name, part)
+                await self._pull.set_cursors(name, part)
                 outcomes.extend([None] * len(part))
             except NotFound:
                 # The store already knows that a topic is being deleted: commit the other offsets.
@@ -418,7 +418,9 @@ class Groups:
         """Set one cursor. Return the error if its topic was deleted, else None."""
         try:
             # The deleted topic may be the topic of receipts; that must not fail the commit.
-            await self._topics.retry_on_topic_deletion(partial(self._pull.move, name, [cursor]))
+            await self._topics.retry_on_topic_deletion(
+                partial(self._pull.set_cursors, name, [cursor])
+            )
         except NotFound as error:
             return error
         return None
@@ -433,7 +435,7 @@ class Groups:
             deletable = [index for index, outcome in enumerate(outcomes) if outcome is None]
             candidates = [(index, self._cursors.at(name, keys[index])) for index in deletable]
             found = [(index, cursor) for index, cursor in candidates if cursor is not None]
-            removed = await self._set_cursors(name, [removal(cursor) for _, cursor in found])
+            removed = await self._set_cursors(name, [removal_of(cursor) for _, cursor in found])
             for (index, _), outcome in zip(found, removed, strict=True):
                 outcomes[index] = outcome
             return outcomes
@@ -476,7 +478,7 @@ class Groups:
 
     async def _remove(self, name: str) -> None:
         # Remove the cursors first: after a crash the remaining ones still belong to a stored group.
-        await self._set_cursors(name, [removal(cursor) for cursor in self._cursors.of(name)])
+        await self._set_cursors(name, [removal_of(cursor) for cursor in self._cursors.of(name)])
         await self._coordinator.delete_stored(name)
         self._apply_settings(name)
 
@@ -525,7 +527,7 @@ class Groups:
         name."""
         if not (
             self._coordinator.has_entry(name)
-            or self._cursors.has(name)
+            or self._cursors.has_name(name)
             or self._pull.has_name(name)
         ):
             raise UnknownGroup(f"there is no group {name}")

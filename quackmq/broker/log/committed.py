@@ -41,11 +41,11 @@ def is_committed(batch: Batch, aborted: Iterable[AbortedTransaction]) -> bool:
     )
 
 
-def left_out(part: Slice) -> Iterator[LeftOut]:
+def find_left_out(log_slice: Slice) -> Iterator[LeftOut]:
     """Yield the batches of a committed read that hold no messages."""
-    for chunk in part.chunks:
+    for chunk in log_slice.chunks:
         for batch in batches(chunk):
-            if not is_committed(batch, part.aborted):
+            if not is_committed(batch, log_slice.aborted):
                 yield LeftOut(
                     batch.base_offset,
                     batch.next_offset,

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 _RECORD_BYTES: Final = 256
 
 
-class Decoded(NamedTuple):
-    """A batch, or a section of a large batch, with its records. Poison has no records.
+class DecodedRecords(NamedTuple):
+    """The records of a batch, or of a section of a large batch. Poison has no records.
     `is_committed` is true if the batch's transaction is known to be committed, or if the batch is
     in no transaction."""
 
@@ -54,22 +54,22 @@ class Decoded(NamedTuple):
     records: list[Record]
     size: int
     is_committed: bool = True
-    #: The store could not read it now, but may later: a file can come back, a disk can recover.
+    #: Whether the store could not read it. Another read may succeed: a disk can recover.
     is_unread: bool = False
 
     @property
     def is_poison(self) -> bool:
         return not self.records
 
-    def holds(self, offset: int) -> bool:
+    def contains(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset
 
-    def from_offset(self, offset: int) -> Record | None:
+    def first_record_from(self, offset: int) -> Record | None:
         """Return the first record at or after `offset`; None if there is none."""
         index = self._index(offset)
         return self.records[index] if index < len(self.records) else None
 
-    def since(self, offset: int) -> list[Record]:
+    def records_from(self, offset: int) -> list[Record]:
         """Return every record at or after `offset`."""
         return self.records[self._index(offset) :]
 
@@ -96,10 +96,12 @@ class _Outline:
 
 
 class DecodedBatches:
+    """The cache of decoded batches, and the preparation of large ones."""
+
     def __init__(self) -> None:
         #: Cached items by partition and base offset, the least recently used first.
         self._used: OrderedDict[tuple[PartitionKey, int], None] = OrderedDict()
-        self._decoded: dict[PartitionKey, dict[int, Decoded]] = {}
+        self._by_partition: dict[PartitionKey, dict[int, DecodedRecords]] = {}
         #: The sorted base offsets of each partition's cached items.
         self._bases: dict[PartitionKey, list[int]] = {}
         self._size = 0
@@ -108,7 +110,7 @@ class DecodedBatches:
         self._inflated_size = 0
         self._preparing: dict[tuple[PartitionKey, int], asyncio.Task[None]] = {}
         #: Prepare one large batch at a time: each may hold DECODED_BATCH_BYTES inflated.
-        self._turn = asyncio.Lock()
+        self._prepare_lock = asyncio.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
     async def close(self) -> None:
@@ -124,10 +126,10 @@ class DecodedBatches:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def find(self, key: PartitionKey, offset: int) -> Decoded | None:
+    def find(self, key: PartitionKey, offset: int) -> DecodedRecords | None:
         """Return the cached batch or section that holds `offset`; None if it is not cached, not
         known to be committed, or could not be read."""
-        decoded = self._covering(key, offset)
+        decoded = self._find_covering(key, offset)
         if decoded is None or not decoded.is_committed or decoded.is_unread:
             return None
         self._used.move_to_end((key, decoded.base_offset))
@@ -141,18 +143,18 @@ class DecodedBatches:
         topic_name: str,
         *,
         is_committed: bool = False,
-    ) -> Decoded | None:
+    ) -> DecodedRecords | None:
         """Decode a batch in one step: the whole of a small batch, or the section of a large one
         that holds `offset`. Return None if the batch must be prepared first. `is_committed` says
         that the caller knows the batch to be committed."""
         is_committed = is_committed or _is_plain(batch)
-        held = self._held(key, batch, offset)
-        if held is not None:
-            return self._committed(key, held) if is_committed else held
-        outline = self._outline(key, batch)
+        cached = self._find_cached(key, batch, offset)
+        if cached is not None:
+            return self._mark_committed(key, cached) if is_committed else cached
+        outline = self._find_outline(key, batch)
         if outline is not None:
             data = batch.view[HEADER_BYTES:] if outline.data is None else outline.data
-            return self._hold_section(key, batch, data, outline.at(offset), is_committed)
+            return self._cache_section(key, batch, data, outline.at(offset), is_committed)
         if _is_large(batch):
             return None
         try:
@@ -162,7 +164,7 @@ class DecodedBatches:
                 return self._poison(key, batch, topic_name, error)
             return None  # damaged, or too large for one step: the error is the same
         begin, end = batch.base_offset, batch.next_offset
-        return self._hold(key, _decoded(begin, end, records, is_committed))
+        return self._cache(key, _make_decoded(begin, end, records, is_committed))
 
     async def open(
         self,
@@ -172,7 +174,7 @@ class DecodedBatches:
         topic_name: str,
         *,
         is_committed: bool = False,
-    ) -> Decoded:
+    ) -> DecodedRecords:
         """Decode as `open_now` does, but prepare a large batch first if necessary. Other tasks run
         during the preparation."""
         while True:
@@ -183,7 +185,7 @@ class DecodedBatches:
 
     async def since_time(
         self, key: PartitionKey, batch: Batch, topic_name: str, timestamp_ms: int
-    ) -> AsyncIterator[Decoded]:
+    ) -> AsyncIterator[DecodedRecords]:
         """Yield, in order, the parts of a batch that may hold records with this timestamp or a
         later one."""
         offset = batch.base_offset
@@ -205,7 +207,7 @@ class DecodedBatches:
 
     def sections(self, key: PartitionKey, batch: Batch) -> list[Section] | None:
         """Return the sections of a prepared large batch; None for any other batch."""
-        outline = self._outline(key, batch)
+        outline = self._find_outline(key, batch)
         return None if outline is None else outline.sections
 
     async def prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
@@ -213,12 +215,12 @@ class DecodedBatches:
         needs. Return when `open_now` can open any section. If one of several waiting callers is
         cancelled, the work continues for the others. Raise BrokerClosing if the broker closes
         first."""
-        where = (key, batch.base_offset)
-        task = self._preparing.get(where)
+        cache_key = (key, batch.base_offset)
+        task = self._preparing.get(cache_key)
         if task is None:
             work = self._prepare(key, batch, offset, topic_name)
-            task = self._preparing[where] = asyncio.get_running_loop().create_task(work)
-            task.add_done_callback(lambda _: self._preparing.pop(where, None))
+            task = self._preparing[cache_key] = asyncio.get_running_loop().create_task(work)
+            task.add_done_callback(lambda _: self._preparing.pop(cache_key, None))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -227,21 +229,22 @@ class DecodedBatches:
             raise
 
     async def _prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
-        async with self._turn:
-            known = self._outlines.get((key, batch.base_offset))
+        async with self._prepare_lock:
+            known_outline = self._outlines.get((key, batch.base_offset))
             try:
                 data = await self._inflate(batch)
-                if known is not None and known.identity == _identity(batch):
-                    sections = known.sections
+                if known_outline is not None and known_outline.identity == _identity(batch):
+                    sections = known_outline.sections
                 else:
                     sections = await self._find_sections(key, batch, data, offset)
             except CorruptBatch as error:
                 self._poison(key, batch, topic_name, error)
                 return
             outline = _Outline(batch, sections, None if batch.compression == "none" else data)
-            self._hold_outline(key, batch, outline)
-            if self._held(key, batch, offset) is None:  # this reader must make progress in any case
-                self._hold_section(key, batch, data, outline.at(offset), _is_plain(batch))
+            self._cache_outline(key, batch, outline)
+            if self._find_cached(key, batch, offset) is None:
+                # The cache has dropped the reader's section: it must still make progress.
+                self._cache_section(key, batch, data, outline.at(offset), _is_plain(batch))
 
     async def _inflate(self, batch: Batch) -> memoryview:
         if batch.compression == "none":
@@ -256,22 +259,22 @@ class DecodedBatches:
     ) -> list[Section]:
         is_committed = _is_plain(batch)
         sections: list[Section] = []
-        ahead: list[Decoded] = []
-        ahead_bytes = 0
+        first_parts: list[DecodedRecords] = []
+        first_parts_bytes = 0
         for section, records in codec.sections(batch, data):
             sections.append(section)
-            if section.next_offset > offset and ahead_bytes < limits.DECODED_AHEAD_BYTES:
+            if section.next_offset > offset and first_parts_bytes < limits.DECODED_AHEAD_BYTES:
                 begin, end = section.base_offset, section.next_offset
-                ahead.append(_decoded(begin, end, records, is_committed))
-                ahead_bytes += ahead[-1].size
+                first_parts.append(_make_decoded(begin, end, records, is_committed))
+                first_parts_bytes += first_parts[-1].size
             await asyncio.sleep(0)
         # Cache only after the whole batch proved valid. The section needed first is cached last, so
         # that it is evicted last.
-        for decoded in reversed(ahead):
-            self._hold(key, decoded)
+        for decoded in reversed(first_parts):
+            self._cache(key, decoded)
         return sections
 
-    def _outline(self, key: PartitionKey, batch: Batch) -> _Outline | None:
+    def _find_outline(self, key: PartitionKey, batch: Batch) -> _Outline | None:
         """Return the outline of a batch if it is cached with everything needed to decode a
         section."""
         outline = self._outlines.get((key, batch.base_offset))
@@ -283,10 +286,10 @@ class DecodedBatches:
         self._outlines.move_to_end((key, batch.base_offset))
         return outline
 
-    def _hold_outline(self, key: PartitionKey, batch: Batch, outline: _Outline) -> None:
-        where = (key, batch.base_offset)
-        self._drop_outline(where)
-        self._outlines[where] = outline
+    def _cache_outline(self, key: PartitionKey, batch: Batch, outline: _Outline) -> None:
+        cache_key = (key, batch.base_offset)
+        self._drop_outline(cache_key)
+        self._outlines[cache_key] = outline
         self._inflated_size += len(outline.data or b"")
         while len(self._outlines) > limits.OUTLINED_BATCHES:
             self._drop_outline(next(iter(self._outlines)))
@@ -297,100 +300,114 @@ class DecodedBatches:
             self._inflated_size -= len(other.data or b"")
             other.data = None
 
-    def _drop_outline(self, where: tuple[PartitionKey, int]) -> None:
-        outline = self._outlines.pop(where, None)
+    def _drop_outline(self, cache_key: tuple[PartitionKey, int]) -> None:
+        outline = self._outlines.pop(cache_key, None)
         if outline is not None:
             self._inflated_size -= len(outline.data or b"")
 
-    def _hold_section(
+    def _cache_section(
         self,
         key: PartitionKey,
         batch: Batch,
         data: memoryview,
         section: Section,
         is_committed: bool,
-    ) -> Decoded:
+    ) -> DecodedRecords:
         records = codec.section_records(batch, data, section)
         begin, end = section.base_offset, section.next_offset
-        return self._hold(key, _decoded(begin, end, records, is_committed))
+        return self._cache(key, _make_decoded(begin, end, records, is_committed))
 
     # --- unreadable data ----------------------------------------------------------------------
 
     def quarantine(
-        self, key: PartitionKey, base_offset: int, next_offset: int, topic_name: str, why: Exception
-    ) -> Decoded:
+        self,
+        key: PartitionKey,
+        base_offset: int,
+        next_offset: int,
+        topic_name: str,
+        error: Exception,
+    ) -> DecodedRecords:
         """Log that the store cannot read these offsets, unless the cache shows that they were
-        logged recently. Return a `Decoded` without records."""
-        known = self._get(key, base_offset)
-        if known is not None:
-            return known
-        missed = Decoded(base_offset, next_offset, [], 0, is_unread=True)
-        return self._name(key, missed, topic_name, why)
+        logged recently. Return a `DecodedRecords` without records."""
+        cached = self._get(key, base_offset)
+        if cached is not None:
+            return cached
+        unreadable = DecodedRecords(base_offset, next_offset, [], 0, is_unread=True)
+        return self._log_and_cache(key, unreadable, topic_name, error)
 
-    def _poison(self, key: PartitionKey, batch: Batch, topic_name: str, why: Exception) -> Decoded:
-        what = Decoded(batch.base_offset, batch.next_offset, [], 0)
-        return self._name(key, what, topic_name, why)
+    def _poison(
+        self, key: PartitionKey, batch: Batch, topic_name: str, error: Exception
+    ) -> DecodedRecords:
+        """Log and cache a batch that cannot be decoded."""
+        unreadable = DecodedRecords(batch.base_offset, batch.next_offset, [], 0)
+        return self._log_and_cache(key, unreadable, topic_name, error)
 
-    def _name(self, key: PartitionKey, what: Decoded, topic_name: str, why: Exception) -> Decoded:
+    def _log_and_cache(
+        self, key: PartitionKey, unreadable: DecodedRecords, topic_name: str, error: Exception
+    ) -> DecodedRecords:
         log.error(
             "topic %s, partition %d, offsets %d to %d cannot be read: %s",
             topic_name,
             key.partition,
-            what.base_offset,
-            what.next_offset - 1,
-            why,
+            unreadable.base_offset,
+            unreadable.next_offset - 1,
+            error,
         )
-        return self._hold(key, what)
+        return self._cache(key, unreadable)
 
     # --- the cache ----------------------------------------------------------------------------
 
-    def forget(self, topic_id: uuid.UUID) -> None:
+    def forget_topic(self, topic_id: uuid.UUID) -> None:
         """Drop everything cached for a deleted topic."""
         for key, base_offset in [used for used in self._used if used[0].topic_id == topic_id]:
             self._drop(key, base_offset)
-        for where in [where for where in self._outlines if where[0].topic_id == topic_id]:
-            self._drop_outline(where)
+        for cache_key in [
+            cache_key for cache_key in self._outlines if cache_key[0].topic_id == topic_id
+        ]:
+            self._drop_outline(cache_key)
 
-    def _held(self, key: PartitionKey, batch: Batch, offset: int) -> Decoded | None:
+    def _find_cached(self, key: PartitionKey, batch: Batch, offset: int) -> DecodedRecords | None:
         """Return the cached batch or section that serves a reader of `batch` at `offset`; None if
         none."""
-        held = self._get(key, batch.base_offset)
+        cached = self._get(key, batch.base_offset)
         # The archive builds new batches for each read: a cached one may end earlier than `batch`.
-        if held is None or held.is_unread or held.next_offset < batch.next_offset:
-            held = self._covering(key, max(offset, batch.base_offset))
-        if held is None or held.is_unread:
+        if cached is None or cached.is_unread or cached.next_offset < batch.next_offset:
+            cached = self._find_covering(key, max(offset, batch.base_offset))
+        if cached is None or cached.is_unread:
             return None
-        is_whole = held.base_offset == batch.base_offset and held.next_offset >= batch.next_offset
-        is_section = held.holds(max(offset, batch.base_offset)) and not held.is_poison
+        is_whole = (
+            cached.base_offset == batch.base_offset and cached.next_offset >= batch.next_offset
+        )
+        is_section = cached.contains(max(offset, batch.base_offset)) and not cached.is_poison
         if not (is_whole or (is_section and self._is_outlined(key, batch))):
             return None
-        self._used.move_to_end((key, held.base_offset))
-        return held
+        self._used.move_to_end((key, cached.base_offset))
+        return cached
 
     def _is_outlined(self, key: PartitionKey, batch: Batch) -> bool:
         outline = self._outlines.get((key, batch.base_offset))
         return outline is not None and outline.identity == _identity(batch)
 
-    def _covering(self, key: PartitionKey, offset: int) -> Decoded | None:
+    def _find_covering(self, key: PartitionKey, offset: int) -> DecodedRecords | None:
         bases = self._bases.get(key)
         if not bases or (index := bisect_right(bases, offset)) == 0:
             return None
-        decoded = self._decoded[key][bases[index - 1]]
-        return decoded if decoded.holds(offset) else None
+        decoded = self._by_partition[key][bases[index - 1]]
+        return decoded if decoded.contains(offset) else None
 
-    def _committed(self, key: PartitionKey, decoded: Decoded) -> Decoded:
+    def _mark_committed(self, key: PartitionKey, decoded: DecodedRecords) -> DecodedRecords:
         if not decoded.is_committed:
             decoded = decoded._replace(is_committed=True)
-            self._decoded[key][decoded.base_offset] = decoded
+            self._by_partition[key][decoded.base_offset] = decoded
         return decoded
 
-    def _get(self, key: PartitionKey, base_offset: int) -> Decoded | None:
-        return self._decoded.get(key, {}).get(base_offset)
+    def _get(self, key: PartitionKey, base_offset: int) -> DecodedRecords | None:
+        return self._by_partition.get(key, {}).get(base_offset)
 
-    def _hold(self, key: PartitionKey, decoded: Decoded) -> Decoded:
+    def _cache(self, key: PartitionKey, decoded: DecodedRecords) -> DecodedRecords:
         if self._get(key, decoded.base_offset) is not None:
             self._drop(key, decoded.base_offset)
-        self._decoded.setdefault(key, {})[decoded.base_offset] = decoded
+        self._by_partition.setdefault(key, {})[decoded.base_offset] = decoded
         insort(self._bases.setdefault(key, []), decoded.base_offset)
         self._used[key, decoded.base_offset] = None
         self._size += decoded.size
@@ -403,12 +420,12 @@ class DecodedBatches:
 
     def _drop(self, key: PartitionKey, base_offset: int) -> None:
         del self._used[key, base_offset]
-        of_partition = self._decoded[key]
-        self._size -= of_partition.pop(base_offset).size
+        by_base_offset = self._by_partition[key]
+        self._size -= by_base_offset.pop(base_offset).size
         bases = self._bases[key]
         del bases[bisect_left(bases, base_offset)]
-        if not of_partition:
-            del self._decoded[key], self._bases[key]
+        if not by_base_offset:
+            del self._by_partition[key], self._bases[key]
 
 
 def _is_large(batch: Batch) -> bool:
@@ -428,6 +445,8 @@ def _identity(batch: Batch) -> tuple[int, int, int, int]:
     return batch.next_offset, batch.size, batch.crc, batch.record_count
 
 
-def _decoded(begin: int, end: int, records: list[Record], is_committed: bool) -> Decoded:
+def _make_decoded(
+    begin: int, end: int, records: list[Record], is_committed: bool
+) -> DecodedRecords:
     size = sum([len(record.key or b"") + len(record.value or b"") for record in records])
-    return Decoded(begin, end, records, size + _RECORD_BYTES * len(records), is_committed)
+    return DecodedRecords(begin, end, records, size + _RECORD_BYTES * len(records), is_committed)

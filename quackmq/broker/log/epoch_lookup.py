@@ -35,7 +35,7 @@ class EpochEnd(NamedTuple):
     offset: int
 
 
-async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | None:
+async def find_epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | None:
     """Return the end of `epoch`; None if that epoch has not begun."""
     offsets = await store.offsets(key)
     if not 0 <= epoch <= offsets.epoch:
@@ -48,12 +48,12 @@ async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | N
     low, high = offsets.first, offsets.next
     step: int | None = 1
     while low < high:
-        at = (low + high) // 2 if step is None else max(low, offsets.next - step)
-        batch = await _batch_from(store, key, at)
+        probe_offset = (low + high) // 2 if step is None else max(low, offsets.next - step)
+        batch = await _find_batch_from(store, key, probe_offset)
         if batch is None:
-            high = at
+            high = probe_offset
         elif batch.leader_epoch > epoch:
-            high, end = min(at, batch.base_offset), batch.base_offset
+            high, end = min(probe_offset, batch.base_offset), batch.base_offset
         else:
             low = batch.next_offset
             if batch.leader_epoch >= 0:
@@ -63,17 +63,20 @@ async def epoch_end(store: Store, key: PartitionKey, epoch: int) -> EpochEnd | N
     return EpochEnd(last_epoch, max(end, offsets.first))
 
 
-async def _batch_from(store: Store, key: PartitionKey, offset: int) -> Batch | None:
+async def _find_batch_from(store: Store, key: PartitionKey, offset: int) -> Batch | None:
     """Return the batch that holds `offset`, or the next readable batch; None if there is none."""
     while True:
-        (part,) = await store.read([Read(key, offset, 1)], max_bytes=1)
-        if isinstance(part.error, OffsetOutOfRange) and offset < part.first_offset:
-            offset = part.first_offset  # trimmed in the meantime
-        elif isinstance(part.error, DamagedData):
-            if part.error.next_offset is None or part.error.next_offset >= part.next_offset:
+        (log_slice,) = await store.read([Read(key, offset, 1)], max_bytes=1)
+        if isinstance(log_slice.error, OffsetOutOfRange) and offset < log_slice.first_offset:
+            offset = log_slice.first_offset  # trimmed in the meantime
+        elif isinstance(log_slice.error, DamagedData):
+            if (
+                log_slice.error.next_offset is None
+                or log_slice.error.next_offset >= log_slice.next_offset
+            ):
                 return None
-            offset = part.error.next_offset
-        elif part.error is not None:
-            raise part.error
+            offset = log_slice.error.next_offset
+        elif log_slice.error is not None:
+            raise log_slice.error
         else:
-            return next(batches(part.chunks[0])) if part.chunks else None
+            return next(batches(log_slice.chunks[0])) if log_slice.chunks else None

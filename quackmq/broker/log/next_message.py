@@ -35,25 +35,26 @@ class NextMessage(NamedTuple):
     lost_ranges: tuple[OffsetRange, ...] = ()
 
     @property
-    def place(self) -> RecordPosition:
+    def position(self) -> RecordPosition:
         return RecordPosition(self.partition, self.record.offset)
 
 
-async def find_head(
+async def find_next_message(
     store: Store, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]
 ) -> NextMessage | list[Read]:
     """Return the next message of the first partition that has one, in the order of `cursors`. If no
     partition has one, return the reads with which to wait for one. Raise the error of a partition
     that cannot be read if no other partition has a message."""
     for partition, cursor in cursors.items():
-        head = await _find_decoded(store, decoded, PartitionKey(topic.id, partition), cursor)
-        if head is not None:
-            return head
-        break  # only the first partition may be answered from the cache: it is its turn
+        key = PartitionKey(topic.id, partition)
+        next_message = await _find_decoded(store, decoded, key, cursor)
+        if next_message is not None:
+            return next_message
+        break  # the cache serves only the first partition: the others must not go before it
     search = _Search(decoded, topic, cursors)
-    while await search.look(await store.read(search.reads(), max_bytes=search.max_bytes)):
-        if search.head is not None:
-            return search.head
+    while await search.examine(await store.read(search.reads(), max_bytes=search.max_bytes)):
+        if search.found is not None:
+            return search.found
     if search.error is not None:
         raise search.error
     return search.reads()
@@ -69,7 +70,7 @@ async def _find_decoded(
     offsets = await store.offsets(key)
     if not offsets.first <= cursor < offsets.stable:
         return None
-    record = batch.from_offset(cursor)
+    record = batch.first_record_from(cursor)
     return None if record is None else NextMessage(key.partition, record)
 
 
@@ -77,7 +78,7 @@ class _Search:
     """The state of one search: its position and losses in each partition."""
 
     def __init__(self, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]) -> None:
-        self.head: NextMessage | None = None
+        self.found: NextMessage | None = None
         #: The first error that ended the search in a partition; that partition is left out.
         self.error: Exception | None = None
         #: Enough for one batch, which the store returns whole; raised when that batch is skipped.
@@ -93,62 +94,62 @@ class _Search:
             for partition, position in self._positions.items()
         ]
 
-    async def look(self, slices: list[Slice]) -> bool:
+    async def examine(self, slices: list[Slice]) -> bool:
         """Examine the slices in order, up to the first one with records or an error. Return False
         if all are empty, otherwise True: a message was found, or the caller must read again."""
-        for part in slices:
-            if part.error is not None:
-                self._go_over(part, part.error)
+        for log_slice in slices:
+            if log_slice.error is not None:
+                self._skip_unreadable(log_slice, log_slice.error)
                 return True
-            if part.chunks:
-                await self._open(part)
+            if log_slice.chunks:
+                await self._search_slice(log_slice)
                 return True
         return False
 
-    def _go_over(self, part: Slice, error: Exception) -> None:
-        partition = part.key.partition
+    def _skip_unreadable(self, log_slice: Slice, error: Exception) -> None:
+        partition = log_slice.key.partition
         position = self._positions[partition]
-        if isinstance(error, OffsetOutOfRange) and position > part.next_offset:
+        if isinstance(error, OffsetOutOfRange) and position > log_slice.next_offset:
             # The cursor is beyond the end of the log: wait for the next record.
-            self._positions[partition] = part.next_offset
-        elif isinstance(error, OffsetOutOfRange) and position < part.first_offset:
-            self._lose(partition, position, part.first_offset)
+            self._positions[partition] = log_slice.next_offset
+        elif isinstance(error, OffsetOutOfRange) and position < log_slice.first_offset:
+            self._lose(partition, position, log_slice.first_offset)
         elif isinstance(error, DamagedData) and (end := error.next_offset or 0) > position:
-            self._decoded.quarantine(part.key, position, end, self._topic.name, error)
+            self._decoded.quarantine(log_slice.key, position, end, self._topic.name, error)
             self._lose(partition, position, end)
         else:
             self.error = self.error or error
             del self._positions[partition]
 
-    async def _open(self, part: Slice) -> None:
-        partition = part.key.partition
-        first = next(batches(part.chunks[0]))
+    async def _search_slice(self, log_slice: Slice) -> None:
+        partition = log_slice.key.partition
+        first = next(batches(log_slice.chunks[0]))
         if first.next_offset <= self._positions[partition]:
             raise InternalError(
                 f"a read from offset {self._positions[partition]} on begins with a batch that ends "
                 f"before {first.next_offset}"
             )
-        for chunk in part.chunks:
+        for chunk in log_slice.chunks:
             for batch in batches(chunk):
-                if await self._open_batch(part, batch):
+                if await self._search_batch(log_slice, batch):
                     return
         self.max_bytes = shared_limits.REGION_BYTES
 
-    async def _open_batch(self, part: Slice, batch: Batch) -> bool:
+    async def _search_batch(self, log_slice: Slice, batch: Batch) -> bool:
         """Return whether the next message is in `batch`. If it is not, move the position after the
         batch."""
-        partition = part.key.partition
-        if not is_committed(batch, part.aborted):
+        partition = log_slice.key.partition
+        if not is_committed(batch, log_slice.aborted):
             self._positions[partition] = batch.next_offset
             return False
         while (position := self._positions[partition]) < batch.next_offset:
             opened = await self._decoded.open(
-                part.key, batch, position, self._topic.name, is_committed=True
+                log_slice.key, batch, position, self._topic.name, is_committed=True
             )
-            record = opened.from_offset(position)
+            record = opened.first_record_from(position)
             if record is not None:
                 losses = self._losses[partition]
-                self.head = NextMessage(partition, record, losses.count, losses.ranges())
+                self.found = NextMessage(partition, record, losses.count, losses.ranges())
                 return True
             if opened.is_poison:
                 self._lose(partition, max(position, opened.base_offset), opened.next_offset)

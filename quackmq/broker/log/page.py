@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.log.committed import is_committed
-from quackmq.broker.log.decoded_batches import Decoded, DecodedBatches
+from quackmq.broker.log.decoded_batches import DecodedBatches, DecodedRecords
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.subscription import Losses, Message, RecordPosition, message_id
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
@@ -61,27 +61,32 @@ async def read_page(
     """Read as many messages from `offset` on as the limits allow, but at least one if there is one.
     Wait up to `wait_ms` for the first message. Raise the error of the broker's read. If the page
     already has messages, damage or a deleted range ends it instead."""
-    page = _Gathering(decoded, topic, partition, offset, max_records, max_bytes)
+    builder = _PageBuilder(decoded, topic, partition, offset, max_records, max_bytes)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
     while True:
-        left_ms = 0
-        if wait_ms > 0 and not page.messages:
-            left_ms = max(0, math.ceil((deadline - loop.time()) * 1000))
-        (part,) = await read(page.reads(), max_bytes=page.read_bytes, wait_ms=left_ms)
-        if isinstance(part.error, DamagedData) and page.steps_over(part.error):
+        remaining_ms = 0
+        if wait_ms > 0 and not builder.messages:
+            remaining_ms = max(0, math.ceil((deadline - loop.time()) * 1000))
+        (log_slice,) = await read(
+            builder.reads(), max_bytes=builder.read_bytes, wait_ms=remaining_ms
+        )
+        if isinstance(log_slice.error, DamagedData) and builder.skip_damage(log_slice.error):
             continue
-        if isinstance(part.error, DamagedData | OffsetOutOfRange) and page.messages:
-            return page.finished(part)  # the next page begins at the damage and raises the error
-        if part.error is not None:
-            raise part.error
-        await page.take(part)
-        if page.is_full or (page.is_at_end(part) and (page.messages or left_ms <= 0)):
-            return page.finished(part)
+        if isinstance(log_slice.error, DamagedData | OffsetOutOfRange) and builder.messages:
+            # The next page begins at the damage and raises the error.
+            return builder.build(log_slice)
+        if log_slice.error is not None:
+            raise log_slice.error
+        await builder.add_slice(log_slice)
+        if builder.is_full or (
+            builder.is_at_end(log_slice) and (builder.messages or remaining_ms <= 0)
+        ):
+            return builder.build(log_slice)
         await asyncio.sleep(0)  # skipping a long range must not block other tasks
 
 
-class _Gathering:
+class _PageBuilder:
     """A page that is being filled."""
 
     def __init__(
@@ -109,7 +114,7 @@ class _Gathering:
     def reads(self) -> list[Read]:
         return [Read(self._key, self._position, self.read_bytes, committed=True)]
 
-    def steps_over(self, error: DamagedData) -> bool:
+    def skip_damage(self, error: DamagedData) -> bool:
         """Skip the damaged range if its end is known; return whether it was skipped."""
         end = error.next_offset
         if end is None or end <= self._position:
@@ -118,40 +123,40 @@ class _Gathering:
         self._lose(self._position, end)
         return True
 
-    async def take(self, part: Slice) -> None:
-        for chunk in part.chunks:
+    async def add_slice(self, log_slice: Slice) -> None:
+        for chunk in log_slice.chunks:
             for batch in batches(chunk):
-                if not is_committed(batch, part.aborted):
+                if not is_committed(batch, log_slice.aborted):
                     self._position = batch.next_offset
                     continue
-                await self._take_batch(batch)
+                await self._add_batch(batch)
                 if self.is_full:
                     return
 
-    def is_at_end(self, part: Slice) -> bool:
-        return not part.chunks or self._position >= part.stable_offset
+    def is_at_end(self, log_slice: Slice) -> bool:
+        return not log_slice.chunks or self._position >= log_slice.stable_offset
 
-    def finished(self, part: Slice) -> Page:
+    def build(self, log_slice: Slice) -> Page:
         messages = tuple(self.messages)
-        where = (self._position, part.first_offset, part.stable_offset)
+        where = (self._position, log_slice.first_offset, log_slice.stable_offset)
         return Page(messages, *where, self._losses)
 
-    async def _take_batch(self, batch: Batch) -> None:
+    async def _add_batch(self, batch: Batch) -> None:
         while True:
             opened = await self._decoded.open(
                 self._key, batch, self._position, self._topic.name, is_committed=True
             )
-            self._take_opened(opened)
+            self._add_records(opened)
             if self.is_full or self._position >= batch.next_offset:
                 return
             await asyncio.sleep(0)  # a page may take many sections of a large batch
 
-    def _take_opened(self, opened: Decoded) -> None:
+    def _add_records(self, opened: DecodedRecords) -> None:
         if opened.is_poison:
             self._lose(max(self._position, opened.base_offset), opened.next_offset)
             return
-        for record in opened.since(self._position):
-            size = _size_of(record)
+        for record in opened.records_from(self._position):
+            size = _record_bytes(record)
             if self.messages and self._size + size > self._max_bytes:
                 self.is_full = True
                 return
@@ -174,6 +179,6 @@ class _Gathering:
         self._position = end
 
 
-def _size_of(record: Record) -> int:
+def _record_bytes(record: Record) -> int:
     size = len(record.key or b"") + len(record.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)

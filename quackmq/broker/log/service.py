@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.log.epoch_lookup import EpochEnd, epoch_end
-from quackmq.broker.log.time_lookup import first_at, latest
+from quackmq.broker.log.epoch_lookup import EpochEnd, find_epoch_end
+from quackmq.broker.log.time_lookup import find_first_since, find_latest
 from quackmq.broker.topics import Topics
 from quackmq.errors import DamagedData
 from quackmq.model.producer_state import Producer
@@ -47,11 +47,11 @@ class LogService:
         """Read as `read` does, and log damaged batches, because some protocols cannot report them.
         The log names each damaged batch once in a while."""
         slices = await self.read(reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
-        for (key, offset, _, _), part in zip(reads, slices, strict=True):
-            if isinstance(part.error, DamagedData) and key.topic_id in self._topics.by_id:
-                end = max(part.error.next_offset or 0, offset + 1)
+        for (key, offset, _, _), log_slice in zip(reads, slices, strict=True):
+            if isinstance(log_slice.error, DamagedData) and key.topic_id in self._topics.by_id:
+                end = max(log_slice.error.next_offset or 0, offset + 1)
                 name = self._topics.by_id[key.topic_id].name
-                self._decoded.quarantine(key, offset, end, name, part.error)
+                self._decoded.quarantine(key, offset, end, name, log_slice.error)
         return slices
 
     async def offsets(self, key: PartitionKey) -> Offsets:
@@ -61,12 +61,12 @@ class LogService:
     async def offset_for_time(self, key: PartitionKey, timestamp_ms: int) -> OffsetTime | None:
         """Return the first record with this timestamp or a later one; None if there is none."""
         name = self._check(key)
-        return await first_at(self._store, self._decoded, key, name, timestamp_ms)
+        return await find_first_since(self._store, self._decoded, key, name, timestamp_ms)
 
     async def max_timestamp(self, key: PartitionKey) -> OffsetTime | None:
         """Return the first record with the greatest timestamp; None if no record has one."""
         name = self._check(key)
-        return await latest(self._store, self._decoded, key, name)
+        return await find_latest(self._store, self._decoded, key, name)
 
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
         """Return the points at which the append time changes, as `Store.append_times` does."""
@@ -76,7 +76,7 @@ class LogService:
     async def epoch_end(self, key: PartitionKey, epoch: int) -> EpochEnd | None:
         """Return where a leader epoch ended; None if it has not begun."""
         self._check(key)
-        return await epoch_end(self._store, key, epoch)
+        return await find_epoch_end(self._store, key, epoch)
 
     async def producers(self, key: PartitionKey) -> Mapping[int, Producer]:
         """Return the state of a partition's producers, by producer id."""

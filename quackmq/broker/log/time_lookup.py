@@ -15,7 +15,7 @@ from quackmq.records.batch import NO_TIMESTAMP, Batch, batches
 from quackmq.stores.contract import Store
 
 
-async def first_at(
+async def find_first_since(
     store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str, timestamp_ms: int
 ) -> OffsetTime | None:
     """Return the first record whose timestamp is `timestamp_ms` or later; None if there is none."""
@@ -25,27 +25,27 @@ async def first_at(
     position = found.offset
     while True:
         read = Read(key, position, limits.REGION_BYTES)
-        (part,) = await store.read([read], max_bytes=limits.REGION_BYTES)
-        if isinstance(part.error, OffsetOutOfRange) and position < part.first_offset:
-            position = part.first_offset  # trimmed in the meantime
+        (log_slice,) = await store.read([read], max_bytes=limits.REGION_BYTES)
+        if isinstance(log_slice.error, OffsetOutOfRange) and position < log_slice.first_offset:
+            position = log_slice.first_offset  # trimmed in the meantime
             continue
-        if isinstance(part.error, DamagedData):
+        if isinstance(log_slice.error, DamagedData):
             return OffsetTime(position, found.timestamp_ms)
-        if part.error is not None:
-            raise part.error
-        if not part.chunks:
+        if log_slice.error is not None:
+            raise log_slice.error
+        if not log_slice.chunks:
             return None
-        for chunk in part.chunks:
+        for chunk in log_slice.chunks:
             for batch in batches(chunk):
-                answer = await _first_in(
-                    decoded, key, batch, topic_name, timestamp_ms, part.first_offset
+                first_record = await _find_first_in(
+                    decoded, key, batch, topic_name, timestamp_ms, log_slice.first_offset
                 )
-                if answer is not None:
-                    return answer
+                if first_record is not None:
+                    return first_record
                 position = batch.next_offset
 
 
-async def latest(
+async def find_latest(
     store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str
 ) -> OffsetTime | None:
     """Return the first of the records with the greatest timestamp; None if no record has a
@@ -55,38 +55,38 @@ async def latest(
     the search begins with the last batch's, and mostly finds nothing later. Otherwise it steps
     forward, doubling the step until there is no later record, and then halves the interval.
     """
-    latest_ms = await _time_at_end(store, key)
+    latest_ms = await _find_last_timestamp(store, key)
     found, too_late_ms, step_ms = None, None, 1
     while too_late_ms is None or too_late_ms > latest_ms + 1:
         if too_late_ms is None:
-            ask_ms = latest_ms + step_ms
+            probe_ms = latest_ms + step_ms
             step_ms *= 2
         else:
-            ask_ms = (latest_ms + 1 + too_late_ms) // 2
-        later = await first_at(store, decoded, key, topic_name, ask_ms)
+            probe_ms = (latest_ms + 1 + too_late_ms) // 2
+        later = await find_first_since(store, decoded, key, topic_name, probe_ms)
         if later is None:
-            too_late_ms = ask_ms
+            too_late_ms = probe_ms
         else:
             found, latest_ms = later, later.timestamp_ms
     if found is None and latest_ms != NO_TIMESTAMP:
-        found = await first_at(store, decoded, key, topic_name, latest_ms)
+        found = await find_first_since(store, decoded, key, topic_name, latest_ms)
     return found
 
 
-async def _time_at_end(store: Store, key: PartitionKey) -> int:
+async def _find_last_timestamp(store: Store, key: PartitionKey) -> int:
     """Return the greatest timestamp in the header of the last batch; NO_TIMESTAMP if it is
     unreadable."""
     offsets = await store.offsets(key)
     if offsets.first == offsets.next:
         return NO_TIMESTAMP
-    (part,) = await store.read([Read(key, offsets.next - 1, 1)], max_bytes=1)
-    if part.error is not None or not part.chunks:
+    (log_slice,) = await store.read([Read(key, offsets.next - 1, 1)], max_bytes=1)
+    if log_slice.error is not None or not log_slice.chunks:
         return NO_TIMESTAMP  # damaged, trimmed, or a gap
-    batch = next(batches(part.chunks[0]))
-    return batch.max_timestamp if batch.base_offset >= part.first_offset else NO_TIMESTAMP
+    batch = next(batches(log_slice.chunks[0]))
+    return batch.max_timestamp if batch.base_offset >= log_slice.first_offset else NO_TIMESTAMP
 
 
-async def _first_in(
+async def _find_first_in(
     decoded: DecodedBatches,
     key: PartitionKey,
     batch: Batch,
@@ -98,13 +98,13 @@ async def _first_in(
     `first_offset`, the partition's first offset: they are already deleted."""
     if batch.max_timestamp < timestamp_ms:
         return None
-    has_any = False
+    has_match = False
     async for opened in decoded.since_time(key, batch, topic_name, timestamp_ms):
-        of_time = [record for record in opened.records if record.timestamp_ms >= timestamp_ms]
-        has_any = has_any or bool(of_time)
-        for record in of_time:
+        matching = [record for record in opened.records if record.timestamp_ms >= timestamp_ms]
+        has_match = has_match or bool(matching)
+        for record in matching:
             if record.offset >= first_offset:
                 return OffsetTime(record.offset, record.timestamp_ms)
-    if not has_any:
+    if not has_match:
         return OffsetTime(max(batch.base_offset, first_offset), batch.max_timestamp)
     return None

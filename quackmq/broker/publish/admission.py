@@ -1,4 +1,4 @@
-"""Check a batch against its topic, independent of what else is published. Pure."""
+"""Check a batch against the policy of its topic. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from quackmq.model.topic import Topic
 from quackmq.records.batch import Batch
 
 
-def check_takes(topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]) -> None:
+def check_publishable(
+    topic: Topic, batch: Batch, count_subscriptions: Callable[[UUID], int]
+) -> None:
     """Raise CorruptBatch, RecordTooLarge or NoSubscriber if a topic does not accept a batch."""
     check_records(batch)
     policy = topic.policy
     if policy.batch_bytes is not None and batch.size > policy.batch_bytes:
         raise RecordTooLarge(
-            f"a batch of {batch.size} bytes; topic {topic.name} takes {policy.batch_bytes}"
+            f"a batch of {batch.size} bytes; topic {topic.name} accepts at most "
+            f"{policy.batch_bytes}: send smaller batches"
         )
     if policy.needs_subscriber and not count_subscriptions(topic.id):
-        raise NoSubscriber(f"topic {topic.name} takes nothing while nobody subscribes to it")
+        raise NoSubscriber(
+            f"topic {topic.name} accepts no records while it has no subscription: subscribe first"
+        )
 
 
 def check_records(batch: Batch) -> None:

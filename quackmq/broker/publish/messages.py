@@ -9,7 +9,7 @@ that may have to repeat a put identifies it in one of two ways:
   `quackmq.model.offset_notes`); Kafka clients set the same cursor in a transaction, so both ways
   can be mixed. Gaps are allowed. Puts of one publisher run one after the other. If one fails, those
   waiting behind it fail, too: if they were accepted, the failed one could not be repeated.
-- **By an idempotency key.** A repeat gets the answer of the first put, also if the topic has more
+- **By an idempotency key.** A repeat gets the result of the first put, also if the topic has more
   partitions or another partitioner meanwhile (see `placement`). The key becomes a producer id (see
   `quackmq.model.producer_state`), and each partition remembers it like a producer: as durably as
   the records, for `stores_limits.PRODUCER_EXPIRY_MS`, at most
@@ -41,11 +41,11 @@ from quackmq.broker.log.page import Page, read_page
 from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.placement import (
     ONE_PARTITION,
-    held_placement,
-    is_short,
-    placed,
-    placement_of,
-    turn_of,
+    choose_partitions,
+    current_placement,
+    find_stored_placement,
+    is_short_key,
+    partition_for_any,
 )
 from quackmq.broker.publish.service import PublishService
 from quackmq.broker.settings import Caller
@@ -70,7 +70,7 @@ from quackmq.stores.contract import Store
 
 class Put(NamedTuple):
     """The result of a put: the id of each message, in the order given. A repeat has added nothing.
-    It has no ids if the place of the first put is not remembered any more."""
+    It has no ids if the broker has forgotten the offsets of the first put."""
 
     ids: tuple[str, ...]
     repeated: bool = False
@@ -89,6 +89,8 @@ class BegunPut(NamedTuple):
 
 
 class Messages:
+    """Puts single messages, and reads them page by page."""
+
     def __init__(
         self,
         publishing: PublishService,
@@ -110,17 +112,17 @@ class Messages:
         self._read = log_service.read
         self._clock = clock
         self._lifecycle = lifecycle
-        self._lines: dict[tuple[UUID, str], _Line] = {}
+        self._running_puts: dict[tuple[UUID, str], _RunningPuts] = {}
         #: By topic id and producer id of an idempotency key.
-        self._keys = NamedLocks()
-        #: The place of the last numbered put of each publisher; the oldest are forgotten.
-        self._last: OrderedDict[tuple[UUID, str], _Last] = OrderedDict()
+        self._key_locks = NamedLocks()
+        #: The last numbered put of each publisher, by topic id and group; the oldest are forgotten.
+        self._last_puts: OrderedDict[tuple[UUID, str], _LastPut] = OrderedDict()
         #: The partition that was chosen last for records without a key, by topic name.
-        self._turns: dict[str, int] = {}
+        self._last_partitions: dict[str, int] = {}
 
     def topic_deleted(self, topic: Topic) -> None:
         """Forget a deleted topic."""
-        self._turns.pop(topic.name, None)
+        self._last_partitions.pop(topic.name, None)
 
     # --- putting ----------------------------------------------------------------------------
 
@@ -136,18 +138,18 @@ class Messages:
         idempotency_key: str | None = None,
     ) -> Put:
         """Add records to a topic as one unit; this may create the topic. A record without a
-        timestamp gets the present time. If no partition is given, each record's key chooses one;
+        timestamp gets the current time. If no partition is given, each record's key chooses one;
         all records without a key go to one partition, in rotation. A repeat is recognised by
         publisher and sequence, or by its idempotency key.
 
-        Raises as `Broker.publish`; InvalidRequest for no records, and for a name, sequence or key
-        that cannot be; Conflict for a key that was used for another number of records, and
-        OutOfOrderSequence for a put that waited behind one of its publisher's that failed."""
+        Raise as `Broker.publish` does. Also raise InvalidRequest for no records, and for an invalid
+        name, sequence or key; Conflict for a key that was used for another number of records; and
+        OutOfOrderSequence for a put that waited behind a failed put of the same publisher."""
         if not records:
             raise InvalidRequest("a put has at least one message")
-        number = _number_of(publisher, sequence)
-        key = None if idempotency_key is None else _checked_key(idempotency_key)
-        if number is not None and key is not None:
+        publisher_number = _parse_number(publisher, sequence)
+        key = None if idempotency_key is None else _encode_key(idempotency_key)
+        if publisher_number is not None and key is not None:
             raise InvalidRequest("a put has a sequence or an idempotency key, not both")
         topic = self._topics.by_name.get(topic_name)
         if topic is None:
@@ -155,13 +157,13 @@ class Messages:
         if self._store.pending_bytes > shared_limits.PENDING_BYTES:
             await self._publishing.room()
         if key is not None:
-            keyed = self._put_keyed(caller, topic, records, partition, key)
-            return await self._lifecycle.run_shielded(keyed)
-        if number is not None:
-            numbered = self._put_numbered(caller, topic, records, partition, number)
-            return await self._lifecycle.run_shielded(numbered)
-        shares = await self._shares(topic, records, partition)
-        return _put_at(topic, shares, await self._append(caller, topic, shares))
+            keyed_put = self._put_keyed(caller, topic, records, partition, key)
+            return await self._lifecycle.run_shielded(keyed_put)
+        if publisher_number is not None:
+            numbered_put = self._put_numbered(caller, topic, records, partition, publisher_number)
+            return await self._lifecycle.run_shielded(numbered_put)
+        shares = await self._distribute(topic, records, partition)
+        return _make_put(topic, shares, await self._append(caller, topic, shares))
 
     def put_at_once(
         self, caller: Caller, topic_name: str, value: bytes
@@ -181,20 +183,20 @@ class Messages:
         partition: int | None = None,
         wait_for_room: bool = True,
     ) -> BegunPut | None:
-        """One message, for doors that count microseconds: no task is needed for it. None where it
-        cannot begin now; `put` can wait. Otherwise raises as `Broker.publish`, here or by the
-        future; `wait_for_room` as there. Without a partition, one is chosen as by `put`."""
+        """Begin to put one message, without a task: the fast path for single messages. Return None
+        if the put cannot begin now; then call `put`, which can wait. Choose a partition as `put`
+        does if none is given. Raise as `Broker.publish` does, here or through the future."""
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._store.pending_bytes > shared_limits.PENDING_BYTES:
             return None
         if partition is None and topic.partitions == 1:
             partition = 0
         elif partition is None:
-            if not is_short(key):
+            if not is_short_key(key):
                 return None
             partition = choose_partition(topic.policy.partitioner, key, topic.partitions)
             if partition is None:
-                partition = self._next_turn(topic)
+                partition = self._rotate_partition(topic)
         timestamp_ms = self._clock.record_time_ms()
         encoded = codec.single(value, timestamp_ms=timestamp_ms, key=key, headers=headers)
         appended = self._publishing.publish(
@@ -205,12 +207,12 @@ class Messages:
         return BegunPut(topic, partition, appended)
 
     async def last_sequence(self, caller: Caller, topic_name: str, publisher: str) -> int | None:
-        """The sequence of the last put that is held of a publisher, behind all that are on their
-        way; None before the first. UnknownTopic."""
+        """Return the sequence of a publisher's last stored put; None if it has none. Wait for its
+        running puts first. Raise UnknownTopic."""
         topic = self._topics.named(topic_name)
-        group = _group_of(publisher)
+        group = _check_publisher(publisher)
         async with self._cursors.changing(group):
-            return number_before_offset(self._held(topic, group))
+            return number_before_offset(self._last_number(topic, group))
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -225,8 +227,9 @@ class Messages:
         max_bytes: int,
         wait_ms: int = 0,
     ) -> Page:
-        """Committed messages from an offset on: as many as fit, but at least one if there is any,
-        for which this waits. UnknownTopic, UnknownPartition, OffsetOutOfRange."""
+        """Return committed messages from an offset on: as many as the limits allow, but at least
+        one if there is one. Wait up to `wait_ms` for the first. Raise UnknownTopic,
+        UnknownPartition or OffsetOutOfRange."""
         topic = self._topics.named(topic_name)
         self._topics.of(PartitionKey(topic.id, partition))
         return await read_page(
@@ -251,47 +254,48 @@ class Messages:
         number: _Number,
     ) -> Put:
         group, next_number = number
-        with self._in_line(topic, number) as line:
+        with self._register_put(topic, number) as running_puts:
             async with self._cursors.changing(group):
-                if next_number <= self._held(topic, group):
-                    return self._repeated(topic, number)
-                line.check(next_number)
+                if next_number <= self._last_number(topic, group):
+                    return self._make_repeated(topic, number)
+                running_puts.check_order(next_number)
                 try:
                     if not self._groups.is_stored(group):
                         await self._groups.store_group(group)
                     # Inside the lock: a put with short keys must not overtake one with long keys.
                     topic = self._topics.with_id(topic.id)
-                    shares = await self._shares(topic, records, partition)
+                    shares = await self._distribute(topic, records, partition)
                     await self._store.room()
                     key = CursorKey(group, topic.id, NUMBER_PARTITION)
                     cursor = Cursor(key, next_number, "", self._clock.now_ms())
                     appended = await self._publishing.publish_together(
-                        topic, _appends(topic, shares), [cursor]
+                        topic, _make_appends(topic, shares), [cursor]
                     )
                 except BaseException:
-                    line.failed = next_number
+                    running_puts.failed = next_number
                     raise
-                line.passed(next_number)
-                self._cursors.note([cursor])
+                running_puts.clear_failure(next_number)
+                self._cursors.apply([cursor])
                 self._remember(topic, number, shares, appended)
-                return _put_at(topic, shares, appended)
+                return _make_put(topic, shares, appended)
 
-    def _held(self, topic: Topic, group: str) -> int:
+    def _last_number(self, topic: Topic, group: str) -> int:
+        """Return the number that follows a publisher's last stored put; 0 if it has none."""
         cursor = self._cursors.at(group, PartitionKey(topic.id, NUMBER_PARTITION))
         return 0 if cursor is None or cursor.offset is None else cursor.offset
 
     @contextmanager
-    def _in_line(self, topic: Topic, number: _Number) -> Iterator[_Line]:
+    def _register_put(self, topic: Topic, number: _Number) -> Iterator[_RunningPuts]:
         """Register a put among the running puts of its publisher."""
         key = (topic.id, number.group)
-        line = self._lines.setdefault(key, _Line())
-        line.puts += 1
+        running_puts = self._running_puts.setdefault(key, _RunningPuts())
+        running_puts.puts += 1
         try:
-            yield line
+            yield running_puts
         finally:
-            line.puts -= 1
-            if not line.puts:
-                del self._lines[key]
+            running_puts.puts -= 1
+            if not running_puts.puts:
+                del self._running_puts[key]
 
     def _remember(
         self,
@@ -301,17 +305,17 @@ class Messages:
         appended: Sequence[AppendResult],
     ) -> None:
         key = (topic.id, number.group)
-        self._last.pop(key, None)
+        self._last_puts.pop(key, None)
         if len(shares) == 1:  # several shares would need the order of the records, too
-            self._last[key] = _Last(number.next_number, shares[0].partition, appended[0])
-            if len(self._last) > limits.REMEMBERED_PUTS:
-                self._last.popitem(last=False)
+            self._last_puts[key] = _LastPut(number.next_number, shares[0].partition, appended[0])
+            if len(self._last_puts) > limits.REMEMBERED_PUTS:
+                self._last_puts.popitem(last=False)
 
-    def _repeated(self, topic: Topic, number: _Number) -> Put:
-        last = self._last.get((topic.id, number.group))
+    def _make_repeated(self, topic: Topic, number: _Number) -> Put:
+        last = self._last_puts.get((topic.id, number.group))
         if last is None or last.next_number != number.next_number:
             return Put((), repeated=True)
-        return Put(_ids(topic, last.partition, last.appended), repeated=True)
+        return Put(_message_ids(topic, last.partition, last.appended), repeated=True)
 
     # --- keys -------------------------------------------------------------------------------
 
@@ -323,47 +327,48 @@ class Messages:
         partition: int | None,
         key: bytes,
     ) -> Put:
-        producer_id = _producer_id(topic, key)
-        # One at a time: two at once could be placed by different numbers of partitions.
-        async with self._keys.hold((topic.id, producer_id)):
+        producer_id = _key_producer_id(topic, key)
+        # One put of a key at a time: two could be distributed by different numbers of partitions.
+        async with self._key_locks.hold((topic.id, producer_id)):
             topic = self._topics.with_id(topic.id)
-            held = self._store.producers_of(topic.id, producer_id)
-            if held:
-                shares = await self._held_shares(topic, records, key, held)
+            producers = self._store.producers_of(topic.id, producer_id)
+            if producers:
+                shares = await self._distribute_repeat(topic, records, key, producers)
             else:
-                shares = await self._keyed_shares(topic, records, partition, key)
+                shares = await self._distribute_keyed(topic, records, partition, key)
             try:
-                return _put_at(topic, shares, await self._append(caller, topic, shares))
+                return _make_put(topic, shares, await self._append(caller, topic, shares))
             except OutOfOrderSequence:
-                raise _other_records(key) from None
+                raise _key_conflict(key) from None
 
-    async def _keyed_shares(
+    async def _distribute_keyed(
         self, topic: Topic, records: Sequence[Record], partition: int | None, key: bytes
     ) -> list[_Share]:
-        """Distribute a put that the topic does not have yet."""
-        placement = placement_of(topic)
+        """Distribute the records of a put with a key that the topic does not have yet."""
+        placement = current_placement(topic)
         if partition is None:
             keys = [record.key for record in records]
-            chosen = await placed(placement, keys, turn_of(placement, key))
+            partitions = await choose_partitions(placement, keys, partition_for_any(placement, key))
         else:
-            chosen = [partition] * len(records)
-        epoch = placement.epoch if len(set(chosen)) > 1 else ONE_PARTITION
-        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
+            partitions = [partition] * len(records)
+        epoch = placement.epoch if len(set(partitions)) > 1 else ONE_PARTITION
+        return self._build_shares(records, partitions, _key_producer_id(topic, key), epoch)
 
-    async def _held_shares(
-        self, topic: Topic, records: Sequence[Record], key: bytes, held: Mapping[int, Producer]
+    async def _distribute_repeat(
+        self, topic: Topic, records: Sequence[Record], key: bytes, producers: Mapping[int, Producer]
     ) -> list[_Share]:
-        """Distribute a repeat as the first time, whatever the topic and the request say now."""
+        """Distribute the records of a repeat in the same way as those of the first put. The topic
+        and the requested partition may have changed since. Raise Conflict for other records."""
         keys = [record.key for record in records]
-        found = await held_placement(held, keys, key, topic)
-        if found is None:
-            raise _other_records(key)
-        chosen, epoch = found
-        return self._shared_out(records, chosen, _producer_id(topic, key), epoch)
+        placement = await find_stored_placement(producers, keys, key, topic)
+        if placement is None:
+            raise _key_conflict(key)
+        partitions, epoch = placement
+        return self._build_shares(records, partitions, _key_producer_id(topic, key), epoch)
 
     # --- partitions -------------------------------------------------------------------------
 
-    async def _shares(
+    async def _distribute(
         self, topic: Topic, records: Sequence[Record], partition: int | None
     ) -> list[_Share]:
         """Distribute records by their keys. Records without a key all go to one partition, in
@@ -371,32 +376,41 @@ class Messages:
         if partition is None and topic.partitions == 1:
             partition = 0
         if partition is not None:
-            return self._shared_out(records, [partition] * len(records))
-        turn = self._next_turn(topic)
-        chosen = await placed(placement_of(topic), [record.key for record in records], turn)
-        return self._shared_out(records, chosen)
+            return self._build_shares(records, [partition] * len(records))
+        next_partition = self._rotate_partition(topic)
+        partitions = await choose_partitions(
+            current_placement(topic), [record.key for record in records], next_partition
+        )
+        return self._build_shares(records, partitions)
 
-    def _shared_out(
+    def _build_shares(
         self,
         records: Sequence[Record],
-        chosen: Sequence[int],
+        partitions: Sequence[int],
         producer_id: int = NO_PRODUCER_ID,
         epoch: int = 0,
     ) -> list[_Share]:
         """Build one batch for each chosen partition."""
-        if len(set(chosen)) == 1:
-            return [_Share(chosen[0], self._batch(records, producer_id, epoch), None)]
-        places: dict[int, list[int]] = {}
-        for place, partition in enumerate(chosen):
-            places.setdefault(partition, []).append(place)
+        if len(set(partitions)) == 1:
+            return [_Share(partitions[0], self._batch(records, producer_id, epoch), None)]
+        indices: dict[int, list[int]] = {}
+        for index, partition in enumerate(partitions):
+            indices.setdefault(partition, []).append(index)
         return [
-            _Share(partition, self._batch([records[each] for each in own], producer_id, epoch), own)
-            for partition, own in places.items()
+            _Share(
+                partition,
+                self._batch([records[each] for each in own_indices], producer_id, epoch),
+                own_indices,
+            )
+            for partition, own_indices in indices.items()
         ]
 
-    def _next_turn(self, topic: Topic) -> int:
-        turn = self._turns[topic.name] = (self._turns.get(topic.name, -1) + 1) % topic.partitions
-        return turn
+    def _rotate_partition(self, topic: Topic) -> int:
+        """Return the next partition for records without a key, in rotation."""
+        last_partition = self._last_partitions.get(topic.name, -1)
+        next_partition = (last_partition + 1) % topic.partitions
+        self._last_partitions[topic.name] = next_partition
+        return next_partition
 
     def _batch(self, records: Sequence[Record], producer_id: int, epoch: int) -> Batch:
         now_ms = self._clock.record_time_ms()
@@ -413,18 +427,18 @@ class Messages:
         self, caller: Caller, topic: Topic, shares: Sequence[_Share]
     ) -> list[AppendResult]:
         if len(shares) > 1:
-            return await self._publishing.publish_together(topic, _appends(topic, shares))
+            return await self._publishing.publish_together(topic, _make_appends(topic, shares))
         ((partition, batch, _),) = shares
         return [await self._publishing.publish(topic, partition, batch)]
 
 
 class _Share(NamedTuple):
-    """The records of a put that go to one partition. `places` are their positions in the put; None
-    if all of its records are here."""
+    """The records of a put that go to one partition. `indices` are their positions in the put; None
+    if the put has no other records."""
 
     partition: int
     batch: Batch
-    places: list[int] | None
+    indices: list[int] | None
 
 
 class _Number(NamedTuple):
@@ -434,7 +448,7 @@ class _Number(NamedTuple):
     next_number: int
 
 
-class _Last(NamedTuple):
+class _LastPut(NamedTuple):
     """A numbered put, and where it was appended."""
 
     next_number: int
@@ -442,7 +456,7 @@ class _Last(NamedTuple):
     appended: AppendResult
 
 
-class _Line:
+class _RunningPuts:
     """The running puts of one publisher to one topic."""
 
     __slots__ = ("failed", "puts")
@@ -452,79 +466,80 @@ class _Line:
         #: The number of a put that failed and has not been repeated.
         self.failed: int | None = None
 
-    def check(self, next_number: int) -> None:
+    def check_order(self, next_number: int) -> None:
+        """Raise OutOfOrderSequence if a put with a lower number failed and was not repeated."""
         if self.failed is not None and self.failed < next_number:
             raise OutOfOrderSequence(
                 f"sequence {self.failed - 1} failed, and {next_number - 1} was waiting behind it: "
                 "put both again, in their order"
             )
 
-    def passed(self, next_number: int) -> None:
+    def clear_failure(self, next_number: int) -> None:
+        """Forget the failure of a put that has now succeeded."""
         if self.failed == next_number:
             self.failed = None
 
 
-def _put_at(topic: Topic, shares: Sequence[_Share], appended: Sequence[AppendResult]) -> Put:
+def _make_put(topic: Topic, shares: Sequence[_Share], appended: Sequence[AppendResult]) -> Put:
     if len(shares) == 1:
-        return Put(_ids(topic, shares[0].partition, appended[0]), appended[0].repeated)
-    placed: dict[int, str] = {}
-    for (partition, _, places), where in zip(shares, appended, strict=True):
-        for offset, place in enumerate(places or (), where.base_offset):
-            placed[place] = message_id(topic.id, RecordPosition(partition, offset))
-    ids = tuple([placed[place] for place in range(len(placed))])
-    return Put(ids, all(where.repeated for where in appended))
+        return Put(_message_ids(topic, shares[0].partition, appended[0]), appended[0].repeated)
+    ids_by_index: dict[int, str] = {}
+    for (partition, _, indices), appended_batch in zip(shares, appended, strict=True):
+        for offset, index in enumerate(indices or (), appended_batch.base_offset):
+            ids_by_index[index] = message_id(topic.id, RecordPosition(partition, offset))
+    ids = tuple([ids_by_index[index] for index in range(len(ids_by_index))])
+    return Put(ids, all(appended_batch.repeated for appended_batch in appended))
 
 
-def _ids(topic: Topic, partition: int, appended: AppendResult) -> tuple[str, ...]:
+def _message_ids(topic: Topic, partition: int, appended: AppendResult) -> tuple[str, ...]:
     offsets = range(appended.base_offset, appended.next_offset)
     return tuple([message_id(topic.id, RecordPosition(partition, offset)) for offset in offsets])
 
 
-def _appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
+def _make_appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
     return [Append(PartitionKey(topic.id, partition), batch) for partition, batch, _ in shares]
 
 
-def _other_records(key: bytes) -> Conflict:
+def _key_conflict(key: bytes) -> Conflict:
     return Conflict(
-        f"the idempotency key {key[:100]!r} was used for a put of other records: take a key of its "
-        "own for each put"
+        f"the idempotency key {key[:100]!r} was used for a put of other records: use a new key for "
+        "each put"
     )
 
 
-def _number_of(publisher: str | None, sequence: int | None) -> _Number | None:
+def _parse_number(publisher: str | None, sequence: int | None) -> _Number | None:
     if publisher is None and sequence is None:
         return None
     if publisher is None or sequence is None:
-        raise InvalidRequest("a numbered put has both, a publisher's name and a sequence")
-    return _Number(_group_of(publisher), offset_for_number(sequence))
+        raise InvalidRequest("a numbered put needs both: a publisher's name and a sequence")
+    return _Number(_check_publisher(publisher), offset_for_number(sequence))
 
 
-def _group_of(publisher: str) -> str:
+def _check_publisher(publisher: str) -> str:
     group = publisher_group(publisher)
     try:
         size = len(group.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest("a publisher's name is text that UTF-8 can hold") from None
-    most = shared_limits.NAME_BYTES - len(publisher_group(""))
+        raise InvalidRequest("a publisher's name must be text that UTF-8 can encode") from None
+    max_bytes = shared_limits.NAME_BYTES - len(publisher_group(""))
     if not publisher or size > shared_limits.NAME_BYTES:
-        raise InvalidRequest(f"a publisher's name takes 1 to {most} bytes as UTF-8")
+        raise InvalidRequest(f"a publisher's name must have 1 to {max_bytes} bytes as UTF-8")
     return group
 
 
-def _checked_key(key: str) -> bytes:
+def _encode_key(key: str) -> bytes:
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("an idempotency key is text that UTF-8 can hold") from None
+        raise InvalidRequest("an idempotency key must be text that UTF-8 can encode") from None
     if not 1 <= len(encoded) <= shared_limits.IDEMPOTENCY_KEY_BYTES:
         raise InvalidRequest(
-            f"an idempotency key takes 1 to {shared_limits.IDEMPOTENCY_KEY_BYTES} "
-            "bytes as UTF-8, not "
-            f"{len(encoded)}"
+            f"an idempotency key must have 1 to {shared_limits.IDEMPOTENCY_KEY_BYTES} bytes as "
+            f"UTF-8, not {len(encoded)}"
         )
     return encoded
 
 
-def _producer_id(topic: Topic, key: bytes) -> int:
+def _key_producer_id(topic: Topic, key: bytes) -> int:
     digest = hashlib.blake2b(topic.id.bytes + key, digest_size=8).digest()
     return FIRST_KEY_ID + int.from_bytes(digest, "big") % FIRST_KEY_ID

@@ -51,18 +51,20 @@ class Placement(NamedTuple):
         return 1 + number * _EPOCHS_PER_PARTITIONER + self.partitions - 1
 
 
-def placement_of(topic: Topic) -> Placement:
+def current_placement(topic: Topic) -> Placement:
     """Return the rule for new records of a topic."""
     return Placement(topic.policy.partitioner, topic.partitions)
 
 
-def is_short(key: bytes | None) -> bool:
+def is_short_key(key: bytes | None) -> bool:
     """Return whether a key can be hashed in one step, without delaying other requests."""
     return key is None or len(key) <= limits.HASHED_KEY_BYTES
 
 
-async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) -> list[int]:
-    """Return the partition of each key; `turn` for records that may go to any partition.
+async def choose_partitions(
+    placement: Placement, keys: Iterable[bytes | None], any_partition: int
+) -> list[int]:
+    """Return the partition of each key; `any_partition` for keys that may go to any.
 
     Hash long keys, and many keys, in several steps, so that other requests are not delayed.
     """
@@ -70,11 +72,11 @@ async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) 
     chosen: list[int] = []
     cost = 0
     for key in keys:
-        if partitioner is Partitioner.MURMUR2 and key is not None and not is_short(key):
-            chosen.append(partition_for_hash(await _hashed(key), partitions))
+        if partitioner is Partitioner.MURMUR2 and key is not None and not is_short_key(key):
+            chosen.append(partition_for_hash(await _hash_in_steps(key), partitions))
             continue
         partition = choose_partition(partitioner, key, partitions)
-        chosen.append(turn if partition is None else partition)
+        chosen.append(any_partition if partition is None else partition)
         cost += _KEY_BYTES + len(key or b"")
         if cost > limits.HASHED_KEY_BYTES:
             await asyncio.sleep(0)
@@ -82,14 +84,17 @@ async def placed(placement: Placement, keys: Iterable[bytes | None], turn: int) 
     return chosen
 
 
-async def held_placement(
-    held: Mapping[int, Producer], keys: Sequence[bytes | None], idempotency_key: bytes, topic: Topic
+async def find_stored_placement(
+    producers: Mapping[int, Producer],
+    keys: Sequence[bytes | None],
+    idempotency_key: bytes,
+    topic: Topic,
 ) -> tuple[list[int], int] | None:
-    """Return the partition of each record of a repeated put, and the epoch of the first put. `held`
-    are the states of the idempotency key's producer, by partition. Return None if the stored
-    records cannot be those of this put."""
-    counts = {partition: _records(state) for partition, state in held.items()}
-    epochs = {state.epoch for state in held.values()}
+    """Return the partition of each record of a repeated put, and the epoch of the first put.
+    `producers` are the states of the idempotency key's producer, by partition. Return None if the
+    stored records cannot be those of this put."""
+    counts = {partition: _count_records(state) for partition, state in producers.items()}
+    epochs = {state.epoch for state in producers.values()}
     if sum(counts.values()) != len(keys) or len(epochs) > 1:
         return None
     (epoch,) = epochs
@@ -97,14 +102,14 @@ async def held_placement(
         (only,) = counts
         return [only] * len(keys), epoch
     for placement in _candidates(epoch, topic):
-        turn = turn_of(placement, idempotency_key)
-        chosen = await placed(placement, keys, turn)
-        if Counter(chosen) == counts:
-            return chosen, epoch
+        any_partition = partition_for_any(placement, idempotency_key)
+        partitions = await choose_partitions(placement, keys, any_partition)
+        if Counter(partitions) == counts:
+            return partitions, epoch
     return None
 
 
-def turn_of(placement: Placement, idempotency_key: bytes) -> int:
+def partition_for_any(placement: Placement, idempotency_key: bytes) -> int:
     """Return the partition for those records of a put that may go to any partition."""
     return choose_partition(placement.partitioner, idempotency_key, placement.partitions) or 0
 
@@ -121,15 +126,15 @@ def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
         yield Placement(_NUMBERED[number], partitions + 1)
 
 
-def _records(state: Producer) -> int:
+def _count_records(state: Producer) -> int:
     """Return how many records an idempotency key's producer has put into a partition."""
     return sum(batch.next_offset - batch.base_offset for batch in state.batches)
 
 
-async def _hashed(key: bytes) -> int:
-    hashed = begin_murmur2(key)
+async def _hash_in_steps(key: bytes) -> int:
+    state = begin_murmur2(key)
     for start in range(0, len(key), limits.HASHED_KEY_BYTES):
         end = min(start + limits.HASHED_KEY_BYTES, len(key))
-        hashed = add_murmur2_words(hashed, key, start, end)
+        state = add_murmur2_words(state, key, start, end)
         await asyncio.sleep(0)
-    return finish_murmur2(hashed, key)
+    return finish_murmur2(state, key)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from quackmq.broker.lifecycle import Lifecycle, closing_error, only
-from quackmq.broker.publish.admission import check_takes
+from quackmq.broker.publish.admission import check_publishable
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.topics import Topics
@@ -41,18 +41,18 @@ class PublishService:
         self._transactions = transactions
         self._lifecycle = lifecycle
         #: The names of topics whose policy counts entries.
-        self._counted: set[str] = set()
+        self._counting_topics: set[str] = set()
 
     def topic_changed(self, topic: Topic) -> None:
         """Note whether publishing to a topic goes through retention."""
         if topic.policy.counts_entries:
-            self._counted.add(topic.name)
+            self._counting_topics.add(topic.name)
         else:
-            self._counted.discard(topic.name)
+            self._counting_topics.discard(topic.name)
 
     def topic_deleted(self, topic: Topic) -> None:
         """Forget a deleted topic."""
-        self._counted.discard(topic.name)
+        self._counting_topics.discard(topic.name)
 
     async def ensure_topic(self, name: str) -> Topic:
         """Return the topic of this name; create it if topics are created by their first use."""
@@ -86,8 +86,8 @@ class PublishService:
             if batch.is_control:
                 raise UnsupportedBatch("clients cannot publish control batches")
             transaction = self._transactions.check_admitted(key, batch)
-        check_takes(topic, batch, self._count_subscriptions)
-        if topic.name in self._counted:
+        check_publishable(topic, batch, self._count_subscriptions)
+        if topic.name in self._counting_topics:
             if transaction is None:
                 return self._retention.publish(key, batch, wait_for_room=wait_for_room)
             # A queued batch is checked again: its transaction may have ended while it waited.
@@ -102,8 +102,8 @@ class PublishService:
         """Append batches and set cursors as one unit, see `Broker.publish_together`."""
         self._lifecycle.check_open()
         for key, batch, _ in appends:
-            check_takes(self._topics.of(key), batch, self._count_subscriptions)
-        if topic.name in self._counted:
+            check_publishable(self._topics.of(key), batch, self._count_subscriptions)
+        if topic.name in self._counting_topics:
             return self._retention.publish_together(appends, cursors)
         return self._store.append(appends, cursors)
 

@@ -115,7 +115,7 @@ class ProgressFlusher:
         """Write a portion from the end of the list, and remove it from the list; if the write
         fails, put it back. Raise NotFound if the receipts topic was deleted meanwhile."""
         if any(progress.pending_receipts is not None for progress in progresses):
-            await self._receipts.ready()
+            await self._receipts.ensure_topic()
         async with self.write_lock:
             receipt_write, puts, written, size = ReceiptWrite(()), [], [], 0
             while progresses and size < limits.PUSHED_FLUSH_BYTES:

@@ -36,7 +36,7 @@ from quackmq.broker.push.state import (
 )
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
-from quackmq.broker.subscriptions.receipts import Receipts, check_topic
+from quackmq.broker.subscriptions.receipts import Receipts, check_leaves_receipts
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
@@ -188,7 +188,7 @@ class PushRegistry:
     ) -> None:
         """Create a subscription. There must be none of this name and topic."""
         if stored.receipts:
-            check_topic(topic.name)
+            check_leaves_receipts(topic.name)
         self._subscriptions.check_room()
         subscription = PushSubscription(topic, name, stored, 0, starts)
         puts = []
@@ -228,7 +228,7 @@ class PushRegistry:
     async def set_receipts(self, subscription: PushSubscription, enabled: bool) -> None:
         """Set whether a subscription leaves receipts from now on."""
         if enabled:
-            check_topic(subscription.topic.name)
+            check_leaves_receipts(subscription.topic.name)
         if subscription.stored.receipts == enabled:
             return
         if not enabled:
@@ -239,7 +239,7 @@ class PushRegistry:
 
     async def _write_receipts_setting(self, subscription: PushSubscription, enabled: bool) -> None:
         if enabled:
-            await self._receipts.ready()
+            await self._receipts.ensure_topic()
         async with self._flusher.write_lock:  # no state is written without its receipts
             subscription.check_not_ended()
             stored = subscription.stored._replace(receipts=enabled)

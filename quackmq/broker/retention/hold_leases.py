@@ -51,7 +51,7 @@ class HoldLeases:
         if looked_ms is not None and 0 <= now_ms - looked_ms < limits.HOLD_LEASE_INTERVAL_MS:
             return
         self._looked_ms = now_ms
-        for name in self._cursors.leased():
+        for name in self._cursors.leased_names():
             for topic_id in self._cursors.topics_of(name):
                 if self._is_over(name, topic_id):
                     await self._lifecycle.run_shielded(self._end(name, topic_id))

@@ -4,7 +4,7 @@ A cursor belongs to a name, a topic and a partition. Subscriptions and consumer 
 namespace. A cursor changes here after it has changed in the store, never before.
 
 Two changes of one cursor must not run at the same time, because the store may apply them in either
-order. A subscription changes its cursors under its own lock. Everybody else who changes cursors of
+order. A subscription changes its cursors under its own lock. All other code that changes cursors of
 a name, or creates and ends its subscriptions, does so within `changing(name)`.
 
 Not thread-safe: call from the broker's event loop.
@@ -22,10 +22,12 @@ from quackmq.model.offset_notes import parse_lease_ms
 from quackmq.model.topic import Cursor, CursorKey, PartitionKey, Topic
 from quackmq.stores.contract import Store
 
-_NONE: Final[Mapping[int, Cursor]] = {}
+_NO_CURSORS: Final[Mapping[int, Cursor]] = {}
 
 
 class Cursors:
+    """The cursors of all names, with lookups that do not wait."""
+
     def __init__(self, store: Store, topics: Mapping[uuid.UUID, Topic]) -> None:
         """`topics` are the existing topics by id, as a view that follows changes."""
         self._store = store
@@ -48,18 +50,19 @@ class Cursors:
     def names(self) -> list[str]:
         return list(self._by_name)
 
-    def has(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         return name in self._by_name
 
     def of(self, name: str) -> Iterator[Cursor]:
-        for of_topic in self._by_name.get(name, {}).values():
-            yield from of_topic.values()
+        """Yield all cursors of a name."""
+        for by_partition in self._by_name.get(name, {}).values():
+            yield from by_partition.values()
 
     def in_topic(self, name: str, topic_id: uuid.UUID) -> Mapping[int, Cursor]:
         """Return the cursors by partition, as a view that must not be kept."""
-        return self._by_name.get(name, {}).get(topic_id, _NONE)
+        return self._by_name.get(name, {}).get(topic_id, _NO_CURSORS)
 
-    def leased(self) -> list[str]:
+    def leased_names(self) -> list[str]:
         """Return the names with a lease in the metadata of a cursor, now or earlier."""
         return list(self._leased)
 
@@ -78,9 +81,9 @@ class Cursors:
     async def set(self, cursors: Sequence[Cursor]) -> None:
         """Set cursors, as `Store.set_cursors`."""
         await self._store.set_cursors(cursors)
-        self.note(cursors)
+        self.apply(cursors)
 
-    def note(self, cursors: Sequence[Cursor]) -> None:
+    def apply(self, cursors: Sequence[Cursor]) -> None:
         """Apply cursors that another change of the store already made durable."""
         for cursor in cursors:
             # The topic may have been deleted in the same flush cycle, with its cursors.
@@ -96,34 +99,34 @@ class Cursors:
     def _put(self, cursor: Cursor) -> None:
         name, topic_id, partition = cursor.key
         if cursor.offset is not None:
-            of_topic = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
-            of_topic[partition] = cursor
+            by_partition = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
+            by_partition[partition] = cursor
             self._names.setdefault(topic_id, {})[name] = None
             if cursor.metadata and parse_lease_ms(cursor.metadata) is not None:
                 self._leased[name] = None
             return
-        of_name = self._by_name.get(name, {})
-        if topic_id in of_name:
-            of_name[topic_id].pop(partition, None)
-            if not of_name[topic_id]:
+        by_topic = self._by_name.get(name, {})
+        if topic_id in by_topic:
+            by_topic[topic_id].pop(partition, None)
+            if not by_topic[topic_id]:
                 self._drop_topic(name, topic_id)
                 del self._names[topic_id][name]
                 if not self._names[topic_id]:
                     del self._names[topic_id]
 
     def _drop_topic(self, name: str, topic_id: uuid.UUID) -> None:
-        of_name = self._by_name[name]
-        del of_name[topic_id]
-        if not of_name:
+        by_topic = self._by_name[name]
+        del by_topic[topic_id]
+        if not by_topic:
             del self._by_name[name]
             self._leased.pop(name, None)
 
 
 def _ignore(name: str, topic_id: uuid.UUID, partition: int) -> None:
-    """Ignore the change: nobody has registered."""
+    """Ignore the change: no callback is registered."""
 
 
-def removal(cursor: Cursor) -> Cursor:
+def removal_of(cursor: Cursor) -> Cursor:
     """Return the change that removes a cursor."""
     return Cursor(cursor.key, None)
 

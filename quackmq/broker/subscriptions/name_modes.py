@@ -23,6 +23,8 @@ from quackmq.loop_clock import loop_clock
 
 
 class NameModes:
+    """Records how each name is used, and refuses a use in another mode."""
+
     def __init__(self, registry: SubscriptionRegistry, coordinator: Coordinator) -> None:
         self._registry = registry
         self._coordinator = coordinator
@@ -55,23 +57,23 @@ class NameModes:
         use = self._uses.get(name)
         if use is None:
             return
-        ago_ms = use.ago_ms()
-        if ago_ms < limits.MODE_LEASE_MS:
-            last = "just now" if use.calls else f"{ago_ms} ms ago"
+        idle_ms = use.idle_ms()
+        if idle_ms < limits.MODE_LEASE_MS:
+            last_use = "just now" if use.calls else f"{idle_ms} ms ago"
             raise NameInOtherMode(
-                f"the name {name} is used by last id, {last} by {use.who}: stop that and wait "
-                f"{limits.MODE_LEASE_MS // 1000} s, or use another name"
+                f"the name {name} is used by last id, {last_use} by {use.caller}: stop that and "
+                f"wait {limits.MODE_LEASE_MS // 1000} s, or use another name"
             )
         del self._uses[name]
 
     @contextmanager
-    def pulling(self, caller: Caller, name: str) -> Iterator[None]:
-        """Use a name by last id during a call. Raise NameInOtherMode if a group of this name has
-        members."""
+    def use_for_pull(self, caller: Caller, name: str) -> Iterator[None]:
+        """Mark a name as used by last id for the duration of a call. Raise NameInOtherMode if a
+        group of this name has members."""
         self._check_no_members(name)
         use = self._uses.setdefault(name, _Use())
         use.calls += 1
-        use.who = _words(caller)
+        use.caller = _describe(caller)
         try:
             yield
         finally:
@@ -88,25 +90,28 @@ class NameModes:
 
     def clean(self) -> None:
         """Forget uses that are longer ago than the lease."""
-        old = [name for name, use in self._uses.items() if use.ago_ms() >= limits.MODE_LEASE_MS]
+        old = [name for name, use in self._uses.items() if use.idle_ms() >= limits.MODE_LEASE_MS]
         for name in old:
             del self._uses[name]
 
 
 class _Use:
-    __slots__ = ("calls", "last_s", "who")
+    """The use of a name by last id: the running calls, the end of the last one, and its caller."""
+
+    __slots__ = ("calls", "last_s", "caller")
 
     def __init__(self) -> None:
         self.calls = 0
         self.last_s = 0.0
-        self.who = ""
+        self.caller = ""
 
-    def ago_ms(self) -> int:
+    def idle_ms(self) -> int:
+        """Return how long ago the last call ended; 0 while a call runs."""
         if self.calls:
             return 0
         return int((loop_clock().time() - self.last_s) * 1000)
 
 
-def _words(caller: Caller) -> str:
+def _describe(caller: Caller) -> str:
     client = f" ({caller.client[: shared_limits.NAME_BYTES]})" if caller.client else ""
     return f"{caller.address or caller.principal}{client}"

@@ -21,27 +21,34 @@ import heapq
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from quackmq import limits
 from quackmq.broker.groups.coordinator import Coordinator
 from quackmq.broker.lifecycle import finish_before_cancelling
 from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.broker.log.next_message import NextMessage, find_head
+from quackmq.broker.log.next_message import NextMessage, find_next_message
 from quackmq.broker.log.service import LogService
-from quackmq.broker.log.time_lookup import first_at
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.cursors import Cursors, partition_key
 from quackmq.broker.subscriptions.name_modes import NameModes
-from quackmq.broker.subscriptions.pull_subscription import Moved, PullSubscription, taken_by_group
-from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts, begun, check_topic
+from quackmq.broker.subscriptions.pull_subscription import (
+    Moved,
+    PullSubscription,
+    build_commit_receipts,
+)
+from quackmq.broker.subscriptions.receipts import (
+    ReceiptEvent,
+    Receipts,
+    begin_events,
+    check_leaves_receipts,
+)
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
+from quackmq.broker.subscriptions.start_offsets import find_start_offsets
 from quackmq.errors import (
     InvalidMessageId,
-    InvalidRequest,
-    OffsetOutOfRange,
     QuackError,
     StateChanged,
     StoreReadOnly,
@@ -52,14 +59,12 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, find_note
 from quackmq.model.subscription import (
     STATE_PREFIX,
     Message,
-    Offset,
     Progress,
     RecordPosition,
     Start,
     StoredSubscription,
     Subscription,
     SubscriptionLag,
-    Time,
     acknowledge,
     add_partitions,
     advance_past,
@@ -80,7 +85,6 @@ from quackmq.model.topic import (
     CursorKey,
     PartitionKey,
     Read,
-    State,
     StatePut,
     Topic,
 )
@@ -106,16 +110,16 @@ class PullService:
         retention: Retention,
     ) -> None:
         """`groups` share names and cursors with subscriptions. `holds` and `retention` are informed
-        of each cursor that moved, and of each subscription that came or went."""
+        of each cursor that moved, and of each subscription that was added or removed."""
         self._store = store
         self._decoded = decoded
         self._now_ms = now_ms
         self._read = log_service.read
         self._topics = topics
         self._cursors = cursors
-        self._all = registry
+        self._subscriptions = registry
         self._registry = registry.pull
-        self._held, self._by_name = self._registry.by_topic, self._registry.by_name
+        self._by_topic, self._by_name = self._registry.by_topic, self._registry.by_name
         self._names = names
         self._groups = groups
         self._receipts = receipts
@@ -129,15 +133,17 @@ class PullService:
             topic_id, name = parse_state_key(key)
             topic = self._topics.get(topic_id)
             if topic is None or state.value is None:
-                await self._remove_remains(key, state.version)
+                await self._remove_leftover(key, state.version)
                 continue
-            kept = decode_subscription(state.value)
-            own = self._own_cursors(name, topic_id)
-            offsets = tuple(own.get(partition, 0) for partition in range(topic.partitions))
+            stored = decode_subscription(state.value)
+            offsets_by_partition = self._offsets_by_partition(name, topic_id)
+            offsets = tuple(
+                offsets_by_partition.get(partition, 0) for partition in range(topic.partitions)
+            )
             progress = Progress(offsets, knows_outstanding=False)
-            self._add(PullSubscription(topic, name, kept, state.version, progress))
+            self._add(PullSubscription(topic, name, stored, state.version, progress))
 
-    async def _remove_remains(self, key: str, version: int) -> None:
+    async def _remove_leftover(self, key: str, version: int) -> None:
         try:
             await self._store.put_state(key, None, version)
         except StoreReadOnly as error:
@@ -153,33 +159,35 @@ class PullService:
         after: tuple[str, str] = ("", ""),
         limit: int | None = None,
     ) -> list[Subscription]:
-        """Return subscriptions sorted by name and topic: those after `after`, at most `limit`. A
-        short page costs little more than one look at each name."""
-        there = self._by_name if topic_id is None else self._held.get(topic_id, {})
+        """Describe subscriptions, sorted by name and topic: those after `after`, at most `limit`.
+        A short page costs little more than one comparison for each name."""
+        candidates: Iterable[str] = (
+            self._by_name if topic_id is None else self._by_topic.get(topic_id, {})
+        )
         if name is not None:
             names = [name]
         elif limit is None:
-            names = sorted(there)
+            names = sorted(candidates)
         else:  # the first name may have no topic after `after`
-            names = heapq.nsmallest(limit + 1, (each for each in there if each >= after[0]))
-        found: list[Subscription] = []
-        for each in names:
-            if limit is not None and len(found) >= limit:
+            names = heapq.nsmallest(limit + 1, (each for each in candidates if each >= after[0]))
+        page: list[Subscription] = []
+        for subscriber in names:
+            if limit is not None and len(page) >= limit:
                 break
-            of_name = {
-                one.topic.name: one
-                for one in self._by_name.get(each, {}).values()
-                if topic_id in (None, one.topic.id) and (each, one.topic.name) > after
+            by_topic_name = {
+                each.topic.name: each
+                for each in self._by_name.get(subscriber, {}).values()
+                if topic_id in (None, each.topic.id) and (subscriber, each.topic.name) > after
             }
-            found += (of_name[topic].subscription() for topic in sorted(of_name))
-        return found[:limit]
+            page += (by_topic_name[topic].describe() for topic in sorted(by_topic_name))
+        return page[:limit]
 
     def is_subscribed(self, topic: Topic, name: str) -> bool:
-        return name in self._held.get(topic.id, ())
+        return name in self._by_topic.get(topic.id, ())
 
     def check_subscribed(self, topic: Topic, name: str) -> None:
-        """Raise UnknownSubscription."""
-        self._find_held(topic, name)
+        """Raise UnknownSubscription if a name has no subscription to a topic."""
+        self._require(topic, name)
 
     def names(self) -> list[str]:
         return list(self._by_name)
@@ -188,12 +196,12 @@ class PullService:
         """Return whether a name has subscribed to any topic."""
         return name in self._by_name
 
-    def wanted(self, name: str) -> dict[PartitionKey, int]:
+    def next_offsets(self, name: str) -> dict[PartitionKey, int]:
         """Return the next offset of each partition that a name subscribes to."""
         return {
             PartitionKey(topic_id, partition): offset
-            for topic_id, held in self._by_name.get(name, {}).items()
-            for partition, offset in enumerate(held.progress.cursors)
+            for topic_id, subscription in self._by_name.get(name, {}).items()
+            for partition, offset in enumerate(subscription.progress.cursors)
         }
 
     # --- creating and ending ------------------------------------------------------------------
@@ -201,76 +209,78 @@ class PullService:
     async def subscribe(
         self, topic: Topic, name: str, start: Start, *, receipts: bool = False
     ) -> None:
-        """Create a subscription; none of this name may exist or be in creation. It starts at the
+        """Create a subscription. There must be none of this name and topic. It starts at the
         offsets that a group of this name has committed, unless the group has noted that it
         unsubscribed; otherwise at `start`."""
         check_name(name)
         if receipts:
-            check_topic(topic.name)
-        self._all.check_room()
+            check_leaves_receipts(topic.name)
+        self._subscriptions.check_room()
         async with self._cursors.changing(name):
             self._names.check_pull(name)
             await self._subscribe(
                 topic, name, StoredSubscription("last_id", start, self._now_ms(), 0, receipts)
             )
 
-    async def _subscribe(self, topic: Topic, name: str, kept: StoredSubscription) -> None:
-        start = kept.start
-        offsets = dict(enumerate(await self.starts(topic, start)))
-        of_group: dict[int, int] = {}
+    async def _subscribe(self, topic: Topic, name: str, stored: StoredSubscription) -> None:
+        start = stored.start
+        offsets = dict(enumerate(await self.find_starts(topic, start)))
+        group_offsets: dict[int, int] = {}
         if self._groups.is_stored(name):
-            ended = _ended(self._cursors.in_topic(name, topic.id))
-            own = self._own_cursors(name, topic.id)
-            of_group = {partition: own[partition] for partition in own if partition not in ended}
+            unsubscribed = _unsubscribed_partitions(self._cursors.in_topic(name, topic.id))
+            committed = self._offsets_by_partition(name, topic.id)
+            group_offsets = {each: committed[each] for each in committed.keys() - unsubscribed}
         # The state comes last: it creates the subscription, which needs its cursors.
-        new = {partition: offsets[partition] for partition in offsets if partition not in of_group}
-        await self._set_cursors(topic, name, new)
-        offsets |= of_group
+        start_offsets = {each: offsets[each] for each in offsets if each not in group_offsets}
+        await self._set_cursors(topic, name, start_offsets)
+        offsets |= group_offsets
         cursors = tuple(offsets.get(partition, 0) for partition in range(max(offsets) + 1))
-        key = state_key(topic.id, name)
-        state = await self._put_new(topic, name, kept, cursors)
-        now = self._topics.get(topic.id)
-        if now is None:
-            await self._store.put_state(key, None, state.version)
+        await self._put_new(topic, name, stored, cursors)
+        current_topic = self._topics.get(topic.id)
+        if current_topic is None:
+            await self._store.put_state(state_key(topic.id, name), None, 1)
             raise UnknownTopic(f"topic {topic.name} was deleted")
-        progress = add_partitions(Progress(cursors), now.partitions)
-        self._add(PullSubscription(now, name, kept, state.version, progress))
+        progress = add_partitions(Progress(cursors), current_topic.partitions)
+        self._add(PullSubscription(current_topic, name, stored, 1, progress))
 
     async def _put_new(
-        self, topic: Topic, name: str, kept: StoredSubscription, cursors: Sequence[int]
-    ) -> State:
-        put = StatePut(state_key(topic.id, name), encode_subscription(kept), 0)
-        if not kept.receipts:
-            return await self._store.put_state(*put)
-        await self._receipts.write(begun(name, topic, cursors), (), [put])
-        return State(put.value, 1)
+        self, topic: Topic, name: str, stored: StoredSubscription, cursors: Sequence[int]
+    ) -> None:
+        """Store a new subscription; the state then has version 1."""
+        put = StatePut(state_key(topic.id, name), encode_subscription(stored), 0)
+        if stored.receipts:
+            await self._receipts.write(begin_events(name, topic, cursors), (), [put])
+        else:
+            await self._store.put_state(*put)
 
-    async def leave_receipts(self, topic: Topic, name: str, wanted: bool) -> None:
-        """Begin or cease to leave receipts."""
-        held = self._find_held(topic, name)
-        if wanted:
-            check_topic(topic.name)
-        async with self._cursors.changing(name), held.lock:
-            held.check_there()
-            if held.kept.receipts == wanted:
+    async def set_receipts(self, topic: Topic, name: str, enabled: bool) -> None:
+        """Set whether a subscription leaves receipts from now on."""
+        subscription = self._require(topic, name)
+        if enabled:
+            check_leaves_receipts(topic.name)
+        async with self._cursors.changing(name), subscription.lock:
+            subscription.check_not_ended()
+            if subscription.stored.receipts == enabled:
                 return
-            kept = held.kept._replace(receipts=wanted)
-            put = StatePut(state_key(topic.id, name), encode_subscription(kept), held.version)
-            steps = begun(name, topic, held.progress.cursors) if wanted else []
-            await self._receipts.write(steps, (), [put])
-            held.kept, held.version = kept, held.version + 1
+            stored = subscription.stored._replace(receipts=enabled)
+            put = subscription.put_state(stored)
+            events = begin_events(name, topic, subscription.progress.cursors) if enabled else []
+            await self._receipts.write(events, (), [put])
+            subscription.stored, subscription.version = stored, subscription.version + 1
 
     async def unsubscribe(self, topic: Topic, name: str) -> None:
         """End a subscription and remove its cursors. If a group of this name has members, the
         cursors stay, with a note that the name has unsubscribed; the next commit replaces it."""
-        held = self._find_held(topic, name)
-        async with self._cursors.changing(name), held.lock:
-            held.check_there()
-            await self._store.put_state(state_key(topic.id, name), None, held.version)
-            if held.gone is None:  # else the topic was deleted meanwhile, with its subscriptions
+        subscription = self._require(topic, name)
+        async with self._cursors.changing(name), subscription.lock:
+            subscription.check_not_ended()
+            await self._store.put_state(subscription.state_key, None, subscription.version)
+            if (
+                subscription.end_error is None
+            ):  # else the topic was deleted meanwhile, with its subscriptions
                 reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
-                self._remove(held, reason)
-            cursors = held.progress.cursors
+                self._remove(subscription, reason)
+            cursors = subscription.progress.cursors
             try:
                 if self._groups.is_live(name):
                     await self._set_cursors(topic, name, dict(enumerate(cursors)), UNSUBSCRIBED)
@@ -282,29 +292,33 @@ class PullService:
 
     def topic_changed(self, topic: Topic) -> None:
         """Give the subscriptions of an altered topic its new partitions."""
-        for held in self._held.get(topic.id, {}).values():
-            held.topic = topic
-            held.progress = add_partitions(held.progress, topic.partitions)
+        for subscription in self._by_topic.get(topic.id, {}).values():
+            subscription.topic = topic
+            subscription.progress = add_partitions(subscription.progress, topic.partitions)
             # Waiting `get` calls must look into the new partitions, too.
-            held.waits.end(Moved())
+            subscription.waits.end(Moved())
 
     async def remove_topic(self, topic: Topic) -> None:
         """End all subscriptions to a deleted topic and remove their state from the store."""
-        self._decoded.forget(topic.id)
-        gone = list(self._held.get(topic.id, {}).values())
-        for held in gone:
-            self._remove(held, UnknownTopic(f"topic {topic.name} was deleted"))
-        for start in range(0, len(gone), limits.CHANGES_AT_ONCE):
-            some = gone[start : start + limits.CHANGES_AT_ONCE]
-            await asyncio.gather(*(self._remove_state(held) for held in some))
+        self._decoded.forget_topic(topic.id)
+        ended = list(self._by_topic.get(topic.id, {}).values())
+        for subscription in ended:
+            self._remove(subscription, UnknownTopic(f"topic {topic.name} was deleted"))
+        for start in range(0, len(ended), limits.CHANGES_AT_ONCE):
+            portion = ended[start : start + limits.CHANGES_AT_ONCE]
+            await asyncio.gather(*(self._remove_state(subscription) for subscription in portion))
 
-    async def _remove_state(self, held: PullSubscription) -> None:
+    async def _remove_state(self, subscription: PullSubscription) -> None:
         try:
-            async with held.lock:  # wait for a running change
-                await self._store.put_state(state_key(held.topic.id, held.name), None, held.version)
+            async with subscription.lock:  # wait for a running change
+                await self._store.put_state(subscription.state_key, None, subscription.version)
         except StateChanged:
             # An `unsubscribe` at the same time has removed it.
-            log.debug("%s unsubscribed while topic %s was deleted", held.name, held.topic.name)
+            log.debug(
+                "%s unsubscribed while topic %s was deleted",
+                subscription.name,
+                subscription.topic.name,
+            )
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -322,186 +336,205 @@ class PullService:
         With `raise_on_loss`, for protocols whose messages cannot show losses, raise EntriesLost
         before a message that has `lost`, once in a run of the broker. The next call returns the
         message. A topic that drops its oldest never raises: losses are normal there."""
-        held = self._find_held(topic, name)
-        last = None if last_id is None else _place_in(topic, last_id)
+        subscription = self._require(topic, name)
+        last_position = None if last_id is None else _parse_position(topic, last_id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
         while True:
-            async with held.lock:
-                held.check_there()
-                if last is not None:
+            async with subscription.lock:
+                subscription.check_not_ended()
+                if last_position is not None:
                     # A cancelled caller must not leave a stored receipt or loss behind without
                     # the progress in memory.
-                    counts = held.lost_before > 0 or not held.progress.knows_outstanding
-                    is_needed = held.kept.receipts or counts
-                    acknowledged = self._acknowledge(held, last)
-                    await (finish_before_cancelling(acknowledged) if is_needed else acknowledged)
-                    last = None
-                found = await self._find(held, partitions_in_order(held.progress))
+                    may_count_losses = (
+                        subscription.lost_before > 0 or not subscription.progress.knows_outstanding
+                    )
+                    acknowledgement = self._acknowledge(subscription, last_position)
+                    if subscription.stored.receipts or may_count_losses:
+                        await finish_before_cancelling(acknowledgement)
+                    else:
+                        await acknowledgement
+                    last_position = None
+                found = await self._find(subscription, partitions_in_order(subscription.progress))
                 if isinstance(found, NextMessage):
-                    if raise_on_loss and found.lost and not held.topic.policy.drops_oldest:
-                        held.tell(found)
-                    held.progress = mark_sent(held.progress, found.place)
-                    held.lost_before = found.lost
-                    return held.message(found)
-            left_ms = math.ceil((deadline - loop.time()) * 1000)
-            if left_ms <= 0:
+                    losses_are_normal = subscription.topic.policy.drops_oldest
+                    if raise_on_loss and found.lost and not losses_are_normal:
+                        subscription.raise_if_new_loss(found)
+                    subscription.progress = mark_sent(subscription.progress, found.position)
+                    subscription.lost_before = found.lost
+                    return subscription.make_message(found)
+            remaining_ms = math.ceil((deadline - loop.time()) * 1000)
+            if remaining_ms <= 0:
                 return None
             try:
-                await held.waits.wait(self._read(found, max_bytes=1, wait_ms=left_ms))
+                await subscription.waits.wait(self._read(found, max_bytes=1, wait_ms=remaining_ms))
             except Moved:
                 continue
 
     async def commit(self, topic: Topic, name: str, token: str) -> None:
         """Acknowledge a message and all before it in its partition."""
-        held = self._find_held(topic, name)
-        place = _place_in(topic, token)
-        async with held.lock:
-            held.check_there()
-            offsets = await self._store.offsets(PartitionKey(topic.id, place.partition))
-            if place.offset >= offsets.next:
+        subscription = self._require(topic, name)
+        position = _parse_position(topic, token)
+        async with subscription.lock:
+            subscription.check_not_ended()
+            offsets = await self._store.offsets(PartitionKey(topic.id, position.partition))
+            if position.offset >= offsets.next:
                 raise InvalidMessageId(f"there is no message {token} yet in topic {topic.name}")
-            cursor = held.progress.cursors[place.partition]
-            if place.offset < cursor:
+            cursor = subscription.progress.cursors[position.partition]
+            if position.offset < cursor:
                 return
-            outstanding = held.progress.outstanding
-            if outstanding is not None and outstanding.partition == place.partition:
-                lost = held.lost_before if place.offset >= outstanding.offset else 0
+            outstanding = subscription.progress.outstanding
+            if outstanding is not None and outstanding.partition == position.partition:
+                lost = subscription.lost_before if position.offset >= outstanding.offset else 0
             else:
-                lost = max(0, min(offsets.first, place.offset) - cursor)
-            first_offset = min(max(cursor, offsets.first), place.offset)
-            await self._move(held, place, lost, first_offset)
-            held.progress = advance_past(held.progress, place)
-            self._retention.cursor_moved(PartitionKey(topic.id, place.partition))
+                lost = max(0, min(offsets.first, position.offset) - cursor)
+            first_offset = min(max(cursor, offsets.first), position.offset)
+            await self._move(subscription, position, lost, first_offset)
+            subscription.progress = advance_past(subscription.progress, position)
+            self._retention.cursor_moved(PartitionKey(topic.id, position.partition))
 
     async def seek(self, topic: Topic, name: str, to: Start) -> None:
-        held = self._find_held(topic, name)
-        async with held.lock:
-            held.check_there()
-            cursors = await self.starts(topic, to)
-            await self._seek(held, cursors)
-            held.progress = add_partitions(
-                move_cursors(held.progress, cursors), held.topic.partitions
+        """Move the cursors of a subscription to `to`, forward or back."""
+        subscription = self._require(topic, name)
+        async with subscription.lock:
+            subscription.check_not_ended()
+            cursors = await self.find_starts(topic, to)
+            await self._seek(subscription, cursors)
+            subscription.progress = add_partitions(
+                move_cursors(subscription.progress, cursors), subscription.topic.partitions
             )
-            # Waiting `get` calls wait at the old place.
-            held.waits.end(Moved())
+            # Waiting `get` calls wait at the old offsets.
+            subscription.waits.end(Moved())
         for partition in range(len(cursors)):
             self._retention.cursor_moved(PartitionKey(topic.id, partition))
 
-    async def standing(self, topic: Topic, name: str) -> SubscriptionLag:
-        """Return how many committed records are still to come, and how many are lost, reported or
-        not. Markers and aborted records count."""
-        held = self._find_held(topic, name)
-        lag, lost = 0, held.kept.lost
-        for partition, cursor in enumerate(held.progress.cursors):
+    async def lag_and_losses(self, topic: Topic, name: str) -> SubscriptionLag:
+        """Return how many committed records are still to come, and how many are lost, whether a
+        message has reported them or not. Markers and aborted records count."""
+        subscription = self._require(topic, name)
+        lag, lost = 0, subscription.stored.lost
+        for partition, cursor in enumerate(subscription.progress.cursors):
             offsets = await self._store.offsets(PartitionKey(topic.id, partition))
             lag += max(0, offsets.stable - max(offsets.first, cursor))
             lost += max(0, offsets.first - cursor)
         return SubscriptionLag(lag, lost)
 
-    async def _acknowledge(self, held: PullSubscription, place: RecordPosition) -> None:
-        """Move the cursor if `place` is that of a message that the subscriber may acknowledge."""
-        if not can_acknowledge(held.progress, place):
+    async def _acknowledge(self, subscription: PullSubscription, position: RecordPosition) -> None:
+        """Move the cursor past `position` if the subscriber may acknowledge the message there;
+        otherwise do nothing."""
+        if not can_acknowledge(subscription.progress, position):
             return
-        lost: int | None = held.lost_before
-        if not held.progress.knows_outstanding:
-            lost = await self._lost_before_head(held, place)
+        lost: int | None = subscription.lost_before
+        if not subscription.progress.knows_outstanding:
+            lost = await self._count_lost_before(subscription, position)
             if lost is None:
                 return
-        await self._move(held, place, lost or 0)
-        held.progress = acknowledge(held.progress, place)
-        self._retention.cursor_moved(PartitionKey(held.topic.id, place.partition))
+        await self._move(subscription, position, lost or 0)
+        subscription.progress = acknowledge(subscription.progress, position)
+        self._retention.cursor_moved(PartitionKey(subscription.topic.id, position.partition))
 
-    async def _lost_before_head(self, held: PullSubscription, place: RecordPosition) -> int | None:
-        """Return how many records were lost before `place`; None if `place` is neither the next
-        message of its partition nor deleted. A deleted place was the next message once, otherwise
-        nobody could know its id; so nothing that still exists is skipped."""
-        offsets = await self._store.offsets(PartitionKey(held.topic.id, place.partition))
-        if place.offset < offsets.first:
-            return place.offset - held.progress.cursors[place.partition]
-        head = await self._find(held, [place.partition])
-        return head.lost if isinstance(head, NextMessage) and head.place == place else None
+    async def _count_lost_before(
+        self, subscription: PullSubscription, position: RecordPosition
+    ) -> int | None:
+        """Return how many records were lost before `position`. Return None if the message there is
+        neither the next one of its partition nor deleted. A deleted message was the next one
+        before, because the subscriber has its id; so nothing that still exists is skipped."""
+        offsets = await self._store.offsets(PartitionKey(subscription.topic.id, position.partition))
+        if position.offset < offsets.first:
+            return position.offset - subscription.progress.cursors[position.partition]
+        next_message = await self._find(subscription, [position.partition])
+        if isinstance(next_message, NextMessage) and next_message.position == position:
+            return next_message.lost
+        return None
 
     async def _move(
         self,
-        held: PullSubscription,
-        place: RecordPosition,
+        subscription: PullSubscription,
+        position: RecordPosition,
         lost: int,
         first_offset: int | None = None,
     ) -> None:
-        """Move the cursor past `place`; count `lost` unreadable records. The receipt says that the
-        message at `place` was taken, or all from `first_offset` on."""
-        if not lost and not held.kept.receipts:
-            await self._set_cursors(held.topic, held.name, {place.partition: place.offset + 1})
+        """Move the cursor past `position`; count `lost` unreadable records. The receipt says that
+        the message at `position` was taken, or all messages from `first_offset` to there."""
+        offsets = {position.partition: position.offset + 1}
+        cursors = self._make_cursors(subscription.topic, subscription.name, offsets)
+        if not lost and not subscription.stored.receipts:
+            await self._cursors.set(cursors)
             return
-        kept = held.kept._replace(lost=held.kept.lost + lost)
-        key = CursorKey(held.name, held.topic.id, place.partition)
-        cursor = Cursor(key, place.offset + 1, "", self._now_ms())
-        put = StatePut(state_key(held.topic.id, held.name), encode_subscription(kept), held.version)
-        steps: list[ReceiptEvent] = []
-        if held.kept.receipts:
-            first_offset = place.offset if first_offset is None else first_offset
-            steps.append(held.taken(place, first_offset, lost))
-        await self._receipts.write(steps, [cursor], [put] if lost else [])
-        held.kept, held.version = kept, held.version + (1 if lost else 0)
-        self._cursors.note([cursor])
+        stored = subscription.stored._replace(lost=subscription.stored.lost + lost)
+        events: list[ReceiptEvent] = []
+        if subscription.stored.receipts:
+            first_offset = position.offset if first_offset is None else first_offset
+            events.append(subscription.taken_receipt(position, first_offset, lost))
+        puts = [subscription.put_state(stored)] if lost else []
+        await self._receipts.write(events, cursors, puts)
+        subscription.stored = stored
+        subscription.version += len(puts)
+        self._cursors.apply(cursors)
 
-    async def _seek(self, held: PullSubscription, offsets: Sequence[int]) -> None:
-        if not held.kept.receipts:
-            await self._set_cursors(held.topic, held.name, dict(enumerate(offsets)))
+    async def _seek(self, subscription: PullSubscription, offsets: Sequence[int]) -> None:
+        """Set the cursors of all partitions, with receipts if the subscription leaves them."""
+        by_partition = dict(enumerate(offsets))
+        cursors = self._make_cursors(subscription.topic, subscription.name, by_partition)
+        if not subscription.stored.receipts:
+            await self._cursors.set(cursors)
             return
-        now_ms = self._now_ms()
-        cursors = [
-            Cursor(CursorKey(held.name, held.topic.id, partition), offset, "", now_ms)
-            for partition, offset in enumerate(offsets)
-        ]
-        await self._receipts.write([held.moved(*each) for each in enumerate(offsets)], cursors)
-        self._cursors.note(cursors)
+        events = [subscription.moved_receipt(*each) for each in enumerate(offsets)]
+        await self._receipts.write(events, cursors)
+        self._cursors.apply(cursors)
 
     async def _find(
-        self, held: PullSubscription, partitions: Sequence[int]
+        self, subscription: PullSubscription, partitions: Sequence[int]
     ) -> NextMessage | list[Read]:
-        cursors = {each: held.progress.cursors[each] for each in partitions}
-        return await find_head(self._store, self._decoded, held.topic, cursors)
+        cursors = {each: subscription.progress.cursors[each] for each in partitions}
+        return await find_next_message(self._store, self._decoded, subscription.topic, cursors)
 
     # --- cursors ----------------------------------------------------------------------------
 
-    async def move(self, name: str, cursors: Sequence[Cursor]) -> None:
-        """Set cursors for the group of a name, as `Store.set_cursors`; its subscriptions go on from
+    async def set_cursors(self, name: str, cursors: Sequence[Cursor]) -> None:
+        """Set cursors for the group of a name, as `Store.set_cursors`. Its subscriptions continue
         there. Call this within `Cursors.changing(name)`."""
-        async with self.moving(cursors) as receipts:
+        async with self.changing_cursors(cursors) as receipts:
             if not receipts:
                 await self._cursors.set(cursors)
                 return
             await self._store.room()
-            self._receipts.note(receipts, await self._store.append(receipts, cursors))
-            self._cursors.note(cursors)
+            self._receipts.report_appended(receipts, await self._store.append(receipts, cursors))
+            self._cursors.apply(cursors)
 
     @asynccontextmanager
-    async def moving(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
-        """Use this around a change that sets cursors of groups, within `Cursors.changing` of each
-        name. Yields the receipts to append in the same change. Afterwards the subscriptions of
-        these names go on from the new cursors."""
+    async def changing_cursors(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
+        """Lock the affected subscriptions while the caller sets cursors of groups. Yield the
+        receipts that the caller must append in the same change. Afterwards the subscriptions
+        continue at the new cursors. Use this within `Cursors.changing` of each name."""
         names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
-        moving = {
+        subscriptions = {
             (name, topic_id): self._by_name[name][topic_id]
             for name, topic_id in names
             if topic_id in self._by_name.get(name, ())
         }
-        if any(held.kept.receipts for held in moving.values()):
-            await self._receipts.ready()  # before any lock: see the lock order in `lifecycle`
+        if any(subscription.stored.receipts for subscription in subscriptions.values()):
+            await (
+                self._receipts.ensure_topic()
+            )  # before any lock: see the lock order in `lifecycle`
         async with AsyncExitStack() as locks:
             # Subscriptions to the receipts topic come last: see the lock order in `lifecycle`.
-            for held in sorted(moving.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC):
-                await locks.enter_async_context(held.lock)
-            yield await self._receipts.batches(await taken_by_group(self._store, moving, cursors))
-            for held in moving.values():
-                held.go_on_from(self._own_cursors(held.name, held.topic.id))
+            for subscription in sorted(
+                subscriptions.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC
+            ):
+                await locks.enter_async_context(subscription.lock)
+            yield await self._receipts.build_batches(
+                await build_commit_receipts(self._store, subscriptions, cursors)
+            )
+            for subscription in subscriptions.values():
+                subscription.apply_commit(
+                    self._offsets_by_partition(subscription.name, subscription.topic.id)
+                )
         for cursor in cursors:
-            if (cursor.key.name, cursor.key.topic_id) in moving:
+            if (cursor.key.name, cursor.key.topic_id) in subscriptions:
                 self._retention.cursor_moved(partition_key(cursor.key))
 
-    def _own_cursors(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
+    def _offsets_by_partition(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
         """Return the offsets of a name in a topic, by partition."""
         return {
             partition: cursor.offset
@@ -509,78 +542,59 @@ class PullService:
             if cursor.offset is not None
         }
 
-    async def starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
+    async def find_starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
         """Return the offset of each partition at which `start` begins."""
-        keys = [PartitionKey(topic.id, partition) for partition in range(topic.partitions)]
-        ranges = [await self._store.offsets(key) for key in keys]
-        if start == "beginning":
-            return tuple(each.first for each in ranges)
-        if start == "end":
-            return tuple(each.stable for each in ranges)  # open transactions are still to come
-        if isinstance(start, Time):
-            found = [
-                await first_at(self._store, self._decoded, key, topic.name, start.timestamp_ms)
-                for key in keys
-            ]
-            return tuple(
-                each.next if at is None else at.offset
-                for each, at in zip(ranges, found, strict=True)
-            )
-        if isinstance(start, Offset):
-            if not 0 <= start.value <= max(each.next for each in ranges):
-                raise OffsetOutOfRange(
-                    f"offset {start.value} is in no partition of topic {topic.name}, "
-                    f"which ends at {max(each.next for each in ranges)}"
-                )
-            return tuple(min(max(start.value, each.first), each.next) for each in ranges)
-        raise InvalidRequest(f"a subscription cannot start at {start!r}")
+        return await find_start_offsets(self._store, self._decoded, topic, start)
 
     async def _set_cursors(
         self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
     ) -> None:
+        await self._cursors.set(self._make_cursors(topic, name, offsets, note))
+
+    def _make_cursors(
+        self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
+    ) -> list[Cursor]:
         now_ms = self._now_ms()
-        await self._cursors.set(
-            [
-                Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)
-                for partition, offset in offsets.items()
-            ]
-        )
+        return [
+            Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)
+            for partition, offset in offsets.items()
+        ]
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _find_held(self, topic: Topic, name: str) -> PullSubscription:
-        held = self._held.get(topic.id, {}).get(name)
-        if held is None:
-            who = repr(name[: limits.NAME_BYTES])
-            raise UnknownSubscription(f"{who} has not subscribed to topic {topic.name}")
-        return held
+    def _require(self, topic: Topic, name: str) -> PullSubscription:
+        subscription = self._by_topic.get(topic.id, {}).get(name)
+        if subscription is None:
+            quoted_name = repr(name[: limits.NAME_BYTES])
+            raise UnknownSubscription(f"{quoted_name} has not subscribed to topic {topic.name}")
+        return subscription
 
-    def _add(self, held: PullSubscription) -> None:
-        self._registry.add(held)
-        self._holds.pull_changed(held.name, held.topic.id)
-        self._moved_all(held)
+    def _add(self, subscription: PullSubscription) -> None:
+        self._registry.add(subscription)
+        self._holds.pull_changed(subscription.name, subscription.topic.id)
+        self._report_moved(subscription)
 
-    def _remove(self, held: PullSubscription, reason: QuackError) -> None:
-        self._registry.remove(held)
-        self._holds.pull_changed(held.name, held.topic.id)
-        held.gone = reason
-        held.waits.end(reason)
-        self._moved_all(held)
+    def _remove(self, subscription: PullSubscription, reason: QuackError) -> None:
+        self._registry.remove(subscription)
+        self._holds.pull_changed(subscription.name, subscription.topic.id)
+        subscription.end_error = reason
+        subscription.waits.end(reason)
+        self._report_moved(subscription)
 
-    def _moved_all(self, held: PullSubscription) -> None:
-        for partition in range(len(held.progress.cursors)):
-            self._retention.cursor_moved(PartitionKey(held.topic.id, partition))
+    def _report_moved(self, subscription: PullSubscription) -> None:
+        for partition in range(len(subscription.progress.cursors)):
+            self._retention.cursor_moved(PartitionKey(subscription.topic.id, partition))
 
 
-def _ended(cursors: Mapping[int, Cursor]) -> set[int]:
+def _unsubscribed_partitions(cursors: Mapping[int, Cursor]) -> set[int]:
     """Return the partitions in which a group has noted that it unsubscribed."""
     return {
         each.key.partition for each in cursors.values() if find_note(each.metadata) == UNSUBSCRIBED
     }
 
 
-def _place_in(topic: Topic, token: str) -> RecordPosition:
-    place = parse_position(token, topic.id)
-    if place.partition >= topic.partitions:
+def _parse_position(topic: Topic, token: str) -> RecordPosition:
+    position = parse_position(token, topic.id)
+    if position.partition >= topic.partitions:
         raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
-    return place
+    return position

@@ -20,49 +20,63 @@ from quackmq.model.subscription import (
     RecordPosition,
     StoredSubscription,
     Subscription,
+    encode_subscription,
     message_id,
     move_cursors,
+    state_key,
 )
-from quackmq.model.topic import Cursor, PartitionKey, Topic
+from quackmq.model.topic import Cursor, PartitionKey, StatePut, Topic
 from quackmq.stores.contract import Store
 
 
 class PullSubscription:
+    """A pull subscription in memory."""
+
     __slots__ = (
-        "gone",
-        "kept",
+        "end_error",
+        "stored",
         "lock",
         "lost_before",
         "name",
         "progress",
-        "told",
+        "reported_loss",
         "topic",
         "version",
         "waits",
     )
 
     def __init__(
-        self, topic: Topic, name: str, kept: StoredSubscription, version: int, progress: Progress
+        self, topic: Topic, name: str, stored: StoredSubscription, version: int, progress: Progress
     ) -> None:
         self.topic = topic
         self.name = name
-        self.kept = kept
+        self.stored = stored
         self.version = version
         self.progress = progress
         #: The number of records lost before the outstanding message.
         self.lost_before = 0
         #: The message before which EntriesLost was raised last.
-        self.told: NextMessage | None = None
+        self.reported_loss: NextMessage | None = None
         self.lock = asyncio.Lock()
         self.waits = Waits()
         #: The error to raise once the subscription has ended.
-        self.gone: QuackError | None = None
+        self.end_error: QuackError | None = None
 
-    def check_there(self) -> None:
-        if self.gone is not None:
-            raise self.gone
+    @property
+    def state_key(self) -> str:
+        """The key of the stored subscription."""
+        return state_key(self.topic.id, self.name)
 
-    def go_on_from(self, offsets: Mapping[int, int]) -> None:
+    def put_state(self, stored: StoredSubscription) -> StatePut:
+        """Return the change that replaces the stored subscription."""
+        return StatePut(self.state_key, encode_subscription(stored), self.version)
+
+    def check_not_ended(self) -> None:
+        """Raise the error with which the subscription ended, if it has ended."""
+        if self.end_error is not None:
+            raise self.end_error
+
+    def apply_commit(self, offsets: Mapping[int, int]) -> None:
         """Apply a group's commit: forget the outstanding message, wake waiting `get` calls."""
         cursors = tuple(
             offsets.get(partition, cursor) for partition, cursor in enumerate(self.progress.cursors)
@@ -70,68 +84,84 @@ class PullSubscription:
         self.progress = move_cursors(self.progress, cursors)
         self.waits.end(Moved())
 
-    def subscription(self) -> Subscription:
+    def describe(self) -> Subscription:
         return Subscription(
             name=self.name,
             topic_name=self.topic.name,
             topic_id=self.topic.id,
-            mode=self.kept.mode,
-            start=self.kept.start,
-            created_ms=self.kept.created_ms,
+            mode=self.stored.mode,
+            start=self.stored.start,
+            created_ms=self.stored.created_ms,
             cursors=self.progress.cursors,
-            receipts=self.kept.receipts,
+            receipts=self.stored.receipts,
         )
 
-    def taken(self, place: RecordPosition, first_offset: int, lost: int) -> ReceiptEvent:
-        """Return the receipt for a move past `place`: records from `first_offset` on were taken."""
-        partition, offset = place
+    def taken_receipt(self, position: RecordPosition, first_offset: int, lost: int) -> ReceiptEvent:
+        """Return the receipt for a move past `position`: the records from `first_offset` to there
+        were taken."""
+        partition, offset = position
         cursor = self.progress.cursors[partition]
         span = (cursor, first_offset, offset + 1)
         return ReceiptEvent(self.name, self.topic, partition, "taken", *span, lost)
 
-    def moved(self, partition: int, offset: int) -> ReceiptEvent:
+    def moved_receipt(self, partition: int, offset: int) -> ReceiptEvent:
         cursor = self.progress.cursors[partition]
         return ReceiptEvent(self.name, self.topic, partition, "moved", cursor, offset, offset)
 
-    def tell(self, head: NextMessage) -> None:
-        """Raise EntriesLost, unless it was already raised for this loss."""
-        if self.told is not None and (self.told.place, self.told.lost) == (head.place, head.lost):
+    def raise_if_new_loss(self, next_message: NextMessage) -> None:
+        """Raise EntriesLost, unless it was already raised for the loss before `next_message`."""
+        if self.reported_loss is not None and (
+            self.reported_loss.position,
+            self.reported_loss.lost,
+        ) == (next_message.position, next_message.lost):
             return
-        self.told = head
-        ranges = ", ".join(f"{first} to {end - 1}" for first, end in head.lost_ranges)
+        self.reported_loss = next_message
+        ranges = ", ".join(f"{first} to {end - 1}" for first, end in next_message.lost_ranges)
         raise EntriesLost(
-            f"{head.lost} entries of topic {self.topic.name}, partition {head.partition} are gone "
-            f"before {self.name} has read them: offsets {ranges}; get again to go on behind them"
+            f"{next_message.lost} entries of topic {self.topic.name}, partition "
+            f"{next_message.partition} were lost before {self.name} has read them: "
+            f"offsets {ranges}; get again to continue after them"
         )
 
-    def message(self, head: NextMessage) -> Message:
-        token = message_id(self.topic.id, head.place)
+    def make_message(self, next_message: NextMessage) -> Message:
+        token = message_id(self.topic.id, next_message.position)
         return Message(
-            token, self.topic.name, head.partition, head.record, head.lost, head.lost_ranges
+            token,
+            self.topic.name,
+            next_message.partition,
+            next_message.record,
+            next_message.lost,
+            next_message.lost_ranges,
         )
 
 
-async def taken_by_group(
-    store: Store, moving: Mapping[tuple[str, UUID], PullSubscription], cursors: Sequence[Cursor]
+async def build_commit_receipts(
+    store: Store,
+    subscriptions: Mapping[tuple[str, UUID], PullSubscription],
+    cursors: Sequence[Cursor],
 ) -> list[ReceiptEvent]:
     """Return the receipts for a group's commits.
 
-    A commit further on means that the group has taken the records in between. A commit further
-    back, or one that our client has noted as a seek, means that the cursor was moved. `moving` are
-    the affected subscriptions by name and topic."""
-    steps: list[ReceiptEvent] = []
+    A commit of a higher offset means that the group has taken the records in between. A commit of a
+    lower offset, or one that our client has noted as a seek, means that the cursor was moved.
+    `subscriptions` are the affected subscriptions by name and topic."""
+    events: list[ReceiptEvent] = []
     for (name, topic_id, partition), offset, note, *_ in cursors:
-        held = moving.get((name, topic_id))
-        if held is None or not held.kept.receipts or offset is None:
+        subscription = subscriptions.get((name, topic_id))
+        if subscription is None or not subscription.stored.receipts or offset is None:
             continue
-        cursor = held.progress.cursors[partition]
+        cursor = subscription.progress.cursors[partition]
         if offset < cursor or (offset > cursor and find_note(note) == SUBSCRIBED):
-            steps.append(held.moved(partition, offset))
+            events.append(subscription.moved_receipt(partition, offset))
         elif offset > cursor:
             offsets = await store.offsets(PartitionKey(topic_id, partition))
             first = min(max(cursor, offsets.first), offset)
-            steps.append(held.taken(RecordPosition(partition, offset - 1), first, first - cursor))
-    return steps
+            events.append(
+                subscription.taken_receipt(
+                    RecordPosition(partition, offset - 1), first, first - cursor
+                )
+            )
+    return events
 
 
 class Moved(Exception):

@@ -19,8 +19,8 @@ A push subscription acknowledges in any order; its receipts are written together
 (`quackmq.broker.push.receipt_ranges`):
 
 - `acked`: as `taken`, for a range of offsets.
-- `passed`: the range will not be sent any more. A live reading skipped it as too old, or it was
-  done before receipts began.
+- `passed`: the range will not be sent any more. A live subscription skipped it as too old, or it
+  was done before receipts began.
 
 Both have `lent_to`: earlier receipts may cover offsets before it.
 
@@ -29,8 +29,8 @@ broker's clock, so that their difference is the time from publish to delivery. T
 recent records is exact. That of older ones may be up to `shared_limits.REGION_MS` early. That of
 archived or unreadable ones is missing.
 
-Not promised: that the subscriber has *processed* what it has taken; that nobody else writes to the
-topic, alters it or deletes it.
+Not promised: that the subscriber has *processed* the records that it has taken; that no client
+writes to the topic, alters it or deletes it.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -85,36 +85,38 @@ class ReceiptEvent(NamedTuple):
 
 
 class Receipts:
+    """Writes receipts to their topic, together with the changes that they report."""
+
     def __init__(
         self,
         store: Store,
         topics: Topics,
         now_ms: Callable[[], int],
-        appended: Callable[[PartitionKey, AppendResult, int], None],
+        on_appended: Callable[[PartitionKey, AppendResult, int], None],
     ) -> None:
-        """`appended` is called with each batch that was appended, and its size."""
+        """`on_appended` is called with each batch that was appended, and its size."""
         self._store = store
         self._topics = topics
         self._now_ms = now_ms
-        self._appended = appended
+        self._on_appended = on_appended
 
     async def write(
         self,
-        steps: Sequence[ReceiptEvent],
+        events: Sequence[ReceiptEvent],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> None:
         """Write receipts, with the cursors and states that they are about, as one unit."""
 
         async def attempt() -> None:
-            if steps:
-                await self.ready()
-            await self.append(steps, cursors, states)
+            if events:
+                await self.ensure_topic()
+            await self.append(events, cursors, states)
 
         # A receipts topic that is deleted meanwhile is created again.
         await self._topics.retry_on_topic_deletion(attempt)
 
-    async def ready(self) -> None:
+    async def ensure_topic(self) -> None:
         """Create the receipts topic if it does not exist. This may wait for its deletion, which
         waits for its subscriptions: do not call this with the lock of one of those."""
         if RECEIPTS_TOPIC not in self._topics.by_name:
@@ -125,59 +127,62 @@ class Receipts:
 
     async def append(
         self,
-        steps: Sequence[ReceiptEvent],
+        events: Sequence[ReceiptEvent],
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> None:
-        """Write as `write` does, after `ready`. NotFound if the topic was deleted meanwhile."""
-        appends = await self.batches(steps)
+        """Write as `write` does, after `ensure_topic`. Raise NotFound if the receipts topic was
+        deleted meanwhile."""
+        appends = await self.build_batches(events)
         await self._store.room()  # no other task runs between this and the append
-        self.note(appends, await self._store.append(appends, cursors, states))
+        self.report_appended(appends, await self._store.append(appends, cursors, states))
 
-    async def batches(self, steps: Sequence[ReceiptEvent]) -> list[Append]:
-        """Return the receipts as batches, after `ready`. The caller appends them with its cursors
-        and then calls `note`. NotFound, here or from the append, may mean that the receipts topic
-        was deleted meanwhile."""
-        if not steps:
+    async def build_batches(self, events: Sequence[ReceiptEvent]) -> list[Append]:
+        """Return the receipts as batches; call `ensure_topic` first. The caller appends them with
+        its cursors and then calls `report_appended`. NotFound, here or from the append, may mean
+        that the receipts topic was deleted meanwhile."""
+        if not events:
             return []
         topic = self._topics.named(RECEIPTS_TOPIC)
         now_ms = self._now_ms()
         records: dict[int, list[Record]] = {}
-        for number, step in enumerate(steps):
+        for number, event in enumerate(events):
             if number % limits.RECEIPTS_PER_BATCH == limits.RECEIPTS_PER_BATCH - 1:
                 await asyncio.sleep(0)  # let other tasks run
-            key = step.name.encode()
-            value = _encode(step, now_ms, await self._append_times(step))
+            key = event.name.encode()
+            value = _encode(event, now_ms, await self._append_times(event))
             partition = choose_partition(topic.policy.partitioner, key, topic.partitions) or 0
             records.setdefault(partition, []).append(Record(0, now_ms, key, value))
         return [
-            Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(some)))
+            Append(PartitionKey(topic.id, partition), Batch.peek(codec.encode(portion)))
             for partition, of_partition in records.items()
-            for some in _portions(of_partition)
+            for portion in _split(of_partition)
         ]
 
-    def note(self, appends: Sequence[Append], appended: Sequence[AppendResult]) -> None:
-        """Report batches that were appended."""
-        for append, answer in zip(appends, appended, strict=True):
-            self._appended(append.key, answer, append.batch.size)
+    def report_appended(
+        self, appends: Sequence[Append], appended_batches: Sequence[AppendResult]
+    ) -> None:
+        """Report batches of receipts that were appended."""
+        for append, appended in zip(appends, appended_batches, strict=True):
+            self._on_appended(append.key, appended, append.batch.size)
 
-    async def _append_times(self, step: ReceiptEvent) -> Sequence[OffsetTime]:
-        if step.kind not in ("taken", "acked") or step.first_offset >= step.next_offset:
+    async def _append_times(self, event: ReceiptEvent) -> Sequence[OffsetTime]:
+        if event.kind not in ("taken", "acked") or event.first_offset >= event.next_offset:
             return ()
-        key = PartitionKey(step.topic.id, step.partition)
+        key = PartitionKey(event.topic.id, event.partition)
         try:
-            times = await self._store.append_times(key, step.first_offset, step.next_offset)
+            times = await self._store.append_times(key, event.first_offset, event.next_offset)
         except (OSError, StorageError) as error:
-            # A receipt without times is better than none: one unreadable place on disk must not
-            # block the receipts of all subscriptions.
-            log.debug("a receipt of %s has no append times: %s", step.name, error)
+            # A receipt without times is better than none: one unreadable region must not block the
+            # receipts of all subscriptions.
+            log.debug("a receipt of %s has no append times: %s", event.name, error)
             return ()
-        # Of very many, keep some at even distance; those in between count as of the one before.
-        every = -(-len(times) // limits.RECEIPT_TIMES) or 1
-        return times[::every]
+        # Of very many times, report some at even distances.
+        interval = -(-len(times) // limits.RECEIPT_TIMES) or 1
+        return times[::interval]
 
 
-def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]:
+def begin_events(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]:
     """Return the events that begin receipts at these cursors."""
     return [
         ReceiptEvent(name, topic, partition, "begun", cursor, cursor, cursor)
@@ -185,31 +190,31 @@ def begun(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]
     ]
 
 
-def check_topic(topic_name: str) -> None:
+def check_leaves_receipts(topic_name: str) -> None:
     """Raise InvalidRequest for the receipts topic: its receipts would cause receipts."""
     if topic_name == RECEIPTS_TOPIC:
         raise InvalidRequest(f"subscriptions to {RECEIPTS_TOPIC} itself leave no receipts")
 
 
-def _portions(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+def _split(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
     for start in range(0, len(records), limits.RECEIPTS_PER_BATCH):
         yield records[start : start + limits.RECEIPTS_PER_BATCH]
 
 
-def _encode(step: ReceiptEvent, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
+def _encode(event: ReceiptEvent, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
     fields: dict[str, object] = {
-        "subscription": step.name,
-        "topic": step.topic.name,
-        "topic_id": str(step.topic.id),
-        "partition": step.partition,
-        "kind": step.kind,
-        "from_offset": step.from_offset,
-        "first_offset": step.first_offset,
-        "next_offset": step.next_offset,
-        "lost": step.lost,
+        "subscription": event.name,
+        "topic": event.topic.name,
+        "topic_id": str(event.topic.id),
+        "partition": event.partition,
+        "kind": event.kind,
+        "from_offset": event.from_offset,
+        "first_offset": event.first_offset,
+        "next_offset": event.next_offset,
+        "lost": event.lost,
         "time_ms": now_ms,
-        "append_times": [[max(at, step.first_offset), time_ms] for at, time_ms in times],
+        "append_times": [[max(offset, event.first_offset), time_ms] for offset, time_ms in times],
     }
-    if step.lent_to is not None:
-        fields["lent_to"] = step.lent_to
+    if event.lent_to is not None:
+        fields["lent_to"] = event.lent_to
     return json.dumps(fields, separators=(",", ":")).encode()

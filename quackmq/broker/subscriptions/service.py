@@ -1,4 +1,4 @@
-"""What callers use of subscriptions: create and end them, and pull messages by last id.
+"""The entry point for subscriptions: create and end them, and pull messages by last id.
 
 Subscriptions of one name and topic are created and ended one at a time. An ephemeral topic is
 created by its first subscription and deleted with its last one (R4).
@@ -50,6 +50,8 @@ def check_subscriber(name: str) -> None:
 
 
 class SubscriptionService:
+    """Creates, finds and ends subscriptions of both modes; delivers to pull subscribers."""
+
     def __init__(
         self,
         topics: Topics,
@@ -118,25 +120,25 @@ class SubscriptionService:
         raise_on_loss: bool,
     ) -> Message | None:
         """Return the next message, see `Broker.get`."""
-        topic = self._topic(topic_name)
-        with self._pulling(caller, name, topic):
+        topic = self._require_topic(topic_name)
+        with self._use_for_pull(caller, name, topic):
             message = await self._pull.get(
                 topic, name, last_id, wait_ms, raise_on_loss=raise_on_loss
             )
         if message is None or not topic.policy.keep_until_consumed:
             return message
         key = PartitionKey(topic.id, message.partition)
-        (left,) = self._holds.consumers_left(key, [message.record.offset])
-        return dataclasses.replace(message, consumers_left=left)
+        (consumers_left,) = self._holds.consumers_left(key, [message.record.offset])
+        return dataclasses.replace(message, consumers_left=consumers_left)
 
     async def commit(self, caller: Caller, name: str, topic_name: str, message_id: str) -> None:
-        topic = self._topic(topic_name)
-        with self._pulling(caller, name, topic):
+        topic = self._require_topic(topic_name)
+        with self._use_for_pull(caller, name, topic):
             await self._lifecycle.run_shielded(self._pull.commit(topic, name, message_id))
 
     async def seek(self, caller: Caller, name: str, topic_name: str, to: Start) -> None:
-        topic = self._topic(topic_name)
-        with self._pulling(caller, name, topic):
+        topic = self._require_topic(topic_name)
+        with self._use_for_pull(caller, name, topic):
             await self._lifecycle.run_shielded(self._pull.seek(topic, name, to))
 
     # --- questions ----------------------------------------------------------------------------
@@ -146,14 +148,15 @@ class SubscriptionService:
         is_pushed = self._push.find(topic, name) is not None
         return is_pushed or self._pull.is_subscribed(topic, name)
 
-    async def standing(self, name: str, topic_name: str) -> SubscriptionLag:
-        """Return the lag and the losses of a subscription of either mode. UnknownSubscription."""
-        topic = self._topic(topic_name)
-        held = self._push.find(topic, name)
-        if held is not None:
-            pushed = await self._push.progress(held)
-            return SubscriptionLag(pushed.lag, pushed.counts.lost)
-        return await self._pull.standing(topic, name)
+    async def lag_and_losses(self, name: str, topic_name: str) -> SubscriptionLag:
+        """Return the lag and the losses of a subscription of either mode. Raise
+        UnknownSubscription."""
+        topic = self._require_topic(topic_name)
+        subscription = self._push.find(topic, name)
+        if subscription is not None:
+            progress = await self._push.progress(subscription)
+            return SubscriptionLag(progress.lag, progress.counts.lost)
+        return await self._pull.lag_and_losses(topic, name)
 
     def subscriptions(
         self,
@@ -165,8 +168,8 @@ class SubscriptionService:
         """Return the subscriptions of both modes, see `Broker.subscriptions`."""
         self._lifecycle.check_open()
         topic_id = None if topic_name is None else self._topics.named(topic_name).id
-        asked = (name, topic_id, after, limit)
-        found = self._pull.subscriptions(*asked) + self._push.subscriptions(*asked)
+        filters = (name, topic_id, after, limit)
+        found = self._pull.subscriptions(*filters) + self._push.subscriptions(*filters)
         return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
 
     # --- for groups and leases ----------------------------------------------------------------
@@ -175,22 +178,23 @@ class SubscriptionService:
         self, name: str, topic_id: UUID, start: Start, receipts: bool = False
     ) -> None:
         """Subscribe a group's name to an existing topic, from the group's committed offsets; where
-        it has none, from `start`. An existing subscription and its receipts stay as they are."""
+        it has none, from `start`. An existing subscription and its receipts do not change."""
         topic_name = self._topics.with_id(topic_id).name
-        async with self._locks.hold(self._lock(name, topic_name)):
+        async with self._locks.hold(self._lock_name(name, topic_name)):
             await self._ensure_pull(self._topics.with_id(topic_id), name, start, receipts)
 
     async def end(self, name: str, topic_name: str) -> None:
-        """End a subscription of either mode. The caller must not be cancelled half-way."""
-        async with self._locks.hold(self._lock(name, topic_name)):
+        """End a subscription of either mode. The caller must make sure that this is not
+        cancelled."""
+        async with self._locks.hold(self._lock_name(name, topic_name)):
             topic = self._topics.named(topic_name)
-            held = self._push.find(topic, name)
+            subscription = self._push.find(topic, name)
             is_last = self.is_subscribed(topic, name) and self._registry.count(topic.id) == 1
             if is_last and topic.policy.ephemeral:
                 # One change of the store: the topic never exists without its last subscription.
                 await self._topics.delete(topic_name)
-            elif held is not None:
-                await self._push.unsubscribe(held)
+            elif subscription is not None:
+                await self._push.unsubscribe(subscription)
             else:
                 await self._pull.unsubscribe(topic, name)
 
@@ -199,35 +203,35 @@ class SubscriptionService:
     async def _subscribe_pull(
         self, name: str, topic_name: str, start: Start, receipts: bool | None
     ) -> bool:
-        async with self._locks.hold(self._lock(name, topic_name)):
+        async with self._locks.hold(self._lock_name(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
-            held = self._push.find(topic, name)
-            if held is not None and receipts is not None:
+            subscription = self._push.find(topic, name)
+            if subscription is not None and receipts is not None:
                 async with self._cursors.changing(name):
-                    await self._push.set_receipts(held, receipts)
+                    await self._push.set_receipts(subscription, receipts)
                 return False
             is_new = await self._ensure_pull(topic, name, start, receipts or False)
             if not is_new and receipts is not None:
-                await self._pull.leave_receipts(topic, name, receipts)
+                await self._pull.set_receipts(topic, name, receipts)
             return is_new
 
     async def _subscribe_push(
         self, name: str, topic_name: str, terms: Terms, start: Start, receipts: bool | None
     ) -> bool:
-        async with self._locks.hold(self._lock(name, topic_name)):
+        async with self._locks.hold(self._lock_name(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
             async with self._cursors.changing(name):
-                held = self._push.find(topic, name)
-                if held is not None:
-                    if held.stored.terms != terms:
-                        await self._push.change(held, terms)
+                subscription = self._push.find(topic, name)
+                if subscription is not None:
+                    if subscription.stored.terms != terms:
+                        await self._push.change(subscription, terms)
                     if receipts is not None:
-                        await self._push.set_receipts(held, receipts)
+                        await self._push.set_receipts(subscription, receipts)
                     return False
                 self._names.check_push(name)
-                kept = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)
-                starts = await self._pull.starts(topic, start)
-                await self._push.subscribe(topic, name, kept, starts)
+                stored = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)
+                starts = await self._pull.find_starts(topic, start)
+                await self._push.subscribe(topic, name, stored, starts)
                 return True
 
     async def _ensure_pull(self, topic: Topic, name: str, start: Start, receipts: bool) -> bool:
@@ -237,16 +241,18 @@ class SubscriptionService:
         await self._pull.subscribe(topic, name, start, receipts=receipts)
         return True
 
-    def _pulling(self, caller: Caller, name: str, topic: Topic) -> AbstractContextManager[None]:
+    def _use_for_pull(
+        self, caller: Caller, name: str, topic: Topic
+    ) -> AbstractContextManager[None]:
         self._names.check_pull(name)
         self._pull.check_subscribed(topic, name)
-        return self._names.pulling(caller, name)
+        return self._names.use_for_pull(caller, name)
 
-    def _topic(self, name: str) -> Topic:
+    def _require_topic(self, name: str) -> Topic:
         self._lifecycle.check_open()
         return self._topics.named(name)
 
-    def _lock(self, name: str, topic_name: str) -> tuple[str, ...]:
+    def _lock_name(self, name: str, topic_name: str) -> tuple[str, ...]:
         """Return the name of the lock: one for each subscription; one for the whole topic if it
         is ephemeral, because it depends on which subscription is the first or the last."""
         topic = self._topics.by_name.get(topic_name)

@@ -35,8 +35,8 @@ async def test_a_loss_is_named_with_its_offsets_and_the_next_get_goes_on() -> No
         await overtaken(running, Policy(keep_until_consumed=True, hold_for_ms=0))
         socket = running.socket()
         assert await socket.ask(b"GET donald ducks -1") == (
-            b"ERR entries_lost 2 entries of topic ducks, partition 0 are gone before donald has "
-            b"read them: offsets 0 to 1; get again to go on behind them"
+            b"ERR entries_lost 2 entries of topic ducks, partition 0 were lost before donald "
+            b"has read them: offsets 0 to 1; get again to continue after them"
         )
         answer = await socket.ask(b"GET donald ducks -1")
         assert answer.endswith(b" c")

@@ -486,9 +486,9 @@ async def _move_silently(broker: Broker, topic: str, name: str, offset: int) -> 
     """As a bug would that moves cursors and forgets to tell."""
     delivery = broker.broker._pull
     found = broker.broker.topic(topic)
-    held = delivery._find_held(found, name)
+    subscription = delivery._require(found, name)
     await delivery._set_cursors(found, name, {0: offset})
-    held.go_on_from({0: offset})
+    subscription.apply_commit({0: offset})
 
 
 def test_a_topic_that_is_not_there_is_named_before_spark_starts(broker: Broker) -> None:

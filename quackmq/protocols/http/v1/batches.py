@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
-from quackmq.broker.log.committed import is_committed, left_out
+from quackmq.broker.log.committed import find_left_out, is_committed
 from quackmq.errors import (
     DamagedData,
     LimitReached,
@@ -358,7 +358,7 @@ async def find_holes(request: Request) -> Response:
         raise damaged_failure(slice_.error)
     if slice_.error is not None:
         raise slice_.error
-    holes = [Hole(*each) for each in left_out(slice_)]
+    holes = [Hole(*each) for each in find_left_out(slice_)]
     next_offset = offset
     for chunk in slice_.chunks[-1:]:
         for batch in batches(chunk):
