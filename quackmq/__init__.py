@@ -1,8 +1,8 @@
-"""QuackMQ: a broker whose topics are logs, and which acknowledges only what is on disk.
+"""QuackMQ: a broker whose topics are logs, and which acknowledges a record when it is on disk.
 
-Names listed in `__all__` are public and kept stable. Everything else may move; programs talk to a
-broker through one of its doors, so they rarely need more than a client and the errors. The clients
-are loaded when they are asked for: the command line, which begins here too, needs none.
+The names in `__all__` are public and stable. Everything else may change: programs talk to a broker
+over a protocol, so they rarely need more than a client and the errors. A client is imported on its
+first use, because the command line, which imports this package too, needs none.
 """
 
 from __future__ import annotations

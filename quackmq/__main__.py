@@ -1,4 +1,4 @@
-"""`python -m quackmq` is `quackmq`, also where the script is not on the path."""
+"""Run `python -m quackmq` as the command `quackmq`, also if the script is not on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker's clock: one time scale for all that is stamped, and for all that expires.
+"""The broker's clock: one time scale for all timestamps and all expiries of the broker.
 
 *Broker time* is what `Clock.now_ms` returns. It starts at the wall clock, runs with the machine's
 elapsed time, and never goes back. A wall clock that jumps does not move it:
@@ -50,7 +50,7 @@ def elapsed_clock_ms() -> int:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; "" where the system does not tell."""
+    """Return the id of this boot of the machine; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -66,8 +66,8 @@ class Gap(NamedTuple):
     to_ms: int
 
 
-class KeptTime(NamedTuple):
-    """What a store remembers of the clock."""
+class StoredTime(NamedTuple):
+    """The state of the clock that a store keeps for the next process."""
 
     time_ms: int
     boot: str
@@ -78,8 +78,8 @@ class KeptTime(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """What a confirmation changes: broker time moves forward by `by_ms`, and the wall clock is
-    accepted where it is behind. `gap` is the time that did not pass, if any."""
+    """The effect of a confirmation: broker time moves forward by `by_ms`, and a wall clock that is
+    behind by `accepted_ms` is accepted. `gap` is the time that did not pass, if any."""
 
     by_ms: int
     accepted_ms: int
@@ -87,11 +87,11 @@ class Correction(NamedTuple):
 
 
 class ClockStatus(NamedTuple):
-    """`ahead_ms` is how far the wall clock is ahead of broker time.
+    """The clock as operators see it. `ahead_ms` is how far the wall clock is ahead of broker time.
 
-    `status` is "steady" where the two agree, "adjusting" while broker time approaches the wall
-    clock, "jumped" where the wall clock jumped while the machine ran, and "paused" where it is not
-    known how much time has passed: nothing expires then."""
+    `status` is "steady" if the two agree, "adjusting" while broker time approaches the wall clock,
+    "jumped" if the wall clock jumped while the machine ran, and "paused" if it is not known how
+    much time has passed. While the clock is paused, nothing expires."""
 
     status: Literal["steady", "adjusting", "jumped", "paused"]
     time_ms: int
@@ -108,16 +108,16 @@ class Clock:
         self._elapsed_ms = elapsed_ms
         self._boot = boot
         self._last_ms = wall_ms()
-        #: Broker time less elapsed time.
+        #: Broker time minus elapsed time.
         self._base_ms = self._last_ms - elapsed_ms()
         #: Whether broker time followed the wall clock when it was last read.
         self._is_steady = True
         #: The elapsed time up to which the pace was adjusted.
         self._adjusted_ms = 0
         #: Broker time when the wall clock was found to be off.
-        self._off_since_ms = 0
+        self._wall_wrong_since_ms = 0
         self._paused_since_ms: int | None = None
-        #: How far the wall clock is ahead by an operator's word; 0 where nobody said so.
+        #: How far the wall clock is ahead by an operator's confirmation; 0 without one.
         self._accepted_ms = 0
         self._gaps: tuple[Gap, ...] = ()
 
@@ -147,17 +147,17 @@ class Clock:
     __call__ = now_ms
 
     def record_time_ms(self) -> int:
-        """Return the time for a record that came without one: the wall clock, unless it is off."""
+        """Return the timestamp for a record without one: the wall clock, unless it has jumped."""
         now_ms = self.now_ms()
         if self._is_steady:
             return now_ms
         wall_ms = self._wall_ms()
-        return wall_ms if self._is_believed(wall_ms - now_ms) else now_ms
+        return wall_ms if self._is_accepted(wall_ms - now_ms) else now_ms
 
     def before(self, age_ms: int) -> int:
         """Return the last stamp that is at least `age_ms` old."""
         now_ms = self.now_ms()
-        return now_ms - age_ms if not self._gaps else _before(self._gaps, now_ms, age_ms)
+        return now_ms - age_ms if not self._gaps else _find_stamp_before(self._gaps, now_ms, age_ms)
 
     def expired_before(self, age_ms: int) -> int:
         """Return the last stamp that has expired at an age of `age_ms`; `NEVER_MS` while paused."""
@@ -176,15 +176,15 @@ class Clock:
         status: Literal["adjusting", "jumped", "paused"] = "adjusting"
         if self._paused_since_ms is not None:
             status = "paused"
-        elif not self._is_believed(wall_ms - now_ms):
+        elif not self._is_accepted(wall_ms - now_ms):
             status = "jumped"
         return ClockStatus(status, now_ms, wall_ms, wall_ms - now_ms)
 
     # --- restarts -----------------------------------------------------------------------------
 
-    def kept(self) -> KeptTime:
-        """Return what the next process needs to go on from here."""
-        return KeptTime(
+    def snapshot(self) -> StoredTime:
+        """Return the state from which the next process can continue."""
+        return StoredTime(
             self.now_ms(),
             self._boot,
             self._elapsed_ms(),
@@ -193,112 +193,116 @@ class Clock:
             self._gaps,
         )
 
-    def resume(self, kept: KeptTime | None, latest_ms: int) -> None:
-        """Go on from what an earlier process kept, and from the latest stamp in its store; 0 if
-        there is none."""
+    def resume(self, stored: StoredTime | None, latest_ms: int) -> None:
+        """Continue from the state that an earlier process stored, and from `latest_ms`, the latest
+        timestamp in its store; 0 if there is none."""
         wall_ms, elapsed_ms = self._wall_ms(), self._elapsed_ms()
-        known_ms = max(latest_ms, 0 if kept is None else kept.time_ms)
-        if known_ms == 0:
+        last_known_ms = max(latest_ms, 0 if stored is None else stored.time_ms)
+        if last_known_ms == 0:
             return
-        self._last_ms = known_ms
-        self._base_ms = known_ms - elapsed_ms
-        self._is_steady, self._adjusted_ms, self._off_since_ms = False, elapsed_ms, known_ms
+        self._last_ms = last_known_ms
+        self._base_ms = last_known_ms - elapsed_ms
+        self._is_steady = False
+        self._adjusted_ms, self._wall_wrong_since_ms = elapsed_ms, last_known_ms
         paused_since_ms: int | None = None
-        if kept is not None:
-            self._gaps, self._accepted_ms = kept.gaps, kept.accepted_ms
-            is_same_boot = bool(kept.boot) and kept.boot == self._boot
-            is_same_boot = is_same_boot and kept.elapsed_ms <= elapsed_ms
-            ran_ms = elapsed_ms - kept.elapsed_ms if is_same_boot else 2 * limits.CLOCK_KEEP_MS
-            paused_since_ms = kept.paused_since_ms
-            if paused_since_ms is not None and latest_ms > kept.time_ms + ran_ms:
-                # The pause had ended with a step, and a crash came before that was kept.
-                self._gaps = _joined(kept.gaps, Gap(paused_since_ms, kept.time_ms, latest_ms))
+        if stored is not None:
+            self._gaps, self._accepted_ms = stored.gaps, stored.accepted_ms
+            is_same_boot = bool(stored.boot) and stored.boot == self._boot
+            is_same_boot = is_same_boot and stored.elapsed_ms <= elapsed_ms
+            elapsed_since_ms = (
+                elapsed_ms - stored.elapsed_ms if is_same_boot else 2 * limits.CLOCK_KEEP_MS
+            )
+            paused_since_ms = stored.paused_since_ms
+            if paused_since_ms is not None and latest_ms > stored.time_ms + elapsed_since_ms:
+                # The pause had ended with a step, and a crash came before that was stored.
+                self._gaps = _add_gap(stored.gaps, Gap(paused_since_ms, stored.time_ms, latest_ms))
                 paused_since_ms = None
             if is_same_boot:
-                self._base_ms += max(0, kept.time_ms + ran_ms - known_ms)
+                self._base_ms += max(0, stored.time_ms + elapsed_since_ms - last_known_ms)
                 self._paused_since_ms = paused_since_ms
                 return
-        passed_ms = wall_ms - known_ms - self._accepted_ms
-        if abs(passed_ms) > limits.CLOCK_JUMP_MS:
-            # What is stamped from now on is told from the latest stamp before. What was stamped in
-            # a pause of the boot before keeps its age, too.
-            self._last_ms = self._off_since_ms = known_ms + 1
+        difference_ms = wall_ms - last_known_ms - self._accepted_ms
+        if abs(difference_ms) > limits.CLOCK_JUMP_MS:
+            # Step by 1, so that new timestamps differ from the latest one before. Records from a
+            # pause of the previous boot keep their age, too.
+            self._last_ms = self._wall_wrong_since_ms = last_known_ms + 1
             self._base_ms += 1
             self._paused_since_ms = self._last_ms if paused_since_ms is None else paused_since_ms
-        elif passed_ms > 0 and paused_since_ms is not None:
-            self._step(passed_ms, paused_since_ms)
+        elif difference_ms > 0 and paused_since_ms is not None:
+            self._step(difference_ms, paused_since_ms)
         else:
-            self._base_ms += max(0, passed_ms)
+            self._base_ms += max(0, difference_ms)
 
     # --- the operator -------------------------------------------------------------------------
 
     def confirm(self, passed: bool | None = None) -> bool:
-        """Take the wall clock for right. Return whether there was anything to confirm.
+        """Accept the wall clock as correct. Return whether there was anything to confirm.
 
-        `passed` says whether the difference is time that really passed. Without it, that is known
-        within one boot: it did not. Across boots, ages follow the wall clock.
+        `passed` says whether the difference is time that really passed. If it is None: within one
+        boot the time did not pass; across boots, ages follow the wall clock.
         """
-        correction = self.correction(passed)
+        correction = self.find_correction(passed)
         if correction is None:
             return False
-        self.correct(correction)
+        self.apply_correction(correction)
         return True
 
-    def correction(self, passed: bool | None = None) -> Correction | None:
+    def find_correction(self, passed: bool | None = None) -> Correction | None:
         """Return what `confirm` would change; None if there is nothing to confirm.
 
-        Store `kept_after` of it before calling `correct`. Otherwise a crash could keep stamps of
-        the corrected time and lose the gap before them, and everything would be too old.
+        Store `snapshot_after` of it before calling `apply_correction`. Otherwise a crash could keep
+        timestamps of the corrected time and lose the gap before them; then everything would look
+        too old.
         """
         now_ms, wall_ms = self.now_ms(), self._wall_ms()
         ahead_ms, paused_since_ms = wall_ms - now_ms, self._paused_since_ms
-        if self._is_steady or (paused_since_ms is None and self._is_believed(ahead_ms)):
+        if self._is_steady or (paused_since_ms is None and self._is_accepted(ahead_ms)):
             return None
         if ahead_ms > 0:
             if passed is None:
                 passed = paused_since_ms is not None
-            since_ms = self._off_since_ms if paused_since_ms is None else paused_since_ms
+            since_ms = self._wall_wrong_since_ms if paused_since_ms is None else paused_since_ms
             gap = Gap(since_ms if passed else NEVER_MS, now_ms, wall_ms)
             return Correction(ahead_ms, self._accepted_ms, gap)
         if passed is None:
             passed = paused_since_ms is None
         return Correction(0, ahead_ms, None if passed else Gap(NEVER_MS, wall_ms, now_ms))
 
-    def kept_after(self, correction: Correction) -> KeptTime:
-        """Return what the next process needs if the clock is corrected a little later than now."""
-        kept, gap = self.kept(), correction.gap
+    def snapshot_after(self, correction: Correction) -> StoredTime:
+        """Return the state for the next process if the clock is corrected shortly after now."""
+        stored, gap = self.snapshot(), correction.gap
         if gap is not None and correction.by_ms:
-            # Until then stamps are still given by the old time. They must not become older.
+            # Until the correction, timestamps are still of the old time. They must not look older.
             gap = gap._replace(to_ms=gap.to_ms + limits.CLOCK_STEP_MS)
-        return kept._replace(
-            time_ms=kept.time_ms + correction.by_ms,
+        return stored._replace(
+            time_ms=stored.time_ms + correction.by_ms,
             accepted_ms=correction.accepted_ms,
             paused_since_ms=None,
-            gaps=kept.gaps if gap is None else _joined(kept.gaps, gap),
+            gaps=stored.gaps if gap is None else _add_gap(stored.gaps, gap),
         )
 
-    def correct(self, correction: Correction) -> None:
+    def apply_correction(self, correction: Correction) -> None:
         self.now_ms()
         self._paused_since_ms = None
         self._accepted_ms = correction.accepted_ms
         if correction.gap is not None and correction.by_ms:
             self._step(correction.by_ms, correction.gap.since_ms)
         elif correction.gap is not None:
-            self._gaps = _joined(self._gaps, correction.gap)
+            self._gaps = _add_gap(self._gaps, correction.gap)
 
-    # --- how it is done -----------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------
 
     def _steer(self) -> int:
-        """Read the clock where it may not simply follow the wall clock."""
+        """Return broker time when it may not simply follow the wall clock."""
         wall_ms, elapsed_ms = self._wall_ms(), self._elapsed_ms()
         ahead_ms = wall_ms - self._base_ms - elapsed_ms
         if self._is_steady:
             self._is_steady = False
-            self._adjusted_ms, self._off_since_ms = elapsed_ms, self._last_ms
+            self._adjusted_ms, self._wall_wrong_since_ms = elapsed_ms, self._last_ms
         if abs(ahead_ms) <= limits.CLOCK_JUMP_MS:
             self._accepted_ms = 0
             if self._paused_since_ms is not None:
-                self._come_back(ahead_ms)
+                self._end_pause(ahead_ms)
                 ahead_ms = min(0, ahead_ms)
             if abs(ahead_ms) <= limits.CLOCK_STEP_MS:
                 self._is_steady = True
@@ -308,24 +312,27 @@ class Clock:
         self._last_ms = max(self._last_ms, self._base_ms + elapsed_ms)
         return self._last_ms
 
-    def _come_back(self, ahead_ms: int) -> None:
-        """The wall clock is near broker time again: time has passed by as much as it says."""
+    def _end_pause(self, ahead_ms: int) -> None:
+        """End the pause, because the wall clock is near broker time again. The time that it is
+        ahead has passed."""
         paused_since_ms, self._paused_since_ms = self._paused_since_ms, None
         if ahead_ms > 0 and paused_since_ms is not None:
             self._step(ahead_ms, paused_since_ms)
 
     def _adjust(self, ahead_ms: int, elapsed_ms: int) -> None:
-        """Run a little faster or slower, towards a wall clock that is believed."""
+        """Run a little faster or slower, towards a wall clock that is accepted."""
         steps = (elapsed_ms - self._adjusted_ms) // limits.CLOCK_PACE
         self._adjusted_ms += steps * limits.CLOCK_PACE
-        if self._paused_since_ms is not None or not self._is_believed(ahead_ms):
+        if self._paused_since_ms is not None or not self._is_accepted(ahead_ms):
             return
         by_ms = max(-steps, min(steps, ahead_ms))
         self._base_ms += by_ms
         if self._accepted_ms:
             self._accepted_ms = ahead_ms - by_ms
 
-    def _is_believed(self, ahead_ms: int) -> bool:
+    def _is_accepted(self, ahead_ms: int) -> bool:
+        """Return whether the wall clock, which is ahead by `ahead_ms`, is near broker time or near
+        the difference that an operator confirmed."""
         if abs(ahead_ms) <= limits.CLOCK_JUMP_MS:
             return True
         accepted_ms = self._accepted_ms
@@ -335,14 +342,14 @@ class Clock:
         """Move broker time forward. For stamps from `since_ms` on, that time did not pass."""
         from_ms = self._base_ms + self._elapsed_ms()
         self._base_ms += by_ms
-        self._off_since_ms = from_ms + by_ms
+        self._wall_wrong_since_ms = from_ms + by_ms
         if by_ms > limits.CLOCK_STEP_MS:
-            self._gaps = _joined(self._gaps, Gap(since_ms, from_ms, from_ms + by_ms))
+            self._gaps = _add_gap(self._gaps, Gap(since_ms, from_ms, from_ms + by_ms))
 
 
-def _joined(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
-    """Return the gaps with one more. Beyond CLOCK_GAPS the two oldest become one that covers both:
-    things stay for longer than they should, never less."""
+def _add_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
+    """Return the gaps with one more. Beyond CLOCK_GAPS the two oldest become one that covers both.
+    Then entries expire later than they should, never earlier."""
     if len(gaps) < limits.CLOCK_GAPS:
         return (*gaps, gap)
     first, second, *others = *gaps, gap
@@ -353,26 +360,26 @@ def _joined(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 def _age_ms(gaps: Sequence[Gap], now_ms: int, stamp_ms: int) -> int:
     """Return how much time has passed since a stamp; the later the stamp, the less."""
-    passed_ms, at_ms = now_ms - stamp_ms, stamp_ms
+    age_ms, counted_to_ms = now_ms - stamp_ms, stamp_ms
     for gap in sorted(gaps, key=_from_ms):
-        if gap.since_ms <= stamp_ms and gap.to_ms > at_ms:
-            passed_ms -= max(0, min(gap.to_ms, now_ms) - max(gap.from_ms, at_ms))
-            at_ms = gap.to_ms  # gaps may overlap
-    return passed_ms
+        if gap.since_ms <= stamp_ms and gap.to_ms > counted_to_ms:
+            age_ms -= max(0, min(gap.to_ms, now_ms) - max(gap.from_ms, counted_to_ms))
+            counted_to_ms = gap.to_ms  # gaps may overlap
+    return age_ms
 
 
 def _from_ms(gap: Gap) -> int:
     return gap.from_ms
 
 
-def _before(gaps: Sequence[Gap], now_ms: int, age_ms: int) -> int:
+def _find_stamp_before(gaps: Sequence[Gap], now_ms: int, age_ms: int) -> int:
     """Return the last stamp of an age of at least `age_ms`, by bisection."""
-    newest = now_ms - age_ms
-    oldest = newest - sum(gap.to_ms - gap.from_ms for gap in gaps)
-    while oldest < newest:
-        middle = (oldest + newest + 1) // 2
+    high = now_ms - age_ms
+    low = high - sum(gap.to_ms - gap.from_ms for gap in gaps)
+    while low < high:
+        middle = (low + high + 1) // 2
         if _age_ms(gaps, now_ms, middle) >= age_ms:
-            oldest = middle
+            low = middle
         else:
-            newest = middle - 1
-    return oldest
+            high = middle - 1
+    return low

@@ -1,9 +1,9 @@
-"""A process without pandas, where it is installed for others.
+"""Keep pyarrow from loading pandas into the processes of the broker.
 
-pyarrow loads pandas as soon as it makes its first value, to know a pandas value when it meets one.
-Nobody here has any: for a broker that is 37 MB of memory and a quarter of a second at each start.
+pyarrow loads pandas when it makes its first value, so that it can recognise pandas values. The
+broker has none, and pandas would cost 37 MB of memory and a quarter of a second at each start.
 
-For processes that are all ours, before pyarrow is loaded.
+Use this only in processes of our own, before pyarrow is loaded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def without_pandas() -> None:
-    """From now on, whoever tries to load it hears that there is none, and does without."""
+def hide_pandas() -> None:
+    """Make every later import of pandas fail in this process, as if it were not installed."""
     sys.meta_path.insert(0, _NoPandas())
 
 

@@ -1,23 +1,23 @@
-"""Finds out what holds the event loop: a thread that looks at the loop's stack while it is late.
+"""Find out what blocks the event loop: a thread samples the loop's stack while the loop is late.
 
-`LoopClock` notices that the loop has paused when the pause is over. To know what ran, somebody has
-to look while it lasts. This thread wakes up with every beat of the clock that should have come; as
-long as none is late it only compares two numbers. While one is late, it takes the stack of the
-loop's thread every `limits.LOOP_SAMPLE_MS`. The line that was seen most is the cause, written as
-the path from the callback to it:
+`LoopClock` notices that the loop has paused when the pause is over. To know which code ran, a
+thread must look during the pause. It wakes up at every beat of the clock, and only compares two
+numbers as long as no beat is late. While a beat is late, it samples the stack of the loop's thread
+every `limits.LOOP_SAMPLE_MS`. The line that was sampled most often is the cause, written as the
+path from the callback to it:
 
     Cleaner.run > Retention.clean > Retention._clean_partition
     (quackmq/broker/retention/service.py:232)
 
-Python's garbage collector runs within any line, so its time is measured, and told as the cause if
-it took most of the pause. A pause in which the loop used hardly any of the processor comes from
-outside: the machine was busy, or the process was stopped.
+Python's garbage collector can run within any line, so its time is measured, and reported as the
+cause if it took most of the pause. A pause in which the loop used hardly any processor time comes
+from outside: the machine was busy, or the process was stopped.
 
 The longest pause and its cause are in `LoopClock.longest`; long ones are in the log, at most one
 line every `limits.LOOP_PAUSE_LOG_INTERVAL_MS`.
 
 Not promised: pauses shorter than a beat. C code that does not release the interpreter's lock keeps
-this thread from looking, so it is told as the line that called it.
+this thread from running, so the line that called it is reported.
 
 Call `start` and `stop` from the loop's thread.
 """
@@ -56,10 +56,11 @@ class LoopWatchdog:
         self._clock = clock or loop_clock()
         self._thread_id = 0
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
-        #: What was seen since the last beat, written by the thread and taken by the loop.
-        self._seen: Counter[str] = Counter()
-        #: How long the collector ran since a beat, and since which one.
+        self._stop_event = threading.Event()
+        #: How often each line was sampled since the last beat. The thread writes it, and the loop
+        #: replaces it.
+        self._line_counts: Counter[str] = Counter()
+        #: How long the garbage collector ran since a beat, and the time of that beat.
         self._collected_s = 0.0
         self._collected_after = 0.0
         self._collecting_since = 0.0
@@ -75,7 +76,7 @@ class LoopWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -85,27 +86,27 @@ class LoopWatchdog:
 
     def _watch(self) -> None:
         beat_s, sample_s = limits.LOOP_BEAT_MS / 1000, limits.LOOP_SAMPLE_MS / 1000
-        wait_s, of_beat_s = beat_s, 0.0
-        while not self._is_over.wait(wait_s):
-            last_s = self._clock.last_beat_s
-            if last_s != of_beat_s:
-                of_beat_s = last_s
-                self._seen = Counter()
-            late_s = time.monotonic() - last_s - beat_s
-            if not last_s or late_s < sample_s:
-                wait_s = beat_s if not last_s else max(sample_s, sample_s - late_s)
+        wait_s, sampled_beat_s = beat_s, 0.0
+        while not self._stop_event.wait(wait_s):
+            last_beat_s = self._clock.last_beat_s
+            if last_beat_s != sampled_beat_s:
+                sampled_beat_s = last_beat_s
+                self._line_counts = Counter()
+            late_s = time.monotonic() - last_beat_s - beat_s
+            if not last_beat_s or late_s < sample_s:
+                wait_s = beat_s if not last_beat_s else max(sample_s, sample_s - late_s)
                 continue
             wait_s = sample_s
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
-                line = described(frame)
-                if line in self._seen or len(self._seen) < _LINES:
-                    self._seen[line] += 1
+                line = describe_stack(frame)
+                if line in self._line_counts or len(self._line_counts) < _LINES:
+                    self._line_counts[line] += 1
 
     # --- on the loop --------------------------------------------------------------------------
 
     def _find_cause(self, pause_ms: int, cpu_ms: int) -> str:
-        seen, self._seen = self._seen, Counter()
+        seen, self._line_counts = self._line_counts, Counter()
         common = seen.most_common(1)
         line = common[0][0] if common else ""
         where = f", in {line}" if line else ""
@@ -144,24 +145,27 @@ class LoopWatchdog:
         )
 
 
-def described(frame: FrameType) -> str:
-    """Say where a stack is: the innermost line of the broker's own code, and who called it. Say
-    nothing if no callback runs. What started the loop is left out: that is so at any time."""
+def describe_stack(frame: FrameType) -> str:
+    """Describe a stack by the innermost line of the broker's own code and its callers. Return "" if
+    no callback runs. Leave out the frames that started the loop, which are always the same."""
     if frame.f_code.co_filename in _LOOP_FILES:
         return ""
-    own: list[FrameType] = []
-    outer: FrameType | None = frame
+    own_frames: list[FrameType] = []
+    current: FrameType | None = frame
     for _ in range(_FRAMES):
-        if outer is None or outer.f_code.co_filename == asyncio.runners.__file__:
+        if current is None or current.f_code.co_filename == asyncio.runners.__file__:
             break
-        if outer.f_code.co_filename.startswith(_ROOT) and outer.f_code is not described.__code__:
-            own.append(outer)
-        outer = outer.f_back
-    if not own:
+        if (
+            current.f_code.co_filename.startswith(_ROOT)
+            and current.f_code is not describe_stack.__code__
+        ):
+            own_frames.append(current)
+        current = current.f_back
+    if not own_frames:
         code = frame.f_code
         return f"{code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno})"
-    names = [each.f_code.co_qualname for each in reversed(own)]
+    names = [each.f_code.co_qualname for each in reversed(own_frames)]
     if len(names) > _NAMED_CALLERS + 1:
         names = [names[0], "…", *names[-_NAMED_CALLERS:]]
-    path = f"quackmq{own[0].f_code.co_filename.removeprefix(_ROOT)}"
-    return f"{' > '.join(names)} ({path}:{own[0].f_lineno})"
+    path = f"quackmq{own_frames[0].f_code.co_filename.removeprefix(_ROOT)}"
+    return f"{' > '.join(names)} ({path}:{own_frames[0].f_lineno})"

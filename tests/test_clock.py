@@ -7,14 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quackmq import limits
-from quackmq.clock import NEVER_MS, Clock, Gap, KeptTime
+from quackmq.clock import NEVER_MS, Clock, Gap, StoredTime
 from tests.kit.machine_clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, YEAR_MS, Machine
 from tests.kit.support import START_MS
 
 WEEK_MS = 7 * DAY_MS
 
 
-def restarted(machine: Machine, kept: KeptTime | None, latest_ms: int = 0) -> Clock:
+def restarted(machine: Machine, kept: StoredTime | None, latest_ms: int = 0) -> Clock:
     clock = machine.clock()
     clock.resume(kept, latest_ms)
     return clock
@@ -101,7 +101,7 @@ def test_the_pace_does_not_depend_on_how_often_the_clock_is_read() -> None:
 
 def test_a_restart_within_a_boot_knows_how_much_time_passed() -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.pass_ms(HOUR_MS)
     machine.jump(YEAR_MS)
     clock = restarted(machine, kept, START_MS + MINUTE_MS)
@@ -112,7 +112,7 @@ def test_a_restart_within_a_boot_knows_how_much_time_passed() -> None:
 
 def test_a_restart_within_a_boot_is_never_before_the_last_append() -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.pass_ms(SECOND_MS)
     assert restarted(machine, kept, START_MS + MINUTE_MS).now_ms() == START_MS + MINUTE_MS
 
@@ -125,7 +125,7 @@ def test_a_new_store_begins_at_the_wall_clock() -> None:
 @pytest.mark.parametrize("off_for_ms", [0, HOUR_MS, limits.CLOCK_JUMP_MS])
 def test_a_reboot_of_a_few_days_counts_as_time_that_passed(off_for_ms: int) -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(off_for_ms)
     clock = restarted(machine, kept)
     assert clock.now_ms() == START_MS + off_for_ms == machine.wall_ms
@@ -135,7 +135,7 @@ def test_a_reboot_of_a_few_days_counts_as_time_that_passed(off_for_ms: int) -> N
 @pytest.mark.parametrize("off_for_ms", [limits.CLOCK_JUMP_MS + 2, YEAR_MS, -YEAR_MS])
 def test_a_reboot_with_a_clock_that_is_far_away_pauses_expiry(off_for_ms: int) -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(off_for_ms)
     clock = restarted(machine, kept)
     assert clock.status().status == "paused"
@@ -150,7 +150,7 @@ def test_a_reboot_with_a_clock_that_is_far_away_pauses_expiry(off_for_ms: int) -
 
 def test_a_boot_that_has_lasted_longer_than_the_one_before_is_not_taken_for_it() -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(YEAR_MS)
     machine.pass_ms(HOUR_MS)
     assert machine.elapsed_ms > kept.elapsed_ms
@@ -166,9 +166,9 @@ def test_a_clock_without_a_kept_time_goes_by_the_last_append() -> None:
 
 def test_a_pause_outlives_a_restart_of_the_process() -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(YEAR_MS)
-    kept = restarted(machine, kept).kept()
+    kept = restarted(machine, kept).snapshot()
     machine.pass_ms(HOUR_MS)
     clock = restarted(machine, kept)
     assert clock.is_paused
@@ -177,7 +177,7 @@ def test_a_pause_outlives_a_restart_of_the_process() -> None:
 
 def test_two_unnamed_boots_are_not_taken_for_one() -> None:
     machine = Machine()
-    kept = Clock(lambda: machine.wall_ms, lambda: machine.elapsed_ms).kept()
+    kept = Clock(lambda: machine.wall_ms, lambda: machine.elapsed_ms).snapshot()
     machine.pass_ms(HOUR_MS)
     machine.jump(YEAR_MS)
     later = Clock(lambda: machine.wall_ms, lambda: machine.elapsed_ms)
@@ -189,7 +189,7 @@ def test_a_clock_that_comes_back_after_the_start_counts_the_outage_only_for_what
     None
 ):
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(HOUR_MS)
     machine.jump(-50 * YEAR_MS)  # no battery
     clock = restarted(machine, kept)
@@ -206,7 +206,7 @@ def test_a_clock_that_comes_back_after_the_start_counts_the_outage_only_for_what
 
 def paused_clock(machine: Machine, off_for_ms: int, jump_ms: int = 0) -> Clock:
     """Return the clock of a machine that was off, and shows a time that is far away."""
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(off_for_ms)
     machine.jump(jump_ms)
     clock = restarted(machine, kept)
@@ -219,7 +219,7 @@ def test_what_was_stamped_in_a_pause_keeps_its_age_over_another_boot() -> None:
     clock = paused_clock(machine, off_for_ms=30 * DAY_MS)
     machine.pass_ms(DAY_MS)
     fresh_ms = clock.now_ms()
-    kept = clock.kept()
+    kept = clock.snapshot()
     machine.reboot(HOUR_MS)
     clock = restarted(machine, kept, fresh_ms)
     assert clock.confirm()
@@ -233,7 +233,7 @@ def test_a_clock_that_is_back_at_the_next_boot_ages_only_what_was_there_before_a
     clock = paused_clock(machine, off_for_ms=4 * DAY_MS, jump_ms=-50 * YEAR_MS)  # no battery
     machine.pass_ms(MINUTE_MS)
     fresh_ms = clock.now_ms()
-    kept = clock.kept()
+    kept = clock.snapshot()
     machine.reboot()
     machine.jump(50 * YEAR_MS)
     clock = restarted(machine, kept, fresh_ms)
@@ -248,7 +248,7 @@ def test_a_crash_after_the_clock_came_back_makes_nothing_of_the_pause_older(
 ) -> None:
     machine = Machine()
     clock = paused_clock(machine, off_for_ms=4 * DAY_MS, jump_ms=-50 * YEAR_MS)
-    kept = clock.kept()
+    kept = clock.snapshot()
     machine.pass_ms(MINUTE_MS)
     fresh_ms = clock.now_ms()
     machine.jump(50 * YEAR_MS)
@@ -265,14 +265,14 @@ def test_a_pause_that_goes_on_over_a_restart_adds_no_gap() -> None:
     machine = Machine()
     clock = paused_clock(machine, off_for_ms=30 * DAY_MS)
     for reboot in (False, True):
-        kept = clock.kept()
+        kept = clock.snapshot()
         machine.pass_ms(limits.CLOCK_KEEP_MS)
         latest_ms = clock.now_ms()
         if reboot:
             machine.reboot()
         clock = restarted(machine, kept, latest_ms)
         assert clock.is_paused
-        assert clock.kept().gaps == ()
+        assert clock.snapshot().gaps == ()
 
 
 # --- confirming -------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_jump_within_a_boot_may_be_confirmed_as_time_that_passed() -> None:
 
 def test_confirming_a_long_outage_ages_what_was_there_and_not_what_came_since() -> None:
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(30 * DAY_MS)
     clock = restarted(machine, kept)
     machine.pass_ms(3 * DAY_MS)  # before the operator comes
@@ -331,7 +331,7 @@ def test_confirming_a_long_outage_ages_what_was_there_and_not_what_came_since() 
 def test_a_long_outage_may_be_confirmed_as_time_that_did_not_pass() -> None:
     """The clock of the time before was wrong."""
     machine = Machine()
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(YEAR_MS)
     clock = restarted(machine, kept)
     assert clock.confirm(passed=False)
@@ -352,7 +352,7 @@ def test_stamps_from_the_future_are_new_once_the_wall_clock_is_confirmed() -> No
     machine.pass_ms(DAY_MS)
     assert clock.expired_before(DAY_MS - HOUR_MS * 3) >= START_MS + YEAR_MS
     machine.reboot(HOUR_MS)
-    later = restarted(machine, clock.kept())
+    later = restarted(machine, clock.snapshot())
     assert not later.is_paused, "it was confirmed"
 
 
@@ -380,15 +380,15 @@ def test_a_crash_between_storing_a_confirmation_and_following_it_makes_nothing_o
     machine = Machine()
     clock = machine.clock()
     if is_paused:
-        kept = clock.kept()
+        kept = clock.snapshot()
         machine.reboot()
         machine.jump(YEAR_MS)
         clock = restarted(machine, kept)
     else:
         machine.jump(YEAR_MS)
-    correction = clock.correction(passed=False)
+    correction = clock.find_correction(passed=False)
     assert correction is not None
-    kept = clock.kept_after(correction)
+    kept = clock.snapshot_after(correction)
     assert clock.status().status == ("paused" if is_paused else "jumped"), "nothing has changed yet"
     machine.pass_ms(SECOND_MS)
     stamp_ms = clock.now_ms()
@@ -409,7 +409,7 @@ def test_gaps_beyond_the_bound_are_joined(monkeypatch: pytest.MonkeyPatch) -> No
         machine.pass_ms(DAY_MS)
         machine.jump(YEAR_MS)
         assert clock.confirm()
-        assert len(clock.kept().gaps) <= 3
+        assert len(clock.snapshot().gaps) <= 3
     assert clock.expired_before(DAY_MS) <= machine.wall_ms - DAY_MS - YEAR_MS
     assert clock.expired_before(9 * DAY_MS) < START_MS, "nothing is older than it is"
 
@@ -425,7 +425,7 @@ def test_a_stamp_is_old_enough_exactly_up_to_before(
 ) -> None:
     gaps = tuple(Gap(since, min(a, b), max(a, b)) for since, a, b in found)
     clock = Clock.of(lambda: now_ms)
-    clock.resume(KeptTime(now_ms, "given", now_ms, gaps=gaps), 0)
+    clock.resume(StoredTime(now_ms, "given", now_ms, gaps=gaps), 0)
 
     def age_of(stamp_ms: int) -> int:
         missing = {
@@ -456,7 +456,7 @@ def test_broker_time_never_falls_and_nothing_ages_faster_than_time_passes(
         elif kind == "j":
             machine.jump(hours * HOUR_MS)
         elif kind == "r":
-            kept = clock.kept()
+            kept = clock.snapshot()
             clock = restarted(machine, kept, last_ms)
         else:
             clock.confirm()

@@ -21,7 +21,7 @@ print("pandas" in sys.modules)
 
 @pytest.mark.parametrize(
     ("before", "loaded"),
-    [("", "True"), ("from quackmq.no_pandas import without_pandas; without_pandas()", "False")],
+    [("", "True"), ("from quackmq.no_pandas import hide_pandas; hide_pandas()", "False")],
 )
 def test_pandas_is_loaded_unless_a_process_does_without(before: str, loaded: str) -> None:
     assert find_spec("pandas") is not None, "there is something to do without"

@@ -18,7 +18,7 @@ from quackmq.broker import Broker
 from quackmq.loop_clock import Pause, loop_clock
 from quackmq.model.topic import Offsets, PartitionKey
 from quackmq.stores.memory import MemoryStore
-from quackmq.watchdog import LoopWatchdog, described
+from quackmq.watchdog import LoopWatchdog, describe_stack
 from tests.broker.support import CALLER
 
 #: Held until the watchdog has had the chance to look several times.
@@ -116,7 +116,7 @@ def test_a_loop_that_only_waits_is_nowhere(
     seen: list[str] = []
 
     def look() -> str:
-        return described(sys._current_frames()[thread_id])
+        return describe_stack(sys._current_frames()[thread_id])
 
     async def wait() -> None:
         loop = asyncio.get_running_loop()
@@ -132,9 +132,9 @@ def test_a_loop_that_only_waits_is_nowhere(
 async def test_a_pause_of_which_nothing_was_seen_has_no_place() -> None:
     watchdog = LoopWatchdog()
     assert watchdog._find_cause(202, 0) == "the machine was busy, or the process was stopped"
-    watchdog._seen.update(["", "", "Cleaner.run"])
+    watchdog._line_counts.update(["", "", "Cleaner.run"])
     assert watchdog._find_cause(202, 0) == "the machine was busy, or the process was stopped"
-    watchdog._seen.update(["Cleaner.run"])
+    watchdog._line_counts.update(["Cleaner.run"])
     assert watchdog._find_cause(202, 0).endswith("was stopped, in Cleaner.run")
     assert watchdog._find_cause(202, 150) == "it is unknown which line ran"
 

@@ -123,7 +123,7 @@ class Broker:
         self.held_back = retention.held_back
 
         # Subscriptions and groups.
-        receipts = Receipts(store, topics, now_ms, retention.note)
+        receipts = Receipts(store, topics, now_ms, retention.count_append)
         self._coordinator = coordinator = Coordinator(
             store, topics, now_ms, settings.group_initial_delay_ms, lifecycle
         )
@@ -163,10 +163,10 @@ class Broker:
         # Writing.
         self._producer_ids = producer_ids = ProducerIds(store)
         self.transactions = Transactions(
-            store, topics, self.groups, producer_ids, clock, retention.note, lifecycle
+            store, topics, self.groups, producer_ids, clock, retention.count_append, lifecycle
         )
         self.staging = Staging(
-            store, topics, producer_ids, clock, retention.note, registry.count, lifecycle
+            store, topics, producer_ids, clock, retention.count_append, registry.count, lifecycle
         )
         self._publishing = publishing = PublishService(
             store, topics, registry, retention, self.transactions, lifecycle

@@ -20,7 +20,7 @@ from typing import Final
 from quackmq import limits
 from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.settings import Caller
-from quackmq.clock import Clock, ClockStatus, KeptTime
+from quackmq.clock import Clock, ClockStatus, StoredTime
 from quackmq.errors import StorageError
 from quackmq.model.stored_json import decode_stored_object
 from quackmq.stores.contract import Store
@@ -41,7 +41,7 @@ class Timekeeping:
         self._store = store
         self._clock = clock
         self._version = 0
-        self._saved_time: KeptTime | None = None
+        self._saved_time: StoredTime | None = None
         self._logged_status = "steady"
         self._locks = NamedLocks()
         self._lifecycle = lifecycle
@@ -73,7 +73,7 @@ class Timekeeping:
         """Save the time in the store if that is due; log a change of the clock's state."""
         status = self._clock.status()
         self._log_change(status)
-        saved, present = self._saved_time, self._clock.kept()
+        saved, present = self._saved_time, self._clock.snapshot()
         if (
             saved is None
             or present.boot != saved.boot
@@ -97,21 +97,21 @@ class Timekeeping:
     async def _confirm(self, caller: Caller, passed: bool | None) -> bool:
         """Store the correction of the clock, then apply it. Return whether there was one."""
         async with self._locks.hold(STATE_KEY):
-            correction = self._clock.correction(passed)
+            correction = self._clock.find_correction(passed)
             if correction is None:
                 return False
             # Store this first: no append may have a time that a start after a crash cannot explain.
-            await self._store_time(self._clock.kept_after(correction))
-            self._clock.correct(correction)
+            await self._store_time(self._clock.snapshot_after(correction))
+            self._clock.apply_correction(correction)
         log.warning("the wall clock was confirmed by %s", caller.address or caller.principal)
         self._log_change(self._clock.status())
         return True
 
     async def _save(self) -> None:
         async with self._locks.hold(STATE_KEY):
-            await self._store_time(self._clock.kept())
+            await self._store_time(self._clock.snapshot())
 
-    async def _store_time(self, saved: KeptTime) -> None:
+    async def _store_time(self, saved: StoredTime) -> None:
         state = await self._store.put_state(STATE_KEY, _encode(saved), self._version)
         self._version, self._saved_time = state.version, saved
 
@@ -156,10 +156,10 @@ def _format_time(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _encode(saved: KeptTime) -> bytes:
+def _encode(saved: StoredTime) -> bytes:
     return json.dumps(saved._asdict()).encode()
 
 
-def _decode(value: bytes) -> KeptTime:
+def _decode(value: bytes) -> StoredTime:
     """Decode the value of `_encode`. Raise DamagedStore for any other value."""
-    return decode_stored_object(value, KeptTime, "the time")
+    return decode_stored_object(value, StoredTime, "the time")

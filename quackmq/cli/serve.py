@@ -29,7 +29,7 @@ from quackmq.cli.broker.settings import (
 from quackmq.cli.entry import default_interrupts
 from quackmq.cli.text import join_words
 from quackmq.errors import InvalidSetting
-from quackmq.no_pandas import without_pandas
+from quackmq.no_pandas import hide_pandas
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if notice := describe_closed_listeners(loaded, addresses):
         log.info("%s", notice)
 
-    without_pandas()
+    hide_pandas()
     with default_interrupts():
         from quackmq.cli.broker import runner as server
 

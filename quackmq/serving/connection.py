@@ -60,8 +60,8 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         self._caller = Caller(address=channel)
         #: An asyncio transport, or a pair of pipes.
         self._transport: Any = None
-        self._reads = True
-        self._draining = False
+        self._is_reading = True
+        self._is_draining = False
         self._has_ended = False
         #: When the peer became slow; None while it keeps up.
         self._slow_since: float | None = None
@@ -83,7 +83,7 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
 
     def _on_refused(self) -> None:
         """Turn the peer away: there are too many connections, or the server is closing."""
-        self.disconnect("no more connections are taken")
+        self.disconnect("there are too many connections, or the server is closing")
 
     def _on_writable(self) -> None:
         """Continue after a slow peer has read everything that was written."""
@@ -94,9 +94,9 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
     def _sweep(self, now: float) -> None:
         """End operations that have exceeded their deadline, except unsent responses."""
 
-    def _on_deaf(self, wait_ms: float) -> None:
+    def _on_not_reading(self, wait_ms: float) -> None:
         """Disconnect a peer that read nothing for `wait_ms`."""
-        self.disconnect(f"it took no answers for {wait_ms} ms")
+        self.disconnect(f"it read no responses for {wait_ms} ms")
 
     # --- called by the transport --------------------------------------------------------------
 
@@ -105,10 +105,10 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         if not self._channel:
             host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
             self._caller = Caller(address=self._address_of(host, port))
-        own = transport.get_extra_info("socket")
-        if own is not None:
+        peer_socket = transport.get_extra_info("socket")
+        if peer_socket is not None:
             # Let TCP detect a peer that disappeared without closing the connection.
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # With `low=0`, `resume_writing` means that the peer has read everything. So no bytes stay
         # counted in the budget.
         self._transport.set_write_buffer_limits(high=self.bounds.write_buffer_bytes, low=0)
@@ -119,17 +119,17 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
 
     def pause_writing(self) -> None:
         self._slow_since = self._time()
-        self._note_unsent()
+        self._count_unsent()
 
     def resume_writing(self) -> None:
         self._slow_since = None
-        self._note_unsent()
+        self._count_unsent()
         self._on_writable()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._slow_since = None
-        self._note_unsent()
+        self._count_unsent()
         self._on_lost()
         self._server.closed(self)
 
@@ -160,26 +160,26 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         if self._transport is None:
             return
         if self._slow_since is not None:
-            self._note_unsent()
-        if self._is_deaf(now):
+            self._count_unsent()
+        if self._disconnect_if_not_reading(now):
             return
         if not self._has_ended:
             self._sweep(now)
 
     @property
-    def reads(self) -> bool:
+    def is_reading(self) -> bool:
         """Whether the connection currently reads from the peer."""
-        return self._reads
+        return self._is_reading
 
     # --- used by a protocol -------------------------------------------------------------------
 
-    def _read(self, reads: bool) -> None:
+    def _set_reading(self, enabled: bool) -> None:
         """Start or stop reading. While reading is stopped, TCP applies back-pressure to the
         peer."""
-        if reads == self._reads or self._transport is None or self._transport.is_closing():
+        if enabled == self._is_reading or self._transport is None or self._transport.is_closing():
             return
-        self._reads = reads
-        if reads:
+        self._is_reading = enabled
+        if enabled:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -202,14 +202,14 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         except OSError:  # the peer has already closed
             transport.abort()
             return
-        self._read(True)
-        self._loop.call_later(self.bounds.linger_ms / 1000, self._hang_up)
+        self._set_reading(True)
+        self._loop.call_later(self.bounds.linger_ms / 1000, self._close_after_linger)
 
     def _log_disconnect(self, reason: str) -> None:
         log = logging.getLogger(type(self).__module__)
         log.warning("%s disconnected: %s", self._caller.address, reason)
 
-    def _note_unsent(self) -> None:
+    def _count_unsent(self) -> None:
         """Update the budget with the bytes that the peer has not read yet."""
         unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         change_bytes = unsent_bytes - self._unsent_bytes
@@ -222,12 +222,13 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
     def _address_of(self, host: str, port: int) -> str:
         return f"{host}:{port}"
 
-    def _hang_up(self) -> None:
+    def _close_after_linger(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
-    def _is_deaf(self, now: float) -> bool:
-        """Disconnect the peer if it reads nothing for `send_wait_ms`; return whether it did not.
+    def _disconnect_if_not_reading(self, now: float) -> bool:
+        """Disconnect the peer if it has read nothing for `send_wait_ms`. Return whether it was
+        disconnected.
 
         A peer that reads at least one byte between two sweeps may be slow without limit.
         """
@@ -241,5 +242,5 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
         if self._has_ended:
             self.abort()
         else:
-            self._on_deaf(wait_ms)
+            self._on_not_reading(wait_ms)
         return True

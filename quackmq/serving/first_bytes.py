@@ -69,7 +69,7 @@ SOCKETS_SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def protocol_of(opening: bytes) -> WireProtocol | None:
+def recognize_protocol(opening: bytes) -> WireProtocol | None:
     """Return the protocol that these first bytes of a connection belong to; None if unknown."""
     if opening[:2] == b"\x16\x03":
         return WireProtocol.TLS
@@ -86,7 +86,7 @@ def protocol_of(opening: bytes) -> WireProtocol | None:
     return None
 
 
-def where_served(names: tuple[str, ...], doors: Mapping[str, tuple[str, int]]) -> str:
+def describe_ports(names: tuple[str, ...], doors: Mapping[str, tuple[str, int]]) -> str:
     """Return a phrase that names the ports of these doors. `doors` are those that are open."""
     ports = [f"{doors[name][1]} ({name})" for name in names if name in doors]
     if ports:
@@ -112,7 +112,7 @@ class MistakenPeers:
         if protocol is WireProtocol.TLS:
             advice = "no door of this broker speaks TLS: connect without it"
         else:
-            advice = where_served(SERVED_BY[protocol], self._doors)
+            advice = describe_ports(SERVED_BY[protocol], self._doors)
         return self._log(address, f"it speaks {protocol}; {advice}", protocol, now)
 
     def report_socket(self, address: str, reason: str, socket_type: str, now: float) -> str:
@@ -121,7 +121,7 @@ class MistakenPeers:
         """
         names = SOCKETS_SERVED_BY.get(socket_type)
         if names is not None:
-            reason = f"{reason}; {where_served(names, self._doors)}"
+            reason = f"{reason}; {describe_ports(names, self._doors)}"
         return self._log(address, reason, "socket", now)
 
     def _log(self, address: str, reason: str, kind: str, now: float) -> str:

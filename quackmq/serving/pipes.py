@@ -33,11 +33,11 @@ class Receiver(Protocol):
 class Pipes:
     def __init__(self, receiver: Receiver) -> None:
         self.receiver = receiver
-        self._reading: asyncio.ReadTransport | None = None
-        self._writing: asyncio.WriteTransport | None = None
+        self._read_transport: asyncio.ReadTransport | None = None
+        self._write_transport: asyncio.WriteTransport | None = None
         self._is_closing = False
         self._wrote_eof = False
-        self._has_begun = False
+        self._is_connected = False
 
     async def connect(self, read_fd: int, write_fd: int) -> None:
         """Take ownership of both file descriptors and start reading. If one is not a pipe, close
@@ -48,12 +48,12 @@ class Pipes:
         try:
             for fd in (read_fd, write_fd):
                 _check_is_pipe(fd)
-            await loop.connect_write_pipe(lambda: _Writing(self), write_file)
-            await loop.connect_read_pipe(lambda: _Reading(self), read_file)
+            await loop.connect_write_pipe(lambda: _WritePipe(self), write_file)
+            await loop.connect_read_pipe(lambda: _ReadPipe(self), read_file)
         except BaseException:
             read_file.close()
             self.abort()
-            if self._writing is None:
+            if self._write_transport is None:
                 write_file.close()
             raise
 
@@ -63,15 +63,15 @@ class Pipes:
         return default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if self._writing is not None:
-            self._writing.set_write_buffer_limits(high, low)
+        if self._write_transport is not None:
+            self._write_transport.set_write_buffer_limits(high, low)
 
     def write(self, data: bytes) -> None:
-        if self._writing is not None:
-            self._writing.write(data)
+        if self._write_transport is not None:
+            self._write_transport.write(data)
 
     def get_write_buffer_size(self) -> int:
-        return 0 if self._writing is None else self._writing.get_write_buffer_size()
+        return 0 if self._write_transport is None else self._write_transport.get_write_buffer_size()
 
     def can_write_eof(self) -> bool:
         return True
@@ -79,16 +79,16 @@ class Pipes:
     def write_eof(self) -> None:
         """Send EOF to the peer after all written bytes; reading continues."""
         self._wrote_eof = True
-        if self._writing is not None and not self._writing.is_closing():
-            self._writing.close()
+        if self._write_transport is not None and not self._write_transport.is_closing():
+            self._write_transport.close()
 
     def pause_reading(self) -> None:
-        if self._reading is not None and not self._reading.is_closing():
-            self._reading.pause_reading()
+        if self._read_transport is not None and not self._read_transport.is_closing():
+            self._read_transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._reading is not None and not self._reading.is_closing():
-            self._reading.resume_reading()
+        if self._read_transport is not None and not self._read_transport.is_closing():
+            self._read_transport.resume_reading()
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -100,43 +100,43 @@ class Pipes:
 
     def abort(self) -> None:
         self._is_closing = True
-        writing = self._writing
+        write_transport = self._write_transport
         # If everything is written, the close is already under way, and abort() would close twice.
-        if writing is not None and (
-            not writing.is_closing() or writing.get_write_buffer_size() > 0
+        if write_transport is not None and (
+            not write_transport.is_closing() or write_transport.get_write_buffer_size() > 0
         ):
-            writing.abort()
+            write_transport.abort()
         self._close_reading()
 
     # --- called by the two pipes --------------------------------------------------------------
 
-    def writes_by(self, transport: asyncio.WriteTransport) -> None:
-        self._writing = transport
+    def write_pipe_opened(self, transport: asyncio.WriteTransport) -> None:
+        self._write_transport = transport
 
-    def reads_by(self, transport: asyncio.ReadTransport) -> None:
-        self._reading = transport
-        self._has_begun = True
+    def read_pipe_opened(self, transport: asyncio.ReadTransport) -> None:
+        self._read_transport = transport
+        self._is_connected = True
         self.receiver.connection_made(self)
-        if self._writing is None:
+        if self._write_transport is None:
             self._close_reading()
 
-    def lost_writing(self, error: Exception | None) -> None:
-        self._writing = None
-        if not self._has_begun:
+    def write_pipe_lost(self, error: Exception | None) -> None:
+        self._write_transport = None
+        if not self._is_connected:
             return  # the receiver does not know the pipes yet
-        if self._reading is None:
+        if self._read_transport is None:
             self.receiver.connection_lost(error)
         elif not self._wrote_eof:
             self._close_reading()  # the peer can read no response
 
-    def lost_reading(self, error: Exception | None) -> None:
-        self._reading = None
-        if self._writing is None:
+    def read_pipe_lost(self, error: Exception | None) -> None:
+        self._read_transport = None
+        if self._write_transport is None:
             self.receiver.connection_lost(error)
 
     def _close_reading(self) -> None:
-        if self._reading is not None and not self._reading.is_closing():
-            self._reading.close()
+        if self._read_transport is not None and not self._read_transport.is_closing():
+            self._read_transport.close()
 
 
 def _check_is_pipe(fd: int) -> None:
@@ -146,12 +146,12 @@ def _check_is_pipe(fd: int) -> None:
         raise ValueError(f"file descriptor {fd} is neither a pipe nor a socket")
 
 
-class _Reading(asyncio.Protocol):
+class _ReadPipe(asyncio.Protocol):
     def __init__(self, pipes: Pipes) -> None:
         self._pipes = pipes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pipes.reads_by(cast(asyncio.ReadTransport, transport))
+        self._pipes.read_pipe_opened(cast(asyncio.ReadTransport, transport))
 
     def data_received(self, data: bytes) -> None:
         self._pipes.receiver.data_received(data)
@@ -161,15 +161,15 @@ class _Reading(asyncio.Protocol):
         return False  # this pipe is done; the other one may still be written to
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._pipes.lost_reading(error)
+        self._pipes.read_pipe_lost(error)
 
 
-class _Writing(asyncio.BaseProtocol):
+class _WritePipe(asyncio.BaseProtocol):
     def __init__(self, pipes: Pipes) -> None:
         self._pipes = pipes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pipes.writes_by(cast(asyncio.WriteTransport, transport))
+        self._pipes.write_pipe_opened(cast(asyncio.WriteTransport, transport))
 
     def pause_writing(self) -> None:
         self._pipes.receiver.pause_writing()
@@ -178,4 +178,4 @@ class _Writing(asyncio.BaseProtocol):
         self._pipes.receiver.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._pipes.lost_writing(error)
+        self._pipes.write_pipe_lost(error)

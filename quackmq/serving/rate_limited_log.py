@@ -11,20 +11,21 @@ from quackmq.serving import limits
 class RateLimitedLog:
     """Count occurrences of one problem. `time` is the loop's clock. Call it only from the loop."""
 
-    def __init__(self, log: logging.Logger, what: str, time: Callable[[], float]) -> None:
-        """`what` is a log format for the number of occurrences and the last of them."""
+    def __init__(self, log: logging.Logger, message: str, time: Callable[[], float]) -> None:
+        """`message` is a log format with two arguments: the number of occurrences, and the last of
+        them."""
         self.count = 0
         self._log = log
-        self._what = what
+        self._message = message
         self._time = time
-        self._told = 0
-        self._told_at: float | None = None
+        self._logged_count = 0
+        self._logged_at: float | None = None
 
-    def add(self, last: str, count: int = 1) -> None:
-        """Count occurrences. Log at once if the interval has passed, otherwise with a later
+    def add(self, last_occurrence: str, count: int = 1) -> None:
+        """Count occurrences. Log them now if the interval has passed, otherwise in a later
         call."""
         self.count += count
         now = self._time()
-        if self._told_at is None or (now - self._told_at) * 1000 >= limits.REPEATED_LOG_MS:
-            self._log.warning(self._what, self.count - self._told, last)
-            self._told, self._told_at = self.count, now
+        if self._logged_at is None or (now - self._logged_at) * 1000 >= limits.REPEATED_LOG_MS:
+            self._log.warning(self._message, self.count - self._logged_count, last_occurrence)
+            self._logged_count, self._logged_at = self.count, now

@@ -55,7 +55,7 @@ class Server(ABC, Generic[ConnectionT]):
         self.connections: set[ConnectionT] = set()
         self._log = logging.getLogger(type(self).__module__)
         self._address = address
-        self._listening: asyncio.Server | None = None
+        self._listener: asyncio.Server | None = None
         self._socket_file: SocketFile | None = None
         #: Peers of a Unix socket have no address, so they are numbered.
         self._numbers = count(1)
@@ -84,18 +84,18 @@ class Server(ABC, Generic[ConnectionT]):
         backlog = self.bounds.backlog
         if isinstance(address, str):
             self._socket_file = SocketFile(address)
-            self._listening = await loop.create_unix_server(
+            self._listener = await loop.create_unix_server(
                 lambda: self.make_connection(f"unix:{address}#{next(self._numbers)}"),
                 sock=self._socket_file.socket,
                 backlog=backlog,
             )
         elif address is not None:
-            self._listening = await loop.create_server(
+            self._listener = await loop.create_server(
                 self.make_connection, *address, backlog=backlog
             )
-            host, port, *_ = self._listening.sockets[0].getsockname()
+            host, port, *_ = self._listener.sockets[0].getsockname()
             address = (host, port)
-        self._sweep_later()
+        self._schedule_sweep()
         return address
 
     async def attach(self, read_fd: int, write_fd: int, channel: str) -> None:
@@ -108,8 +108,8 @@ class Server(ABC, Generic[ConnectionT]):
     async def close(self) -> None:
         """Stop accepting, let connections finish until the deadline, then close all of them."""
         self._is_closing = True
-        if self._listening is not None:
-            self._listening.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._socket_file is not None:
             self._socket_file.remove()
         for connection in list(self.connections):
@@ -117,9 +117,9 @@ class Server(ABC, Generic[ConnectionT]):
         await self._end_connections()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        if self._listening is not None:
-            await self._listening.wait_closed()
-            self._listening = None
+        if self._listener is not None:
+            await self._listener.wait_closed()
+            self._listener = None
 
     def sweep(self) -> None:
         """End operations that have exceeded their deadline, on every connection. A timer calls
@@ -137,9 +137,9 @@ class Server(ABC, Generic[ConnectionT]):
 
     def opened(self, connection: ConnectionT) -> bool:
         """Register a connection; return whether it is admitted. A refused one closes itself."""
-        may_stay = len(self.connections) < self.bounds.connections and not self._is_closing
+        is_admitted = len(self.connections) < self.bounds.connections and not self._is_closing
         self.connections.add(connection)
-        return may_stay
+        return is_admitted
 
     def closed(self, connection: ConnectionT) -> None:
         self.connections.discard(connection)
@@ -148,13 +148,13 @@ class Server(ABC, Generic[ConnectionT]):
 
     # --- internal -----------------------------------------------------------------------------
 
-    def _sweep_later(self) -> None:
+    def _schedule_sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(self.bounds.sweep_ms / 1000, self._on_sweep_timer)
 
     def _on_sweep_timer(self) -> None:
         self.sweep()
-        self._sweep_later()
+        self._schedule_sweep()
 
     async def _end_connections(self) -> None:
         bounds = self.bounds

@@ -22,14 +22,14 @@ class SocketFile:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.bind(path)
-            self._made = _identity(os.stat(path))
+            self._file_identity = _identity(os.stat(path))
         except BaseException:
             self.socket.close()
             raise
 
     def remove(self) -> None:
         try:
-            if _identity(os.lstat(self.path)) == self._made:
+            if _identity(os.lstat(self.path)) == self._file_identity:
                 os.unlink(self.path)
         except FileNotFoundError:
             return  # another process has removed it
@@ -41,15 +41,15 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is a file that is no socket", path)
+        raise OSError(errno.EEXIST, "the file exists and is not a socket", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         # EAGAIN: the listener's backlog is full, so a process listens.
-        refused = probe.connect_ex(path)
-    if refused != errno.ECONNREFUSED:
+        error_number = probe.connect_ex(path)
+    if error_number != errno.ECONNREFUSED:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
     os.unlink(path)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -426,7 +426,7 @@ async def test_while_the_clock_is_paused_the_cleaner_does_not_look_again_and_aga
         (partition,) = broker._retention._partitions[topic.id]
         now_ms = broker.timekeeping.status(CALLER).time_ms
         assert partition.due_ms == now_ms + limits.CLOCK_STEP_MS
-        assert broker._retention._due() == []
+        assert broker._retention._pop_due() == []
 
 
 async def test_an_outage_of_a_few_days_is_time_that_passed(home: Home) -> None:

@@ -29,13 +29,13 @@ async def topics_at_rest(broker: Broker) -> None:
 
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looks: list[str] = []
-    real = RetentionFacts.look
+    real = RetentionFacts.update
 
     async def noted(survey: RetentionFacts, partition: Partition) -> bool:
         looks.append(partition.topic.name)
         return await real(survey, partition)
 
-    monkeypatch.setattr(RetentionFacts, "look", noted)
+    monkeypatch.setattr(RetentionFacts, "update", noted)
     return looks
 
 
@@ -91,15 +91,15 @@ async def test_a_partition_that_could_not_be_made_ready_is_tried_again(
 ) -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, "ducks", policy=KEPT)
-        real = RetentionFacts.begin
+        real = RetentionFacts.load
         with monkeypatch.context() as failing:
 
             async def fail(survey: RetentionFacts, partition: Partition) -> None:
                 raise StorageError("not now")
 
-            failing.setattr(RetentionFacts, "begin", fail)
+            failing.setattr(RetentionFacts, "load", fail)
             await broker.clean()
         assert broker.retention_failures()
-        assert RetentionFacts.begin is real
+        assert RetentionFacts.load is real
         await broker.clean()
         assert not broker.retention_failures()

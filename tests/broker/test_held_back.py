@@ -176,7 +176,7 @@ async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so
             await broker.clean()
         assert await names(broker) == []
         assert await values_in(broker) == [], "retention goes on"
-        assert [each for each in caplog.messages if "its subscription ends" in each]
+        assert [each for each in caplog.messages if "its subscription has ended" in each]
         await commit(broker, 0, note)
         assert await names(broker) == [GROUP], "one that comes back holds again"
 

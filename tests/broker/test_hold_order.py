@@ -37,16 +37,16 @@ def test_an_order_knows_what_its_changes_come_to(
 ) -> None:
     order, plain = HoldOrder(first), dict(first)
     for name, offset in [("ada", first.get("ada")), *changes]:
-        order.put(name, offset)
+        order.move(name, offset)
         if offset is None:
             plain.pop(name, None)
         else:
             plain[name] = offset
         assert len(order) == len(plain)
-        assert order.least == min(((each, who) for who, each in plain.items()), default=None)
+        assert order.lowest == min(((each, who) for who, each in plain.items()), default=None)
         for bound in range(8):
             before = [who for who, each in plain.items() if each < bound]
-            assert order.before(bound) == len(before)
+            assert order.count_before(bound) == len(before)
             assert sorted(order.names_before(bound)) == sorted(before)
 
 
@@ -82,7 +82,7 @@ def check(broker: Broker) -> None:
         ]
         for offset in offsets:
             named = {who for each in (cursors, marks) for who in each if each[who] < offset}
-            assert list(holds.behind(key, offset)) == sorted(named)
+            assert list(holds.names_behind(key, offset)) == sorted(named)
             found = holds.holders(key, offset)
             assert (found is None) == (not named)
             if found is not None:

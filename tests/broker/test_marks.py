@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.retention.marks import AppendAgeIndex, LogSizeIndex, Stretch, Walk
+from quackmq.broker.retention.marks import AppendAgeIndex, LogRange, LogSizeIndex, Walk
 from quackmq.model.topic import OffsetTime, PartitionKey
 
 APPENDS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=60)
@@ -74,14 +74,14 @@ def test_an_append_that_is_told_late_changes_nothing() -> None:
 
 def test_history_is_asked_for_when_it_can_have_become_old() -> None:
     marks = AppendAgeIndex(100, history_end=10)
-    assert marks.asks(1_000) == 901, "older than that is old"
+    assert marks.time_to_query(1_000) == 901, "older than that is old"
     marks.learn(OffsetTime(4, 950), 1_000)
     assert (marks.before, marks.due_ms(1_000)) == (4, 1_050)
-    assert marks.asks(1_049) is None
-    assert marks.asks(1_050) == 951
+    assert marks.time_to_query(1_049) is None
+    assert marks.time_to_query(1_050) == 951
     marks.learn(None, 1_050)
     assert marks.before == 10
-    assert marks.asks(9_999) is None
+    assert marks.time_to_query(9_999) is None
 
 
 def test_new_appends_at_the_end_of_history_are_not_taken_for_it() -> None:
@@ -121,7 +121,7 @@ def test_without_the_surplus_enough_is_left(
         assert sum(sizes[before:]) >= min(keep_bytes, sum(sizes))
         assert before == 0 or sum(sizes[:before]) <= sum(sizes) - keep_bytes
         if len(sizes) % 3 == 0:
-            marks.trimmed(before)
+            marks.apply_trim(before)
             assert marks.surplus_before() == before
     before = marks.surplus_before()
     if before < len(sizes):
@@ -138,59 +138,63 @@ def test_the_number_of_size_marks_has_a_bound() -> None:
 
 def with_history(keep_bytes: int, first: int, next: int, size: int) -> LogSizeIndex:
     marks = LogSizeIndex(keep_bytes, first, next)
-    marks.measured(Stretch(first, next), size)
+    marks.set_measured(LogRange(first, next), size)
     return marks
 
 
 def test_history_counts_when_it_is_measured() -> None:
     marks = LogSizeIndex(100, 5, 25)
-    assert (marks.surplus_bytes, marks.asks(), marks.unmeasured()) == (0, None, Stretch(5, 25))
+    assert (marks.surplus_bytes, marks.next_walk(), marks.unmeasured_range()) == (
+        0,
+        None,
+        LogRange(5, 25),
+    )
     marks.add(26, 100)
     assert marks.surplus_before() == 25, "without it there is enough, whatever it is"
-    marks.measured(Stretch(5, 24), 1000)
+    marks.set_measured(LogRange(5, 24), 1000)
     assert marks.log_bytes == 100, "that was asked before something else became known"
-    marks.measured(Stretch(5, 25), 400)
-    assert (marks.log_bytes, marks.unmeasured()) == (500, None)
+    marks.set_measured(LogRange(5, 25), 400)
+    assert (marks.log_bytes, marks.unmeasured_range()) == (500, None)
 
 
 def test_a_surplus_in_history_has_to_be_looked_for() -> None:
     marks = with_history(100, 5, 25, 400)
-    assert (marks.surplus_bytes, marks.asks()) == (300, Walk(5, 300))
+    assert (marks.surplus_bytes, marks.next_walk()) == (300, Walk(5, 300))
     assert marks.surplus_before() == 5
     marks.learn(15, 250, next_batch_bytes=70)
     assert marks.surplus_before() == 15
-    assert marks.asks() is None, "a batch of 70 bytes is more than the rest of the surplus"
-    marks.trimmed(15)
-    assert (marks.surplus_bytes, marks.surplus_before(), marks.unmeasured()) == (50, 15, None)
+    assert marks.next_walk() is None, "a batch of 70 bytes is more than the rest of the surplus"
+    marks.apply_trim(15)
+    assert (marks.surplus_bytes, marks.surplus_before(), marks.unmeasured_range()) == (50, 15, None)
     marks.add(26, 60)
-    assert (marks.surplus_bytes, marks.asks()) == (110, Walk(15, 110))
+    assert (marks.surplus_bytes, marks.next_walk()) == (110, Walk(15, 110))
     marks.add(27, 60)
-    assert marks.asks() is None, "all of it is a surplus"
+    assert marks.next_walk() is None, "all of it is a surplus"
     assert marks.surplus_before() == 25
-    marks.trimmed(25)
+    marks.apply_trim(25)
     assert (marks.surplus_bytes, marks.surplus_before()) == (20, 25)
 
 
 def test_a_walk_goes_on_where_the_one_before_it_ended() -> None:
     marks = with_history(100, 0, 40, 400)
     marks.learn(10, 100)
-    assert marks.asks() == Walk(10, 200)
+    assert marks.next_walk() == Walk(10, 200)
     marks.learn(20, 100)
-    assert marks.asks() == Walk(20, 100)
+    assert marks.next_walk() == Walk(20, 100)
     assert marks.surplus_before() == 20
 
 
 def test_history_that_was_cut_is_measured_again() -> None:
     marks = with_history(0, 0, 10, 1000)
     marks.learn(6, 900)
-    marks.trimmed(4)
-    assert (marks.log_bytes, marks.unmeasured()) == (0, Stretch(4, 10))
-    marks.measured(Stretch(4, 10), 150)
-    marks.trimmed(3)
-    assert (marks.log_bytes, marks.unmeasured()) == (150, None)
-    marks.trimmed(10)
-    assert (marks.surplus_bytes, marks.unmeasured()) == (0, None)
-    marks.trimmed(12)
+    marks.apply_trim(4)
+    assert (marks.log_bytes, marks.unmeasured_range()) == (0, LogRange(4, 10))
+    marks.set_measured(LogRange(4, 10), 150)
+    marks.apply_trim(3)
+    assert (marks.log_bytes, marks.unmeasured_range()) == (150, None)
+    marks.apply_trim(10)
+    assert (marks.surplus_bytes, marks.unmeasured_range()) == (0, None)
+    marks.apply_trim(12)
     marks.add(13, 50)
     assert (marks.surplus_bytes, marks.surplus_before()) == (50, 13)
 
@@ -199,9 +203,9 @@ def test_a_cut_between_marks_leaves_what_lies_behind_it() -> None:
     marks = LogSizeIndex(0, 0, 0)
     marks.add(10, 100)
     marks.add(20, 100)
-    marks.trimmed(5)
+    marks.apply_trim(5)
     assert marks.log_bytes == 100, "that a part of the first is left counts for nothing"
-    marks.trimmed(10)
+    marks.apply_trim(10)
     assert marks.log_bytes == 100
 
 
@@ -233,12 +237,12 @@ def test_whole_files_go_the_oldest_first_while_enough_is_left() -> None:
     marks = LogSizeIndex(250, 0, 0)
     for offset in range(1, 41):
         marks.add(offset, 10)
-    marks.follow(archive(1, 0, (10, 100), (20, 100), (30, 100)))
+    marks.apply_manifest(archive(1, 0, (10, 100), (20, 100), (30, 100)))
     assert marks.log_bytes == 100, "of the log counts what lies behind the archive"
     assert marks.surplus_bytes == 150
     assert marks.surplus_before() == 10, "with the second file gone as well 200 would be left"
     marks.add(41, 50)
-    marks.follow(archive(1, 0, (10, 100), (20, 100), (30, 100)))
+    marks.apply_manifest(archive(1, 0, (10, 100), (20, 100), (30, 100)))
     assert marks.surplus_before() == 20
 
 
@@ -247,22 +251,22 @@ def test_what_shrinks_by_being_archived_makes_room_and_what_grows_takes_it() -> 
     for offset in range(1, 31):
         marks.add(offset, 10)
     assert marks.surplus_before() == 5
-    marks.follow(archive(1, 0, (20, 30)))
+    marks.apply_manifest(archive(1, 0, (20, 30)))
     assert (marks.surplus_bytes, marks.surplus_before()) == (0, 0)
-    marks.follow(archive(2, 0, (20, 30), (30, 270)))
+    marks.apply_manifest(archive(2, 0, (20, 30), (30, 270)))
     assert (marks.surplus_bytes, marks.surplus_before(), marks.is_due) == (50, 20, True)
 
 
 def test_a_quarantined_batch_goes_and_counts_with_the_file_of_its_range() -> None:
     marks = LogSizeIndex(100, 0, 0)
-    marks.follow(archive(1, 0, (10, 60), (20, 100), quarantined=40))
+    marks.apply_manifest(archive(1, 0, (10, 60), (20, 100), quarantined=40))
     assert (marks.surplus_bytes, marks.surplus_before()) == (100, 10)
 
 
 def test_what_was_cut_from_a_file_does_not_keep_the_file_or_take_another() -> None:
     marks = LogSizeIndex(100, 0, 0)
     files = archive(1, 0, (10, 60), (20, 100)).files
-    marks.follow(Manifest(KEY, "ducks", 2, 9, 20, files))
+    marks.apply_manifest(Manifest(KEY, "ducks", 2, 9, 20, files))
     assert marks.surplus_before() == 10
 
 
@@ -270,22 +274,22 @@ def test_with_the_whole_archive_a_surplus_the_log_follows() -> None:
     marks = LogSizeIndex(50, 0, 0)
     for offset in range(1, 31):
         marks.add(offset, 10)
-    marks.follow(archive(1, 0, (10, 90), (20, 90)))
+    marks.apply_manifest(archive(1, 0, (10, 90), (20, 90)))
     assert marks.surplus_before() == 25
-    marks.trimmed(25)
-    marks.follow(archive(2, 25))
+    marks.apply_trim(25)
+    marks.apply_manifest(archive(2, 25))
     assert (marks.surplus_bytes, marks.surplus_before(), marks.log_bytes) == (0, 25, 50)
 
 
 def test_history_is_walked_over_only_where_the_archive_is_gone() -> None:
     marks = with_history(100, 0, 40, 400)
-    marks.follow(archive(1, 0, (10, 500)))
-    marks.measured(Stretch(10, 40), 300)
-    marks.follow(archive(1, 0, (10, 500)))
-    assert (marks.surplus_before(), marks.asks()) == (10, None)
-    marks.trimmed(10)
-    marks.follow(archive(2, 10))
-    assert marks.asks() == Walk(10, 200)
+    marks.apply_manifest(archive(1, 0, (10, 500)))
+    marks.set_measured(LogRange(10, 40), 300)
+    marks.apply_manifest(archive(1, 0, (10, 500)))
+    assert (marks.surplus_before(), marks.next_walk()) == (10, None)
+    marks.apply_trim(10)
+    marks.apply_manifest(archive(2, 10))
+    assert marks.next_walk() == Walk(10, 200)
 
 
 @given(
@@ -316,9 +320,9 @@ def test_sizes_never_drift_whatever_is_archived_merged_and_trimmed(
             first = max(first, marks.surplus_before())
             files = [(end, each) for end, each in files if end > first]
             log = {offset: each for offset, each in log.items() if offset >= first}
-            marks.trimmed(first)
+            marks.apply_trim(first)
         begin = first if not files else 0
-        marks.follow(archive(version, begin, *files))
+        marks.apply_manifest(archive(version, begin, *files))
         assert marks.log_bytes == sum(log.values())
         units = [*files, *((offset + 1, each) for offset, each in sorted(log.items()))]
         left, before = sum(each for _, each in units), first

@@ -10,7 +10,7 @@ from quackmq.broker.queue_registrations import _decode_counters
 from quackmq.broker.staging.series import CommittedTurn, _decode
 from quackmq.broker.staging.stage import CommittedStage, decode_committed
 from quackmq.broker.transactions.state import decode_id_state
-from quackmq.clock import Gap, KeptTime
+from quackmq.clock import Gap, StoredTime
 from quackmq.errors import DamagedStore
 from quackmq.groups import GroupKind, GroupState, StoredMember, StoredMembership
 from quackmq.model.transactional_id import TransactionalIdState, TransactionState
@@ -99,7 +99,7 @@ def test_the_time_is_read_as_before() -> None:
         b'{"time_ms": 5, "boot": "b", "elapsed_ms": 6, "accepted_ms": 7, "paused_since_ms": null, '
         b'"gaps": [[1, 2, 3]]}'
     )
-    assert timekeeping._decode(value) == KeptTime(5, "b", 6, 7, None, (Gap(1, 2, 3),))
+    assert timekeeping._decode(value) == StoredTime(5, "b", 6, 7, None, (Gap(1, 2, 3),))
     with pytest.raises(DamagedStore):
         timekeeping._decode(value.replace(b"[1, 2, 3]", b"[1, 2]"))
 

@@ -116,6 +116,6 @@ async def test_nobody_is_checked_while_nobody_waits() -> None:
     line.watch({slow})
     slow.is_slow = True
     line.wake_soon()
-    await until(lambda: not line._wake_is_due)
+    await until(lambda: not line._is_wake_scheduled)
     assert line._timer is None
     assert slow.reason == ""

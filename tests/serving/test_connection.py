@@ -83,7 +83,7 @@ class Spoken(ServedConnection):
         self._finish()
 
     def reads_on(self, reads: bool) -> None:
-        self._read(reads)
+        self._set_reading(reads)
 
 
 def connected(transport: Transport, admits: bool = True) -> tuple[Spoken, SendBudget]:
@@ -153,7 +153,7 @@ async def test_reading_is_stopped_and_resumed_once() -> None:
     connection, _ = connected(transport)
     for reads in (True, False, False, True, True):
         connection.reads_on(reads)
-        assert connection.reads is reads
+        assert connection.is_reading is reads
     assert transport.calls == ["pause_reading", "resume_reading"]
 
 

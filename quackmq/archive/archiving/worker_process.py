@@ -32,7 +32,7 @@ from quackmq.records.batch import Buffer
 #: Imports the same modules as the broker, wherever it was started.
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
-    "from quackmq.no_pandas import without_pandas; without_pandas(); "
+    "from quackmq.no_pandas import hide_pandas; hide_pandas(); "
     "from quackmq.archive.archiving.worker_main import main; main({descriptor})"
 )
 

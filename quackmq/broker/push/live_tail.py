@@ -187,7 +187,7 @@ class LiveTail:
     async def update_ages(self, partition: int) -> None:
         """Ask the store for the age of entries from before this live tail, if it is time to ask."""
         ages = self._ages[partition]
-        if ages is None or (time_ms := ages.asks(self._now_for(ages))) is None:
+        if ages is None or (time_ms := ages.time_to_query(self._now_for(ages))) is None:
             return
         key = self.windows[partition].key
         found = await self._store.offset_for_time(key, time_ms, "append")
@@ -196,7 +196,7 @@ class LiveTail:
     def needs_ages(self, partition: int) -> bool:
         """Return whether `update_ages` must ask the store before `live_from` is up to date."""
         ages = self._ages[partition]
-        return ages is not None and ages.asks(self._now_for(ages)) is not None
+        return ages is not None and ages.time_to_query(self._now_for(ages)) is not None
 
     # --- implementation -----------------------------------------------------------------------
 

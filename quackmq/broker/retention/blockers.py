@@ -4,8 +4,9 @@ A subscription that has stopped reading holds its unread entries, and the disk f
 cursor at which retention stops is recorded here, for health, for the lists of topics and for the
 log.
 
-Promised: a hold is known from the next cleaning of its partition on, until it holds nothing back
-any more. A cursor that has not moved for `limits.HELD_BACK_MS` is logged once.
+Promised: a hold is reported from the next cleaning of its partition on, for as long as it keeps
+entries that would be deleted otherwise. A cursor that has not moved for `limits.HELD_BACK_MS` is
+logged once.
 
 Not thread-safe: call from the event loop.
 """
@@ -46,61 +47,63 @@ class HeldBack(NamedTuple):
         return (
             f"topic {self.topic_name}, partition {self.partition}: offsets {self.first} to "
             f"{self.end - 1} are past their retention, and kept for {self.name}{others}, at offset "
-            f"{self.offset} since {_time(self.since_ms)}"
+            f"{self.offset} since {_format_time(self.since_ms)}"
         )
 
 
-class HeldBackBook:
+class HeldBackReport:
+    """The entries that only cursors keep, as found by the last cleaning of each partition."""
+
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
         #: By topic and partition.
-        self._known: dict[UUID, dict[int, HeldBack]] = {}
+        self._by_partition: dict[UUID, dict[int, HeldBack]] = {}
         #: Cursors that were logged: topic, partition, owner and offset.
-        self._told: set[tuple[UUID, int, str, int]] = set()
+        self._logged: set[tuple[UUID, int, str, int]] = set()
 
     def all(self, topic_id: UUID | None = None) -> list[HeldBack]:
-        """Return what is held back, of one topic or of all, for the first SHOWN_HELD_BACK
-        partitions."""
+        """Return the entries that are held back, in one topic or in all topics, for the first
+        SHOWN_HELD_BACK partitions."""
         return list(islice(self._every(topic_id), limits.SHOWN_HELD_BACK))
 
-    def look(self, partition: Partition, facts: Facts) -> None:
+    def update(self, partition: Partition, facts: Facts) -> None:
         """Record which entries of a partition only a hold keeps, if any."""
-        held = self._held_back(partition, facts)
-        topic_id, number = partition.key
-        if held is not None:
-            self._known.setdefault(topic_id, {})[number] = held
+        held_back = self._find_held_back(partition, facts)
+        topic_id, partition_number = partition.key
+        if held_back is not None:
+            self._by_partition.setdefault(topic_id, {})[partition_number] = held_back
             return
-        of_topic = self._known.get(topic_id, {})
-        if of_topic.pop(number, None) is not None and not of_topic:
-            self.forget(topic_id)
+        by_partition = self._by_partition.get(topic_id, {})
+        if by_partition.pop(partition_number, None) is not None and not by_partition:
+            self.forget_topic(topic_id)
 
-    def tell(self, since_ms: int) -> None:
+    def log_unmoved(self, since_ms: int) -> None:
         """Log the cursors that have not moved since `since_ms`, at most HELD_BACK_LINES per
         call."""
         lines = 0
-        told: set[tuple[UUID, int, str, int]] = set()
-        for topic_id, of_topic in self._known.items():
-            for number, held in of_topic.items():
-                if held.since_ms > since_ms:
+        logged: set[tuple[UUID, int, str, int]] = set()
+        for topic_id, by_partition in self._by_partition.items():
+            for partition_number, held_back in by_partition.items():
+                if held_back.since_ms > since_ms:
                     continue
-                cursor = (topic_id, number, held.name, held.offset)
-                if cursor not in self._told:
+                cursor = (topic_id, partition_number, held_back.name, held_back.offset)
+                if cursor not in self._logged:
                     lines += 1
                     if lines > limits.HELD_BACK_LINES:
                         continue
                     log.warning(
                         "%s. Unsubscribe it if it will not come back; the topic's hold_for_ms and "
                         "hold_bytes bound what anybody may hold",
-                        held,
+                        held_back,
                     )
-                told.add(cursor)
-        self._told = told
+                logged.add(cursor)
+        self._logged = logged
 
-    def forget(self, topic_id: UUID) -> None:
+    def forget_topic(self, topic_id: UUID) -> None:
         """Forget a topic that was deleted, or whose policy no longer deletes anything."""
-        self._known.pop(topic_id, None)
+        self._by_partition.pop(topic_id, None)
 
-    def _held_back(self, partition: Partition, facts: Facts) -> HeldBack | None:
+    def _find_held_back(self, partition: Partition, facts: Facts) -> HeldBack | None:
         if facts.held_from is None:
             return None
         policy = partition.topic.policy
@@ -123,10 +126,12 @@ class HeldBackBook:
         )
 
     def _every(self, topic_id: UUID | None) -> Iterator[HeldBack]:
-        topics = self._known if topic_id is None else {topic_id: self._known.get(topic_id, {})}
-        for of_topic in topics.values():
-            yield from of_topic.values()
+        if topic_id is not None:
+            yield from self._by_partition.get(topic_id, {}).values()
+            return
+        for by_partition in self._by_partition.values():
+            yield from by_partition.values()
 
 
-def _time(when_ms: int) -> str:
+def _format_time(when_ms: int) -> str:
     return datetime.fromtimestamp(when_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")

@@ -42,7 +42,7 @@ class Holds(Protocol):
     def lowest_hold(self, key: PartitionKey) -> int | None:
         """Return the lowest such cursor in a partition; None if there is none."""
 
-    def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+    def names_behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         """Return the names of the cursors before `offset`."""
 
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
@@ -71,6 +71,8 @@ class Archive(Protocol):
 
 
 class RetentionFacts:
+    """Keeps the facts of partitions up to date, and returns them for a decision."""
+
     def __init__(self, store: Store, archive: Archive | None, holds: Holds, clock: Clock) -> None:
         """`archive` is the store itself if it has an archive."""
         self._store = store
@@ -78,37 +80,37 @@ class RetentionFacts:
         self._holds = holds
         self._clock = clock
 
-    def facts(self, partition: Partition) -> Facts:
+    def collect(self, partition: Partition) -> Facts:
         """Return the facts as far as they are known."""
         return partition.facts(self._clock, self._holds.lowest_hold(partition.key))
 
-    async def begin(self, partition: Partition) -> None:
-        """Load all facts that a partition's policy needs, for a partition that knows nothing."""
+    async def load(self, partition: Partition) -> None:
+        """Load all facts that the policy of a new partition needs."""
         offsets = await self._store.offsets(partition.key)
         in_log = offsets
         if self._archive is not None:
             in_log = await self._archive.inner.offsets(partition.key)
         partition.begin(offsets, in_log, self._clock.now_ms())
-        self.follow_archive(partition)
-        await self._ask_ages(partition)
+        self.apply_manifest(partition)
+        await self._update_ages(partition)
         await self._measure(partition)
 
-    async def look(self, partition: Partition) -> bool:
+    async def update(self, partition: Partition) -> bool:
         """Update the facts of a partition. Return whether another call may find more."""
         now_ms = self._clock.now_ms()
-        partition.follow(await self._store.offsets(partition.key), now_ms)
-        self.follow_archive(partition)
-        await self._ask_ages(partition)
+        partition.apply_offsets(await self._store.offsets(partition.key), now_ms)
+        self.apply_manifest(partition)
+        await self._update_ages(partition)
         await self._measure(partition)
         walked = [await self._walk(partition, sizes) for sizes in partition.all_sizes]
         return any(walked)
 
-    def follow_archive(self, partition: Partition) -> None:
+    def apply_manifest(self, partition: Partition) -> None:
         manifest = self._manifest(partition)
         if manifest is not None:
-            partition.follow_archive(manifest)
+            partition.apply_manifest(manifest)
 
-    def is_archived_anew(self, partition: Partition) -> bool:
+    def has_new_manifest(self, partition: Partition) -> bool:
         """Return whether the sizes may have changed by archiving alone, without appends or
         trims."""
         if partition.sizes is None and partition.hold_sizes is None:
@@ -116,8 +118,8 @@ class RetentionFacts:
         manifest = self._manifest(partition)
         return manifest is not None and not partition.has_seen(manifest)
 
-    def archived_anew(self) -> Sequence[PartitionKey]:
-        """Return the partitions whose manifests have changed since the last call."""
+    def pop_archived(self) -> Sequence[PartitionKey]:
+        """Return the partitions whose manifests have changed since the last call of this."""
         return () if self._archive is None else self._archive.partitions.take_changed()
 
     def begins_in_archive(self, partition: Partition) -> bool:
@@ -134,52 +136,53 @@ class RetentionFacts:
     def _manifest(self, partition: Partition) -> Manifest | None:
         return None if self._archive is None else self._archive.partitions.manifest(partition.key)
 
-    async def _ask_ages(self, partition: Partition) -> None:
+    async def _update_ages(self, partition: Partition) -> None:
         for ages in partition.ages:
             now_ms = partition.now_for(ages, self._clock)
-            if (time_ms := ages.asks(now_ms)) is not None:
+            if (time_ms := ages.time_to_query(now_ms)) is not None:
                 found = await self._store.offset_for_time(partition.key, time_ms, "append")
                 ages.learn(found, now_ms)
 
     async def _measure(self, partition: Partition) -> None:
         for sizes in partition.all_sizes:
-            if (stretch := sizes.unmeasured()) is not None:
-                size = await self._store.least_bytes_between(partition.key, *stretch)
-                sizes.measured(stretch, size)
-                self.follow_archive(partition)
+            if (log_range := sizes.unmeasured_range()) is not None:
+                size = await self._store.least_bytes_between(partition.key, *log_range)
+                sizes.set_measured(log_range, size)
+                self.apply_manifest(partition)
 
     async def _walk(self, partition: Partition, sizes: LogSizeIndex) -> bool:
         """Find out which batches of the history exceed the size limit, if that matters now. Return
         whether there is more to read."""
-        walk = sizes.asks()
-        if walk is None or not self._matters(partition, sizes, walk):
+        walk = sizes.next_walk()
+        if walk is None or not self._can_matter(partition, sizes, walk):
             return False
         max_bytes = min(walk.max_bytes, limits.CLEAN_READ_BYTES)
         read = Read(partition.key, walk.offset, max_bytes)
-        (part,) = await self._store.read([read], max_bytes=max_bytes)
-        _learn(sizes, walk, part)
-        return sizes.asks() is not None
+        (log_slice,) = await self._store.read([read], max_bytes=max_bytes)
+        _record_sizes(sizes, walk, log_slice)
+        return sizes.next_walk() is not None
 
-    def _matters(self, partition: Partition, sizes: LogSizeIndex, walk: Walk) -> bool:
+    def _can_matter(self, partition: Partition, sizes: LogSizeIndex, walk: Walk) -> bool:
         """Return whether the result of a walk could change a decision. Held entries stay even if
         they exceed the size limit; and without a hold, the limit on holds has no effect."""
-        facts = self.facts(partition)
+        facts = self.collect(partition)
         if sizes is partition.hold_sizes:
             return facts.held_from is not None
         return facts.held_from is None or walk.offset < max(facts.held_from, facts.unheld_before)
 
 
-def _learn(sizes: LogSizeIndex, walk: Walk, part: Slice) -> None:
+def _record_sizes(sizes: LogSizeIndex, walk: Walk, log_slice: Slice) -> None:
     """Pass the batch sizes of a range that was read to the index."""
-    if isinstance(part.error, OffsetOutOfRange):
-        return  # it was trimmed in the meantime; the next look begins further on
-    if isinstance(part.error, DamagedData) and (end := part.error.next_offset or 0) > walk.offset:
+    error = log_slice.error
+    if isinstance(error, OffsetOutOfRange):
+        return  # it was trimmed in the meantime; the next update begins at a later offset
+    if isinstance(error, DamagedData) and (end := error.next_offset or 0) > walk.offset:
         sizes.learn(end, 0)  # unreadable records do not count
         return
-    if part.error is not None:
-        raise part.error
+    if error is not None:
+        raise error
     before, size = walk.offset, 0
-    for chunk in part.chunks:
+    for chunk in log_slice.chunks:
         for span in spans(chunk):
             # The rest of a batch that is already cut was not counted.
             span_bytes = span.size if span.base_offset >= walk.offset else 0

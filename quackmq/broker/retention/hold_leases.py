@@ -43,32 +43,32 @@ class HoldLeases:
         self._subscriptions = subscriptions
         self._lifecycle = lifecycle
         self._clock = clock
-        self._looked_ms: int | None = None
+        self._last_run_ms: int | None = None
 
     async def clean(self) -> None:
         """End the subscriptions whose leases have expired."""
-        now_ms, looked_ms = self._clock.now_ms(), self._looked_ms
-        if looked_ms is not None and 0 <= now_ms - looked_ms < limits.HOLD_LEASE_INTERVAL_MS:
+        now_ms, last_run_ms = self._clock.now_ms(), self._last_run_ms
+        if last_run_ms is not None and 0 <= now_ms - last_run_ms < limits.HOLD_LEASE_INTERVAL_MS:
             return
-        self._looked_ms = now_ms
+        self._last_run_ms = now_ms
         for name in self._cursors.leased_names():
             for topic_id in self._cursors.topics_of(name):
-                if self._is_over(name, topic_id):
+                if self._is_expired(name, topic_id):
                     await self._lifecycle.run_shielded(self._end(name, topic_id))
 
-    def _is_over(self, name: str, topic_id: UUID) -> bool:
+    def _is_expired(self, name: str, topic_id: UUID) -> bool:
         cursors = self._cursors.in_topic(name, topic_id).values()
-        leases = [parse_lease_ms(each.metadata) for each in cursors]
-        known = [each for each in leases if each is not None]
-        if not known or len(known) < len(leases):
+        leases_ms = [parse_lease_ms(each.metadata) for each in cursors]
+        declared_leases_ms = [each for each in leases_ms if each is not None]
+        if not declared_leases_ms or len(declared_leases_ms) < len(leases_ms):
             return False
-        heard_ms = max(each.updated_ms for each in cursors)
-        return heard_ms <= self._clock.expired_before(max(known))
+        last_commit_ms = max(each.updated_ms for each in cursors)
+        return last_commit_ms <= self._clock.expired_before(max(declared_leases_ms))
 
     async def _end(self, name: str, topic_id: UUID) -> None:
         topic = self._topics.by_id.get(topic_id)
         # Clients may have committed while earlier subscriptions were ended.
-        if topic is None or not self._is_over(name, topic_id):
+        if topic is None or not self._is_expired(name, topic_id):
             return
         if not self._subscriptions.is_subscribed(topic, name):
             return
@@ -77,8 +77,8 @@ class HoldLeases:
         except NotFound:
             return  # the subscription or its topic was deleted at the same time
         log.warning(
-            "%s has not committed to topic %s for as long as it asked to be waited for: its "
-            "subscription ends, and retention does not wait for it any more",
+            "%s has not committed to topic %s for the duration of its lease: its subscription has "
+            "ended, and retention does not wait for it any more",
             name,
             topic.name,
         )

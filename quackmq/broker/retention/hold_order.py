@@ -12,42 +12,42 @@ from collections.abc import Mapping
 
 
 class HoldOrder:
-    __slots__ = ("_offsets", "_order")
+    __slots__ = ("_offsets", "_sorted")
 
     def __init__(self, offsets: Mapping[str, int]) -> None:
         """`offsets` maps names to offsets."""
         self._offsets = dict(offsets)
-        self._order = sorted((offset, name) for name, offset in offsets.items())
+        self._sorted = sorted((offset, name) for name, offset in offsets.items())
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._sorted)
 
     @property
-    def least(self) -> tuple[int, str] | None:
+    def lowest(self) -> tuple[int, str] | None:
         """The lowest offset and the first of its names; None if there are no names."""
-        return self._order[0] if self._order else None
+        return self._sorted[0] if self._sorted else None
 
-    def before(self, offset: int) -> int:
+    def count_before(self, offset: int) -> int:
         """Return how many names have an offset before `offset`."""
-        return bisect_left(self._order, (offset, ""))
+        return bisect_left(self._sorted, (offset, ""))
 
     def names_before(self, offset: int) -> list[str]:
-        return [name for _, name in self._order[: self.before(offset)]]
+        return [name for _, name in self._sorted[: self.count_before(offset)]]
 
     def is_before(self, name: str, offset: int) -> bool:
         """Return whether a name has an offset before `offset`."""
-        known = self._offsets.get(name)
-        return known is not None and known < offset
+        own_offset = self._offsets.get(name)
+        return own_offset is not None and own_offset < offset
 
-    def put(self, name: str, offset: int | None) -> None:
+    def move(self, name: str, offset: int | None) -> None:
         """Move a name to another offset; remove it if `offset` is None."""
-        known = self._offsets.get(name)
-        if known == offset:
+        previous = self._offsets.get(name)
+        if previous == offset:
             return
-        if known is not None:
-            del self._order[bisect_left(self._order, (known, name))]
+        if previous is not None:
+            del self._sorted[bisect_left(self._sorted, (previous, name))]
         if offset is None:
             del self._offsets[name]
             return
         self._offsets[name] = offset
-        insort(self._order, (offset, name))
+        insort(self._sorted, (offset, name))

@@ -5,10 +5,10 @@ cursors. The number of consumers left of an entry (D3) is the number of cursors 
 it. A push subscription holds from its *durable* low-water mark on; for consumers left, the entries
 that it has acknowledged count as consumed at once.
 
-The cursors of a partition are kept sorted once somebody has asked for them, so that later questions
-do not walk over all subscriptions. Whoever changes a subscription, a cursor or a group's setting
-reports the change here. Only push subscriptions with acknowledged entries above their durable
-low-water marks are looked at one by one.
+The cursors of a partition are sorted at the first query and then kept in order, so that later
+queries do not walk over all subscriptions. Code that changes a subscription, a cursor or a group's
+setting reports the change here. Only push subscriptions with acknowledged entries above their
+durable low-water marks are examined one by one.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -30,15 +30,17 @@ _NO_HOLDS: Final = HoldOrder({})
 
 
 class Holds:
+    """Finds the cursors that hold each partition."""
+
     def __init__(self, registry: SubscriptionRegistry, cursors: Cursors) -> None:
         self._pull = registry.pull
         self._push = registry.push
         self._cursors = cursors
         #: The names of groups that hold retention.
         self._groups: dict[str, None] = {}
-        #: Cursors of pull subscriptions and groups, by topic and partition, as far as asked for.
-        self._orders: dict[uuid.UUID, dict[int, HoldOrder]] = {}
-        #: Durable low-water marks of push subscriptions, as far as asked for.
+        #: Cursors of pull subscriptions and groups, by topic and partition, if queried before.
+        self._pull_orders: dict[uuid.UUID, dict[int, HoldOrder]] = {}
+        #: Durable low-water marks of push subscriptions, by partition, if queried before.
         self._push_orders: dict[PartitionKey, HoldOrder] = {}
         #: For each of these orders, the push subscriptions that may have acknowledged entries above
         #: their durable low-water marks.
@@ -48,27 +50,29 @@ class Holds:
     # --- questions --------------------------------------------------------------------------
 
     def lowest_hold(self, key: PartitionKey) -> int | None:
-        """Return the lowest cursor that holds a partition; None if nobody holds it."""
-        least, pushed = self._order(key).least, self._push_order(key).least
-        if least is None or pushed is None:
-            found = pushed if least is None else least
-            return None if found is None else found[0]
-        return min(least[0], pushed[0])
+        """Return the lowest cursor that holds a partition; None if no cursor holds it."""
+        lowest_pull, lowest_push = self._pull_order(key).lowest, self._push_order(key).lowest
+        if lowest_pull is None or lowest_push is None:
+            lowest = lowest_push if lowest_pull is None else lowest_pull
+            return None if lowest is None else lowest[0]
+        return min(lowest_pull[0], lowest_push[0])
 
-    def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+    def names_behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         """Return the sorted names of the holders whose cursors are before `offset`."""
-        names = {*self._order(key).names_before(offset)}
+        names = {*self._pull_order(key).names_before(offset)}
         return sorted(names.union(self._push_order(key).names_before(offset)))
 
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
         """Return the holder with the lowest cursor and the number of holders before `offset`; None
         if there is none. For a push subscription, `since_ms` is when it was created."""
-        order, pushed = self._order(key), self._push_order(key)
-        count = order.before(offset) + pushed.before(offset)
+        pull_order, push_order = self._pull_order(key), self._push_order(key)
+        count = pull_order.count_before(offset) + push_order.count_before(offset)
         if not count:
             return None
-        lowest, name = min(each for each in (order.least, pushed.least) if each is not None)
-        if (lowest, name) == order.least:
+        lowest, name = min(
+            each for each in (pull_order.lowest, push_order.lowest) if each is not None
+        )
+        if (lowest, name) == pull_order.lowest:
             cursor = self._cursors.at(name, key)
             since_ms = 0 if cursor is None else cursor.updated_ms
         else:
@@ -77,17 +81,17 @@ class Holds:
 
     def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
         """Return for each offset how many consumers have not consumed it."""
-        order = self._order(key)
-        left = [order.before(offset + 1) for offset in offsets]
+        pull_order = self._pull_order(key)
+        pull_counts = [pull_order.count_before(offset + 1) for offset in offsets]
         if not self._push.count_in(key.topic_id):
-            return left
-        both = zip(left, offsets, strict=True)
-        return [others + self.unacknowledged(key, offset) for others, offset in both]
+            return pull_counts
+        pairs = zip(pull_counts, offsets, strict=True)
+        return [pull_count + self.unacknowledged(key, offset) for pull_count, offset in pairs]
 
     def unacknowledged(self, key: PartitionKey, offset: int) -> int:
         """Return how many push subscriptions have not acknowledged an entry."""
         order = self._push_order(key)
-        count = order.before(offset + 1)
+        count = order.count_before(offset + 1)
         for name in tuple(self._uneven.get(key, ())):
             subscription = self._push.find(key.topic_id, name)
             if subscription is None or _is_even(subscription.partition_progress[key.partition]):
@@ -103,17 +107,17 @@ class Holds:
         """Return the cursors of pull subscriptions and groups that hold a partition, by name."""
         # A group and a subscription of one name share one cursor.
         subscriptions = self._pull.of_topic(key.topic_id)
-        found = {each.name: each.progress.cursors[key.partition] for each in subscriptions}
+        cursors = {each.name: each.progress.cursors[key.partition] for each in subscriptions}
         for name in self._groups:
             cursor = self._cursors.at(name, key)
             if cursor is not None and cursor.offset is not None:
-                found[name] = cursor.offset
-        return found
+                cursors[name] = cursor.offset
+        return cursors
 
     # --- changes ----------------------------------------------------------------------------
 
     def set_group(self, name: str, is_holding: bool) -> None:
-        """Note whether a group holds retention from now on."""
+        """Set whether a group holds retention from now on."""
         if is_holding:
             self._groups[name] = None
         else:
@@ -122,16 +126,16 @@ class Holds:
             self.pull_changed(name, topic_id)
 
     def pull_changed(self, name: str, topic_id: uuid.UUID) -> None:
-        """Follow a pull subscription, or a holding group, that came or went."""
-        for partition in self._orders.get(topic_id, ()):
+        """Update the order after a pull subscription, or a holding group, was added or removed."""
+        for partition in self._pull_orders.get(topic_id, ()):
             self._cursor_changed(name, topic_id, partition)
 
-    def push_moved(self, key: PartitionKey, name: str, durable: int | None) -> None:
-        """Follow a durable low-water mark; None if the subscription has ended."""
+    def push_moved(self, key: PartitionKey, name: str, mark: int | None) -> None:
+        """Apply a durable low-water mark that moved; None if the subscription has ended."""
         order = self._push_orders.get(key)
         if order is not None:
-            order.put(name, durable)
-            if durable is None:
+            order.move(name, mark)
+            if mark is None:
                 self._uneven[key].discard(name)
             if not order:
                 del self._push_orders[key], self._uneven[key]
@@ -144,16 +148,16 @@ class Holds:
 
     def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic."""
-        self._orders.pop(topic_id, None)
+        self._pull_orders.pop(topic_id, None)
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _order(self, key: PartitionKey) -> HoldOrder:
-        of_topic = self._orders.get(key.topic_id)
-        order = None if of_topic is None else of_topic.get(key.partition)
+    def _pull_order(self, key: PartitionKey) -> HoldOrder:
+        by_partition = self._pull_orders.get(key.topic_id)
+        order = None if by_partition is None else by_partition.get(key.partition)
         if order is None:
             order = HoldOrder(self.pull_cursors(key))
-            self._orders.setdefault(key.topic_id, {})[key.partition] = order
+            self._pull_orders.setdefault(key.topic_id, {})[key.partition] = order
         return order
 
     def _push_order(self, key: PartitionKey) -> HoldOrder:
@@ -172,14 +176,15 @@ class Holds:
         return order
 
     def _cursor_changed(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
-        of_topic = self._orders.get(topic_id)
-        if of_topic is not None and partition in of_topic:
-            of_topic[partition].put(name, self._hold_of(name, PartitionKey(topic_id, partition)))
+        by_partition = self._pull_orders.get(topic_id)
+        if by_partition is not None and partition in by_partition:
+            hold = self._find_hold(name, PartitionKey(topic_id, partition))
+            by_partition[partition].move(name, hold)
 
-    def _hold_of(self, name: str, key: PartitionKey) -> int | None:
+    def _find_hold(self, name: str, key: PartitionKey) -> int | None:
         """Return the offset from which on a name holds a partition; None if it does not.
 
-        A subscription applies its cursor right after `Cursors` does. It keeps its place when the
+        A subscription applies its cursor right after `Cursors` does. It keeps its offset when the
         cursor is removed."""
         subscription = self._pull.find(key.topic_id, name)
         cursor = self._cursors.at(name, key)

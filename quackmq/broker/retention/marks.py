@@ -1,15 +1,16 @@
-"""Marks: a compact memory of a partition's appends, by which retention judges age and size. Pure.
+"""Marks: a compact record of a partition's appends, for retention by age and size. Pure.
 
 A mark is an offset and a value: "the entries before this offset were appended at this time or
 earlier", or "the entries before this offset take this many bytes". There are fewer marks than
-appends. One mark covers all appends within a grain, about a thousandth of what a policy keeps.
+appends. One mark covers all appends within a grain, about a thousandth of the age or size that a
+policy keeps.
 Beyond `limits.LIVE_MARKS` every second mark is dropped. A dropped mark makes the entries before it
 look younger and more worth keeping, never the opposite: marks err by a grain, towards keeping.
 
 Marks are not durable. The entries that were appended before the marks began are the partition's
 history. The store is asked for their age (`offset_for_time`) and their size (`least_bytes_between`,
 or a walk over the batches). Sizes by marks are those of the log; archived entries have the size
-that the present manifest states.
+that the current manifest states.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _SPARE: Final = 64
 
 
 class Mark(NamedTuple):
+    """The entries before `offset` were appended by the time `value`, or take `value` bytes."""
+
     offset: int
     value: int
 
@@ -37,14 +40,16 @@ class _Marks:
     """Marks in order, with growing offsets and values. Each takes 16 bytes, since a broker may have
     thousands of partitions with some thousand marks."""
 
-    __slots__ = ("_begun", "_grain", "_offsets", "_start", "_values")
+    __slots__ = ("_mark_start", "_grain", "_offsets", "_start", "_values")
 
     def __init__(self, grain: int) -> None:
         self._grain = grain
         self._offsets = array("q")
         self._values = array("q")
+        #: The index of the first mark that was not dropped.
         self._start = 0
-        self._begun = 0
+        #: The value at which the grain of the last mark began.
+        self._mark_start = 0
 
     def __len__(self) -> int:
         return len(self._offsets) - self._start
@@ -58,12 +63,12 @@ class _Marks:
         return self._at(-1) if len(self) else None
 
     def add(self, mark: Mark) -> None:
-        if len(self) and mark.value - self._begun <= self._grain:
+        if len(self) and mark.value - self._mark_start <= self._grain:
             self._offsets[-1], self._values[-1] = mark
             return
         self._offsets.append(mark.offset)
         self._values.append(mark.value)
-        self._begun = mark.value
+        self._mark_start = mark.value
         if len(self) > limits.LIVE_MARKS:
             # Keep the newest mark: it says up to which offset anything is known.
             self._offsets = self._offsets[self._start :][::-2][::-1]
@@ -72,18 +77,18 @@ class _Marks:
 
     def last_up_to(self, value: int) -> Mark | None:
         """Return the last mark whose value is at most `value`; None if there is none."""
-        at = bisect_right(self._values, value, self._start) - 1
-        return self._at(at) if at >= self._start else None
+        index = bisect_right(self._values, value, self._start) - 1
+        return self._at(index) if index >= self._start else None
 
-    def first_behind(self, offset: int) -> Mark | None:
+    def first_after(self, offset: int) -> Mark | None:
         """Return the first mark after `offset`; None if there is none."""
-        at = bisect_right(self._offsets, offset, self._start)
-        return self._at(at) if at < len(self._offsets) else None
+        index = bisect_right(self._offsets, offset, self._start)
+        return self._at(index) if index < len(self._offsets) else None
 
-    def last_until(self, offset: int) -> Mark | None:
+    def last_at_or_before(self, offset: int) -> Mark | None:
         """Return the last mark at or before `offset`; None if there is none."""
-        at = bisect_right(self._offsets, offset, self._start) - 1
-        return self._at(at) if at >= self._start else None
+        index = bisect_right(self._offsets, offset, self._start) - 1
+        return self._at(index) if index >= self._start else None
 
     def drop_through(self, offset: int) -> None:
         """Drop the marks up to and including `offset`."""
@@ -104,7 +109,7 @@ class _Marks:
 class AppendAgeIndex:
     """Finds the entries whose append is at least `age_ms` ago."""
 
-    __slots__ = ("_history_end", "_look_ms", "_marks", "age_ms", "before")
+    __slots__ = ("_history_end", "_next_query_ms", "_marks", "age_ms", "before")
 
     def __init__(self, age_ms: int, history_end: int) -> None:
         self.age_ms = age_ms
@@ -112,7 +117,7 @@ class AppendAgeIndex:
         self.before = 0
         self._marks = _Marks(age_ms // _GRAINS)
         self._history_end = history_end
-        self._look_ms = 0
+        self._next_query_ms = 0
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -131,8 +136,8 @@ class AppendAgeIndex:
     def cover(self, next_offset: int, now_ms: int) -> None:
         """Record that entries which were appended without `add` were appended by now."""
         last = self._marks.last
-        known = max(self._history_end, self.before, 0 if last is None else last.offset)
-        if next_offset > known:
+        known_end = max(self._history_end, self.before, 0 if last is None else last.offset)
+        if next_offset > known_end:
             self.add(next_offset, now_ms)
 
     def advance(self, now_ms: int) -> int:
@@ -143,38 +148,38 @@ class AppendAgeIndex:
             self._marks.drop_through(old.offset)
         return self.before
 
-    def asks(self, now_ms: int) -> int | None:
+    def time_to_query(self, now_ms: int) -> int | None:
         """Return the append time to ask the store for: the earliest at which history is not old.
-        Pass the store's answer to `learn`. Return None if it is not time to ask."""
-        if self.before >= self._history_end or now_ms < self._look_ms:
+        Pass the store's result to `learn`. Return None if the store need not be asked now."""
+        if self.before >= self._history_end or now_ms < self._next_query_ms:
             return None
         return now_ms - self.age_ms + 1
 
     def learn(self, found: OffsetTime | None, now_ms: int) -> None:
-        """Record the first entry at or after the time that was asked for; None if there is none."""
+        """Record the first entry at or after the time of `time_to_query`; None if there is none."""
         if found is None or found.offset >= self._history_end:
             self.before = max(self.before, self._history_end)
             return
         self.before = max(self.before, found.offset)
         soonest_ms = now_ms + max(1, self.age_ms // _GRAINS)
-        self._look_ms = max(soonest_ms, found.timestamp_ms + self.age_ms)
+        self._next_query_ms = max(soonest_ms, found.timestamp_ms + self.age_ms)
 
     def due_ms(self, now_ms: int) -> int:
         """Return when the next entry becomes old; a full `age_ms` from now if no entry is known."""
         if self.before < self._history_end:
-            return self._look_ms
+            return self._next_query_ms
         first = self._marks.first
         return (now_ms if first is None else first.value) + self.age_ms
 
 
 class Walk(NamedTuple):
-    """A range of the log to read batch by batch."""
+    """A range of the log to read batch by batch, from `offset` on, up to `max_bytes`."""
 
     offset: int
     max_bytes: int
 
 
-class Stretch(NamedTuple):
+class LogRange(NamedTuple):
     """Offsets of the log from `first` up to, not including, `next`."""
 
     first: int
@@ -205,7 +210,7 @@ class LogSizeIndex:
         "_next_batch_bytes",
         "_known_end",
         "_total",
-        "_walked",
+        "_examined",
     )
 
     def __init__(self, keep_bytes: int, first: int, next: int) -> None:
@@ -216,8 +221,8 @@ class LogSizeIndex:
         #: The end of the history; None if no history is left.
         self._history_end = Mark(next, 0) if first < next else None
         self._is_measured = False
-        #: How far the history has been read, and the size of the next batch.
-        self._walked: Mark | None = None
+        #: How far the history has been examined, and the size of the next batch.
+        self._examined: Mark | None = None
         self._next_batch_bytes = 0
         self._marks = _Marks(keep_bytes // _GRAINS)
         self._total = 0
@@ -243,9 +248,10 @@ class LogSizeIndex:
         """Return whether there may be entries that can be deleted."""
         if self._archive_bytes:
             return self._files_before > 0 or self.surplus_bytes >= self._first_file_bytes
-        return self.surplus_before() > self._begin.offset or self.asks() is not None
+        return self.surplus_before() > self._begin.offset or self.next_walk() is not None
 
     def add(self, next_offset: int, size: int) -> None:
+        """Record an append of `size` bytes that ends at `next_offset`."""
         if next_offset <= self._known_end:
             return  # it was appended before these marks began, and counts as history
         self._total += size
@@ -256,21 +262,21 @@ class LogSizeIndex:
     def has_seen(self, manifest: Manifest) -> bool:
         return manifest.version == self._archive_version
 
-    def follow(self, manifest: Manifest) -> None:
-        """Follow a new manifest: the archived size, and which files are surplus."""
+    def apply_manifest(self, manifest: Manifest) -> None:
+        """Apply a new manifest: the archived size, and which files are surplus."""
         if not self.has_seen(manifest):
             self._archive_version = manifest.version
             self._archive_bytes = manifest.size
-        self.trimmed(manifest.next_offset)
+        self.apply_trim(manifest.next_offset)
         surplus_bytes = self._archive_bytes + self.log_bytes - self._keep_bytes
-        aside = iter(manifest.quarantined)
-        one = next(aside, None)
+        quarantined = iter(manifest.quarantined)
+        batch = next(quarantined, None)
         self._files_before = 0
         for file in manifest.files:
             self._first_file_bytes = file.size
-            while one is not None and one.first_offset < file.next_offset:
-                self._first_file_bytes += one.size
-                one = next(aside, None)
+            while batch is not None and batch.first_offset < file.next_offset:
+                self._first_file_bytes += batch.size
+                batch = next(quarantined, None)
             surplus_bytes -= self._first_file_bytes
             if surplus_bytes < 0:
                 break
@@ -281,66 +287,66 @@ class LogSizeIndex:
         them."""
         before = self._files_before if self._archive_bytes else self._begin.offset
         spare = self._total - self._keep_bytes
-        for known in (self._walked, self._history_end, self._marks.last_up_to(spare)):
-            if known is not None and known.value <= spare:
-                before = max(before, known.offset)
+        for mark in (self._examined, self._history_end, self._marks.last_up_to(spare)):
+            if mark is not None and mark.value <= spare:
+                before = max(before, mark.offset)
         return before
 
     # --- the history -------------------------------------------------------------------------
 
-    def unmeasured(self) -> Stretch | None:
-        """Return the rest of the history if its size is unknown; pass its size to `measured`. Until
-        then the history counts as empty."""
+    def unmeasured_range(self) -> LogRange | None:
+        """Return the rest of the history if its size is unknown; pass its size to `set_measured`.
+        Until then the history counts as empty."""
         if self._history_end is None or self._is_measured:
             return None
-        return Stretch(self._begin.offset, self._history_end.offset)
+        return LogRange(self._begin.offset, self._history_end.offset)
 
-    def measured(self, stretch: Stretch, size: int) -> None:
-        """Set the measured size of `stretch`, a lower bound."""
-        if self.unmeasured() == stretch and self._history_end is not None:
+    def set_measured(self, log_range: LogRange, size: int) -> None:
+        """Set the measured size of `log_range`, a lower bound."""
+        if self.unmeasured_range() == log_range and self._history_end is not None:
             self._begin = self._begin._replace(value=self._history_end.value - size)
             self._is_measured = True
 
-    def asks(self) -> Walk | None:
+    def next_walk(self) -> Walk | None:
         """Return the range of the history to read next to find its surplus; pass the result to
         `learn`. Return None if the surplus is known, or if archived files must be deleted first."""
         end = self._history_end
         if end is None or self._archive_bytes or self._total - end.value >= self._keep_bytes:
             return None
-        walked = self._walked or self._begin
-        missing_bytes = self.surplus_bytes - (walked.value - self._begin.value)
+        examined = self._examined or self._begin
+        missing_bytes = self.surplus_bytes - (examined.value - self._begin.value)
         if missing_bytes <= 0 or missing_bytes < self._next_batch_bytes:
             return None
-        return Walk(walked.offset, missing_bytes)
+        return Walk(examined.offset, missing_bytes)
 
     def learn(self, offset: int, size: int, next_batch_bytes: int = 0) -> None:
-        """Record that the range of `asks`, up to `offset`, has `size` bytes. `next_batch_bytes` is
-        the size of the batch after it; 0 if that is not known."""
-        walked = self._walked or self._begin
-        if offset > walked.offset:
-            self._walked = Mark(offset, walked.value + size)
+        """Record that the range of `next_walk`, up to `offset`, has `size` bytes.
+        `next_batch_bytes` is the size of the batch after it; 0 if that is not known."""
+        examined = self._examined or self._begin
+        if offset > examined.offset:
+            self._examined = Mark(offset, examined.value + size)
         self._next_batch_bytes = next_batch_bytes
 
-    def trimmed(self, first: int) -> None:
-        """Follow a trim or archiving: the log begins at `first` now."""
+    def apply_trim(self, first: int) -> None:
+        """Apply a trim or archiving: the log begins at `first` now."""
         if first <= self._begin.offset:
             return
-        walked, end = self._walked, self._history_end
+        examined, end = self._examined, self._history_end
         self._next_batch_bytes = 0
         if end is not None and first < end.offset:
-            if walked is not None and walked.offset == first:
-                self._begin = walked
+            if examined is not None and examined.offset == first:
+                self._begin = examined
             else:
                 self._begin = Mark(first, end.value)
                 self._is_measured = False
-            self._walked = None
+            self._examined = None
             return
         if end is not None and end.offset == first:
             self._begin = end
         else:
-            known = self._marks.last_until(first)
-            if known is None or known.offset < first:
-                known = self._marks.first_behind(first)
-            self._begin = Mark(first, self._total if known is None else known.value)
-        self._walked = self._history_end = None
+            mark = self._marks.last_at_or_before(first)
+            if mark is None or mark.offset < first:
+                mark = self._marks.first_after(first)
+            self._begin = Mark(first, self._total if mark is None else mark.value)
+        self._examined = self._history_end = None
         self._marks.drop_through(first)

@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle, closing_error
-from quackmq.broker.retention.blockers import HeldBackBook
+from quackmq.broker.retention.blockers import HeldBackReport
 from quackmq.broker.retention.facts import Archive, Holds, RetentionFacts
 from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
@@ -52,9 +52,9 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-_Done = TypeVar("_Done")
+_Result = TypeVar("_Result")
 #: How many overtaken subscriptions of a partition are named in the log.
-_NAMED: Final = 3
+_NAMED_SUBSCRIPTIONS: Final = 3
 
 
 class Failure(NamedTuple):
@@ -66,6 +66,8 @@ class Failure(NamedTuple):
 
 
 class Retention:
+    """Admits publishers to topics that count entries, and deletes entries."""
+
     def __init__(
         self,
         store: Store,
@@ -79,14 +81,14 @@ class Retention:
         """`archive` is `store` if it has an archive. `on_trimmed` is called with a partition and
         its new first offset after each trim."""
         self._store = store
-        self._survey = RetentionFacts(store, archive, holds, clock)
+        self._facts = RetentionFacts(store, archive, holds, clock)
         self._clock = clock
         self._now_ms = clock.now_ms
         self._holds = holds
         self._full_topic_wait_ms = full_topic_wait_ms
         self._on_trimmed = on_trimmed
         #: The cursors that keep retention from deleting entries.
-        self.held_back = HeldBackBook(holds)
+        self.held_back = HeldBackReport(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
         #: When the cleaner is to look at each partition.
         self._due_times: Agenda[Partition] = Agenda()
@@ -99,19 +101,19 @@ class Retention:
     # --- topics -----------------------------------------------------------------------------
 
     def topic_changed(self, topic: Topic) -> None:
-        """Follow a topic that was created, loaded or altered."""
+        """Apply a topic that was created, loaded or altered."""
         partitions = self._partitions.setdefault(topic.id, [])
         for partition in partitions:
             policy_changed = partition.topic.policy != topic.policy
             partition.topic = topic
             if policy_changed:
-                partition.forget()
+                partition.reset()
                 self._admit_after_change(partition)
         if not topic.policy.deletes_entries:
-            self.held_back.forget(topic.id)
+            self.held_back.forget_topic(topic.id)
         if not topic.policy.counts_entries:
             for partition in self._partitions.pop(topic.id):
-                partition.leave()
+                partition.close()
             return
         for index in range(len(partitions), topic.partitions):
             key = PartitionKey(topic.id, index)
@@ -120,11 +122,11 @@ class Retention:
     def topic_deleted(self, topic: Topic) -> None:
         """Fail the publishers that wait for room in a deleted topic with UnknownTopic."""
         for partition in self._partitions.pop(topic.id, []):
-            partition.leave()
+            partition.close()
             error = UnknownTopic(f"topic {topic.name} was deleted")
             self._fail_queue(partition.key, error)
         self._failures.pop(topic.id, None)
-        self.held_back.forget(topic.id)
+        self.held_back.forget_topic(topic.id)
         self._holds.topic_deleted(topic.id)
 
     # --- publishing and trimming --------------------------------------------------------------
@@ -137,38 +139,38 @@ class Retention:
         *,
         wait_for_room: bool = True,
     ) -> Awaitable[AppendResult]:
-        """Append a batch when there is room; copy its bytes before this returns. If it must wait,
-        call `check` again at its turn, which raises if the batch is no longer allowed. With
-        `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
+        """Append a batch when there is room; copy its bytes before this returns. If the batch must
+        wait, call `check` when it is admitted; `check` raises if the batch is no longer allowed.
+        With `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
         awaited, TopicFull, RecordTooLarge and the errors of the store."""
         partition = self._partitions[key.topic_id][key.partition]
-        policy = partition.topic.policy
         _check_fits(partition, batch)
         if partition.is_ready and not wait_for_room and key in self._queues:
-            raise _full(partition)
+            raise _full_error(partition)
         if not partition.is_ready or key in self._queues:
-            return self._wait_for_turn(partition, batch, check, self._append, wait_for_room)
+            return self._queue_publisher(partition, batch, check, self._append, wait_for_room)
         if self._has_room(partition, batch):
             # The append is carried out even if the publisher is cancelled.
             return asyncio.shield(self._append(partition, batch))
-        if policy.when_full is WhenFull.REFUSE or not wait_for_room:
-            raise _full(partition)
-        return self._wait_for_turn(partition, batch, check, self._append)
+        if partition.topic.policy.when_full is WhenFull.REFUSE or not wait_for_room:
+            raise _full_error(partition)
+        return self._queue_publisher(partition, batch, check, self._append)
 
     def publish_together(
         self, appends: Sequence[Append], cursors: Sequence[Cursor]
     ) -> Awaitable[list[AppendResult]]:
         """Append several batches of a topic, and cursors, as one unit when there is room for all.
-        Room is taken in the order of the partitions, so that no two callers wait for each other."""
+        Room is reserved in the order of the partitions, so that no two callers wait for each
+        other."""
         partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
         return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
 
-    def note(self, key: PartitionKey, answer: AppendResult, size: int) -> None:
+    def count_append(self, key: PartitionKey, result: AppendResult, size: int) -> None:
         """Count an append that bypassed `publish`: a marker, or a staged batch."""
         partitions = self._partitions.get(key.topic_id)
-        if partitions is not None and partitions[key.partition].is_ready:
-            partitions[key.partition].appended(answer, size)
-            partitions[key.partition].due_ms = 0
+        if partitions is not None and (partition := partitions[key.partition]).is_ready:
+            partition.apply_append(result, size)
+            partition.due_ms = 0
 
     def cursor_moved(self, key: PartitionKey) -> None:
         """Look again at a partition in which a cursor moved or ended: entries may now be
@@ -191,20 +193,20 @@ class Retention:
     async def clean(self) -> None:
         """Delete the entries that the policies do not keep, and admit publishers that wait for
         room."""
-        due = self._due()
+        due = self._pop_due()
         failed: set[uuid.UUID] = set()
         for start in range(0, len(due), shared_limits.CHANGES_AT_ONCE):
-            some = due[start : start + shared_limits.CHANGES_AT_ONCE]
-            results = await asyncio.gather(*map(self._clean, some), return_exceptions=True)
-            for partition, result in zip(some, results, strict=True):
+            portion = due[start : start + shared_limits.CHANGES_AT_ONCE]
+            results = await asyncio.gather(*map(self._clean, portion), return_exceptions=True)
+            for partition, result in zip(portion, results, strict=True):
                 # A topic that was deleted in the meantime needs no cleaning.
                 if isinstance(result, Exception) and partition.topic.id in self._partitions:
                     partition.due_ms = 0
                     failed.add(partition.topic.id)
-                    self._report(partition, result)
+                    self._report_failure(partition, result)
         for topic_id in {partition.topic.id for partition in due} - failed:
             self._failures.pop(topic_id, None)
-        self.held_back.tell(self._clock.before(limits.HELD_BACK_MS))
+        self.held_back.log_unmoved(self._clock.before(limits.HELD_BACK_MS))
 
     def failures(self) -> list[Failure]:
         """Return the errors that keep topics from being cleaned: one per topic, SHOWN_FAILURES at
@@ -216,77 +218,81 @@ class Retention:
         for key in list(self._queues):
             self._fail_queue(key, closing_error())
 
-    def _due(self) -> list[Partition]:
-        """Take the partitions that the cleaner is to look at now."""
+    def _pop_due(self) -> list[Partition]:
+        """Return the partitions that the cleaner must look at now, and clear their due times."""
         due = dict.fromkeys(self._due_times.pop_due(self._now_ms()))
         for partition in due:
             partition.due_ms = math.inf  # until it is set again
-        for topic_id, number in self._survey.archived_anew():
+        for topic_id, partition_number in self._facts.pop_archived():
             partitions = self._partitions.get(topic_id, ())
-            if number < len(partitions) and self._survey.is_archived_anew(partitions[number]):
-                due[partitions[number]] = None
+            if partition_number >= len(partitions):
+                continue
+            partition = partitions[partition_number]
+            if self._facts.has_new_manifest(partition):
+                due[partition] = None
         due.update((queue[0].partition, None) for queue in self._queues.values())
         return list(due)
 
     async def _clean(self, partition: Partition) -> None:
         if not partition.is_ready:
-            await asyncio.shield(self._make_ready(partition))
+            await asyncio.shield(self._start_preparing(partition))
         async with partition.lock:
             now_ms = self._now_ms()
             partition.due_ms = math.inf
             try:
-                has_more = await self._survey.look(partition)
-                trimmed = await self._trim_due(partition, now_ms)
+                has_more = await self._facts.update(partition)
+                trimmed = await self._trim_expired(partition, now_ms)
             except BaseException:
                 partition.due_ms = 0
                 raise
-            partition.schedule(now_ms, again=trimmed or has_more)
+            partition.schedule(now_ms, has_more=trimmed or has_more)
         self._admit(partition)
 
-    async def _trim_due(self, partition: Partition, now_ms: int) -> bool:
-        facts = self._survey.facts(partition)
+    async def _trim_expired(self, partition: Partition, now_ms: int) -> bool:
+        facts = self._facts.collect(partition)
         policy = partition.topic.policy
         before = trim_before(policy, facts)
-        self.held_back.look(partition, facts)
-        if before <= partition.first or self._waits_with_cut(partition, before, now_ms):
+        self.held_back.update(partition, facts)
+        if before <= partition.first or self._postpones_cut(partition, before, now_ms):
             return False
         if facts.held_from is not None and before > facts.held_from and not policy.drops_oldest:
-            self._tell_overtaken(partition, facts.held_from, before)
+            self._log_overtaken(partition, facts.held_from, before)
         await self._trim(partition, before)
         return True
 
-    def _waits_with_cut(self, partition: Partition, before: int, now_ms: int) -> bool:
+    def _postpones_cut(self, partition: Partition, before: int, now_ms: int) -> bool:
         """Return whether a trim would only cut an archive file that was cut a short while ago."""
-        if not self._survey.only_cuts_a_file(partition, before):
+        if not self._facts.only_cuts_a_file(partition, before):
             return False
-        last_ms = partition.cut_ms
+        last_ms = partition.last_cut_ms
         if last_ms is not None and 0 <= now_ms - last_ms < limits.ARCHIVE_CUT_MS:
             partition.due_ms = min(partition.due_ms, last_ms + limits.ARCHIVE_CUT_MS)
             return True
-        partition.cut_ms = now_ms
+        partition.last_cut_ms = now_ms
         return False
 
-    def _tell_overtaken(self, partition: Partition, held_from: int, before: int) -> None:
+    def _log_overtaken(self, partition: Partition, held_from: int, before: int) -> None:
         """Log the overtaken subscriptions, once for each held offset."""
-        if partition.told_held_from == held_from:
+        if partition.logged_hold == held_from:
             return
-        partition.told_held_from = held_from
-        names = self._holds.behind(partition.key, before)
+        partition.logged_hold = held_from
+        names = self._holds.names_behind(partition.key, before)
+        unnamed = len(names) - _NAMED_SUBSCRIPTIONS
         log.warning(
             "topic %s, partition %d: deleting offsets from %d, not yet read by %s%s: beyond "
             "hold_for_ms or hold_bytes",
             partition.topic.name,
             partition.key.partition,
             max(held_from, partition.first),
-            ", ".join(names[:_NAMED]),
-            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "",
+            ", ".join(names[:_NAMED_SUBSCRIPTIONS]),
+            f" and {unnamed} more" if unnamed > 0 else "",
         )
 
-    def _report(self, partition: Partition, error: Exception) -> None:
+    def _report_failure(self, partition: Partition, error: Exception) -> None:
         topic = partition.topic
-        known = self._failures.get(topic.id)
+        previous = self._failures.get(topic.id)
         self._failures[topic.id] = Failure(topic.name, partition.key.partition, error)
-        if known is not None and type(known.error) is type(error):
+        if previous is not None and type(previous.error) is type(error):
             return
         log.error(
             "cleaning topic %s, partition %d: %s",
@@ -298,7 +304,7 @@ class Retention:
 
     # --- one partition ----------------------------------------------------------------------
 
-    def _make_ready(self, partition: Partition) -> asyncio.Task[None]:
+    def _start_preparing(self, partition: Partition) -> asyncio.Task[None]:
         if partition.preparing is None:
             partition.preparing = self._start(self._prepare(partition))
         return partition.preparing
@@ -308,7 +314,7 @@ class Retention:
         try:
             while not partition.is_ready:
                 topic = partition.topic
-                await self._survey.begin(partition)
+                await self._facts.load(partition)
                 partition.is_ready = partition.topic is topic
         except Exception as error:
             self._fail_queue(partition.key, error)
@@ -319,8 +325,8 @@ class Retention:
 
     async def _trim(self, partition: Partition, before: int) -> int:
         first = await self._trim_store(partition.key, before)
-        partition.trimmed(first)
-        self._survey.follow_archive(partition)
+        partition.apply_trim(first)
+        self._facts.apply_manifest(partition)
         self._admit(partition)
         return first
 
@@ -337,7 +343,7 @@ class Retention:
         facts = partition.least_facts()
         if has_room(policy, facts, entries):
             return True
-        facts = self._survey.facts(partition)
+        facts = self._facts.collect(partition)
         # A repeated batch takes no room: it is in the log already.
         return has_room(policy, facts, entries) or self._store.is_repeat(
             Append(partition.key, batch)
@@ -349,61 +355,60 @@ class Retention:
         appends: Sequence[Append],
         cursors: Sequence[Cursor],
     ) -> list[AppendResult]:
-        taken: list[tuple[Partition, Batch]] = []
-        both = [
-            (partition, each.batch) for partition, each in zip(partitions, appends, strict=True)
-        ]
+        reserved: list[tuple[Partition, Batch]] = []
+        pairs = list(zip(partitions, (each.batch for each in appends), strict=True))
         try:
-            for partition, batch in sorted(both, key=lambda pair: pair[0].key.partition):
-                await self._take_room(partition, batch)
-                taken.append((partition, batch))
-            answers = await self._store.append(appends, cursors)
-            for (partition, batch), answer in zip(both, answers, strict=True):
-                partition.appended(answer, batch.size)
+            for partition, batch in sorted(pairs, key=lambda pair: pair[0].key.partition):
+                await self._reserve_room(partition, batch)
+                reserved.append((partition, batch))
+            results = await self._store.append(appends, cursors)
+            for (partition, batch), result in zip(pairs, results, strict=True):
+                partition.apply_append(result, batch.size)
         finally:
-            for partition, batch in taken:
+            for partition, batch in reserved:
                 partition.in_flight -= batch.record_count
                 self._admit(partition)
         for partition in partitions:
             if partition.topic.policy.drops_oldest:
                 await self._drop_oldest(partition)
-        return answers
+        return results
 
-    async def _take_room(self, partition: Partition, batch: Batch) -> None:
+    async def _reserve_room(self, partition: Partition, batch: Batch) -> None:
         """Wait for room and count the batch as in flight. Raise TopicFull or RecordTooLarge."""
         _check_fits(partition, batch)
         if not partition.is_ready or partition.key in self._queues:
-            await self._wait_for_turn(partition, batch, None, self._hold)
+            await self._queue_publisher(partition, batch, None, self._reserve)
         elif self._has_room(partition, batch):
-            self._hold(partition, batch)
+            self._reserve(partition, batch)
         elif partition.topic.policy.when_full is WhenFull.REFUSE:
-            raise _full(partition)
+            raise _full_error(partition)
         else:
-            await self._wait_for_turn(partition, batch, None, self._hold)
+            await self._queue_publisher(partition, batch, None, self._reserve)
 
-    def _hold(self, partition: Partition, batch: Batch) -> asyncio.Future[None]:
+    def _reserve(self, partition: Partition, batch: Batch) -> asyncio.Future[None]:
+        """Count a batch as in flight; return a finished future, as `_queue_publisher` needs."""
         partition.in_flight += batch.record_count
-        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        held.set_result(None)
-        return held
+        reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reserved.set_result(None)
+        return reserved
 
     def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[AppendResult]:
         appended = self._store.append([Append(partition.key, batch)])
         partition.in_flight += batch.record_count
-        return self._start(self._count(partition, batch.record_count, batch.size, appended))
+        return self._start(self._await_append(partition, batch.record_count, batch.size, appended))
 
-    async def _count(
+    async def _await_append(
         self, partition: Partition, entries: int, size: int, appended: Awaitable[list[AppendResult]]
     ) -> AppendResult:
         try:
-            (answer,) = await appended
-            partition.appended(answer, size)
+            (result,) = await appended
+            partition.apply_append(result, size)
         finally:
             partition.in_flight -= entries
             self._admit(partition)
         if partition.topic.policy.drops_oldest:
             await self._drop_oldest(partition)
-        return answer
+        return result
 
     async def _drop_oldest(self, partition: Partition) -> None:
         try:
@@ -411,58 +416,58 @@ class Retention:
                 return
             # The first publisher that gets the lock trims for all appends that are durable by then.
             async with partition.lock:
-                before = self._drop_before(partition)
+                before = self._find_drop_offset(partition)
                 if before > partition.first and not self._leaves_to_cleaner(partition):
                     await self._trim(partition, before)
         except QuackError as error:
             partition.due_ms = 0
-            self._report(partition, error)
+            self._report_failure(partition, error)
 
-    def _drop_before(self, partition: Partition) -> int:
-        """Return the offset to trim to. If the policy has just changed, return the present first
-        offset: the cleaner will look at it."""
+    def _find_drop_offset(self, partition: Partition) -> int:
+        """Return the offset to trim to. If the policy has just changed, return the current first
+        offset: the cleaner will trim."""
         if not partition.is_ready:
             return partition.first
-        return trim_before(partition.topic.policy, self._survey.facts(partition))
+        return trim_before(partition.topic.policy, self._facts.collect(partition))
 
     def _leaves_to_cleaner(self, partition: Partition) -> bool:
         """Return whether the cleaner must trim, because a publisher does not wait for a
         manifest."""
-        if not self._survey.begins_in_archive(partition):
+        if not self._facts.begins_in_archive(partition):
             return False
-        if self._drop_before(partition) > partition.first:
+        if self._find_drop_offset(partition) > partition.first:
             partition.due_ms = 0
         return True
 
     # --- waiting publishers -----------------------------------------------------------------
 
-    def _wait_for_turn(
+    def _queue_publisher(
         self,
         partition: Partition,
         batch: Batch,
         check: Callable[[Batch], object] | None,
-        begin: Callable[[Partition, Batch], asyncio.Future[_Done]],
+        start: Callable[[Partition, Batch], asyncio.Future[_Result]],
         wait_for_room: bool = True,
-    ) -> Awaitable[_Done]:
-        """Queue a publisher; call `begin` when its turn has come and there is room. A publisher
-        that does not wait for room is queued only until the partition is ready."""
+    ) -> Awaitable[_Result]:
+        """Queue a publisher; call `start` when it is the first and there is room. A publisher that
+        does not wait for room is queued only until the partition is ready."""
         self._lifecycle.check_open()
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
             or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
         ):
             raise TopicFull(
-                f"{_full(partition)}; and {self._waiting} publishers of {self._waiting_bytes} "
-                "bytes are waiting for room already"
+                f"{_full_error(partition)}; {self._waiting} publishers already wait for room, with "
+                f"{self._waiting_bytes} bytes"
             )
-        waiter = _Waiter(partition, batch, check, begin, wait_for_room)
+        waiter = _Waiter(partition, batch, check, start, wait_for_room)
         self._queues.setdefault(partition.key, deque()).append(waiter)
         self._waiting += 1
         self._waiting_bytes += batch.size
         if not partition.is_ready:
-            self._make_ready(partition)
+            self._start_preparing(partition)
         task = self._start(self._wait(waiter))
-        task.add_done_callback(lambda _: self._left(waiter))
+        task.add_done_callback(lambda _: self._remove_waiter(waiter))
         return task
 
     async def _wait(self, waiter: _Waiter) -> Any:
@@ -476,14 +481,14 @@ class Retention:
             # The publisher may have been admitted at the same moment at which its time ran out.
             if waiter.outcome is None:
                 waited = f"waited {self._full_topic_wait_ms} ms for room"
-                raise TopicFull(f"{_full(partition)}; {waited}") from None
+                raise TopicFull(f"{_full_error(partition)}; {waited}") from None
         assert waiter.outcome is not None, "a waiter is woken with an outcome"
         if isinstance(waiter.outcome, Exception):
             raise waiter.outcome
         return await asyncio.shield(waiter.outcome)
 
-    def _left(self, waiter: _Waiter) -> None:
-        """Clean up after a publisher. If it left without an outcome, admit the next one."""
+    def _remove_waiter(self, waiter: _Waiter) -> None:
+        """Remove a publisher that was cancelled or timed out, and admit the next one."""
         if waiter.outcome is None:
             self._dequeue(waiter)
             self._admit(waiter.partition)
@@ -493,7 +498,7 @@ class Retention:
         while (queue := self._queues.get(partition.key)) is not None and partition.is_ready:
             waiter = queue[0]
             if waiter.woken.cancelled():
-                return  # `_left` removes it, and then admits the next one
+                return  # `_remove_waiter` removes it, and then admits the next one
             try:
                 if waiter.check is not None:
                     waiter.check(waiter.batch)
@@ -502,8 +507,8 @@ class Retention:
                     if partition.topic.policy.when_full is WhenFull.WAIT and waiter.wait_for_room:
                         self._fail_impatient(partition)
                         return
-                    raise _full(partition)
-                waiter.outcome = waiter.begin(partition, waiter.batch)
+                    raise _full_error(partition)
+                waiter.outcome = waiter.start(partition, waiter.batch)
             except Exception as error:
                 waiter.outcome = error
             self._dequeue(waiter)
@@ -512,17 +517,14 @@ class Retention:
     def _fail_impatient(self, partition: Partition) -> None:
         """Fail queued publishers that chose not to wait, with TopicFull."""
         for waiter in [each for each in self._queues[partition.key] if not each.wait_for_room]:
-            waiter.outcome = _full(partition)
-            self._dequeue(waiter)
-            if not waiter.woken.done():
-                waiter.woken.set_result(None)
+            self._fail_waiter(waiter, _full_error(partition))
 
     def _admit_after_change(self, partition: Partition) -> None:
         """Admit publishers that need not wait under the topic's new policy."""
         if partition.key not in self._queues:
             return
         if partition.topic.policy.counts_entries:
-            self._make_ready(partition)
+            self._start_preparing(partition)
         else:
             partition.is_ready = True
             self._admit(partition)
@@ -537,10 +539,13 @@ class Retention:
 
     def _fail_queue(self, key: PartitionKey, error: Exception) -> None:
         for waiter in list(self._queues.get(key, ())):
-            self._dequeue(waiter)
-            waiter.outcome = error
-            if not waiter.woken.done():
-                waiter.woken.set_result(None)
+            self._fail_waiter(waiter, error)
+
+    def _fail_waiter(self, waiter: _Waiter, error: Exception) -> None:
+        self._dequeue(waiter)
+        waiter.outcome = error
+        if not waiter.woken.done():
+            waiter.woken.set_result(None)
 
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._lifecycle.start(coroutine)
@@ -549,23 +554,23 @@ class Retention:
 
 
 class _Waiter:
-    """A publisher in a queue, with a copy of its batch. When it is woken, `outcome` is its started
+    """A queued publisher, with a copy of its batch. When it is woken, `outcome` is its started
     append, or the error."""
 
-    __slots__ = ("batch", "begin", "check", "outcome", "partition", "wait_for_room", "woken")
+    __slots__ = ("batch", "check", "outcome", "partition", "start", "wait_for_room", "woken")
 
     def __init__(
         self,
         partition: Partition,
         batch: Batch,
         check: Callable[[Batch], object] | None,
-        begin: Callable[[Partition, Batch], asyncio.Future[Any]],
+        start: Callable[[Partition, Batch], asyncio.Future[Any]],
         wait_for_room: bool = True,
     ) -> None:
         self.partition = partition
         self.wait_for_room = wait_for_room
         self.check = check
-        self.begin = begin
+        self.start = start
         self.batch = Batch.peek(bytes(batch.view))
         self.outcome: asyncio.Future[Any] | Exception | None = None
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -579,15 +584,15 @@ def _mark_retrieved(task: asyncio.Task[Any]) -> None:
 
 def _check_fits(partition: Partition, batch: Batch) -> None:
     policy = partition.topic.policy
-    most = policy.live_entries if policy.refuses_or_waits else math.inf
-    if most is not None and batch.record_count > most:
+    max_entries = policy.live_entries if policy.refuses_or_waits else math.inf
+    if max_entries is not None and batch.record_count > max_entries:
         raise RecordTooLarge(
             f"a batch of {batch.record_count} records never fits into topic "
-            f"{partition.topic.name}, which holds {most}: send smaller ones"
+            f"{partition.topic.name}, which holds {max_entries}: send smaller ones"
         )
 
 
-def _full(partition: Partition) -> TopicFull:
+def _full_error(partition: Partition) -> TopicFull:
     topic = partition.topic
     return TopicFull(
         f"topic {topic.name}, partition {partition.key.partition} is full: "

@@ -135,7 +135,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         """
         if self._receiver is not None:
             self._receiver.accepts_requests = False
-        self._draining = True
+        self._is_draining = True
         route = None if self._current is None else self._current.route
         if self._is_streaming or (route is not None and route.may_wait):
             self.cancel()
@@ -149,11 +149,11 @@ class Connection(ServedConnection, asyncio.Protocol):
     def _sweep(self, now: float) -> None:
         assert self._receiver is not None
         # The bytes of peers that are not slow count too.
-        self._note_unsent()
+        self._count_unsent()
         if self._unsent_bytes:
             return
         if self._arriving_since is not None:
-            if now - self._arriving_since > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._reads:
+            if now - self._arriving_since > limits.HTTP_REQUEST_WAIT_MS / 1000 and self._is_reading:
                 wait_ms = limits.HTTP_REQUEST_WAIT_MS
                 self._receiver.refuse(
                     408, "timeout", f"the request was not complete after {wait_ms} ms"
@@ -228,7 +228,7 @@ class Connection(ServedConnection, asyncio.Protocol):
 
     def _send_response(self, pending: PendingRequest, response: Response) -> None:
         if self._transport is not None:
-            if self._draining and not self._waiting:
+            if self._is_draining and not self._waiting:
                 pending.closes = True
             date = self._server.date.line()
             self._transport.write(
@@ -248,7 +248,12 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._idle_since = self._time()
         if pending.closes:
             self._close_after_last()
-        elif self._waiting or self._draining or not self._reads or self._receiver.wants_continue:
+        elif (
+            self._waiting
+            or self._is_draining
+            or not self._is_reading
+            or self._receiver.wants_continue
+        ):
             # A direct call would make the stack grow: a peer may have pipelined many requests.
             self._loop.call_soon(self._start_next)
 
@@ -261,7 +266,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         if self._unparsed:
             self._parse_more()
             self._note_arrival()
-        if self._draining and self._has_no_requests():
+        if self._is_draining and self._has_no_requests():
             self._close_after_last()
         self._update_reading()
 
@@ -304,7 +309,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         the head cannot be reported by a status, so it aborts the connection.
         """
         chunked = not pending.is_http_1_0 and stream.length is None
-        pending.closes = pending.closes or pending.is_http_1_0 or self._draining
+        pending.closes = pending.closes or pending.is_http_1_0 or self._is_draining
         is_whole = pending.is_head
         self._is_streaming = True
         self._server.count_stream(1)
@@ -312,7 +317,7 @@ class Connection(ServedConnection, asyncio.Protocol):
             self._write(
                 render_stream_head(stream, self._server.date.line(), pending.closes, chunked)
             )
-            if not pending.is_head and not self._draining and self._transport is not None:
+            if not pending.is_head and not self._is_draining and self._transport is not None:
                 await self._send_chunks(stream, chunked)
                 is_whole = True
         except asyncio.CancelledError:
@@ -332,7 +337,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         if chunked and not pending.is_head:
             self._write(LAST_CHUNK)
         # If a length was declared, only closing the connection shows that the body is incomplete.
-        pending.closes = pending.closes or self._draining or not (chunked or is_whole)
+        pending.closes = pending.closes or self._is_draining or not (chunked or is_whole)
         self._finish_request(pending)
 
     async def _send_chunks(self, stream: Stream, chunked: bool) -> None:
@@ -363,11 +368,11 @@ class Connection(ServedConnection, asyncio.Protocol):
         should_read = should_read and len(self._waiting) < limits.HTTP_REQUESTS_AHEAD
         # Bytes after the last request are read and discarded, so that the peer's close is seen.
         should_read = should_read or not receiver.accepts_requests
-        if should_read == self._reads:
+        if should_read == self._is_reading:
             return
         if should_read and self._arriving_since is not None:
             self._arriving_since = self._time()
-        self._read(should_read)
+        self._set_reading(should_read)
 
     def _close_after_last(self) -> None:
         """Close after the last response. If a request is still arriving, let the peer close first,

@@ -34,7 +34,7 @@ from quackmq.protocols.http.router import Route, RouteMatch, Router
 from quackmq.protocols.http.types import Request, Response, ServerCounts
 from quackmq.serving import limits as serving_limits
 from quackmq.serving.budgets import ReceiveBudget
-from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_protocol
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +336,7 @@ class Receiver:
     ) -> None:
         """Refuse bytes that are not HTTP. If they are of another known protocol, log and name
         it."""
-        protocol = protocol_of(bytes(data[: serving_limits.OPENING_BYTES]))
+        protocol = recognize_protocol(bytes(data[: serving_limits.OPENING_BYTES]))
         if protocol is not None and protocol is not WireProtocol.HTTP and self.accepts_requests:
             mistaken = self._server.mistaken
             reason = mistaken.report(self._caller.address, protocol, time.monotonic())

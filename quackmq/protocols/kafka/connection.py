@@ -58,7 +58,7 @@ from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
 from quackmq.serving.budgets import SendBudget
 from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
-from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_protocol
 from quackmq.serving.waiting_line import WaitingLine, is_too_slow
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         finally:
             self._is_pumping = False
         frames.compact()
-        if is_blocked or frames.has_bytes or not self._reads:
+        if is_blocked or frames.has_bytes or not self._is_reading:
             self._update_reading(is_blocked)
         else:
             self.request_began_at = None  # the usual case: all requests were started
@@ -248,7 +248,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Accept no more requests, answer those that were accepted, then close."""
-        self._draining = True
+        self._is_draining = True
         if self._current is not None and self._current.api.waits and self._worker is not None:
             self._worker.cancel()
         if self._parked is not None and not self._parked[0].response.done:
@@ -265,7 +265,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
-        protocol = protocol_of(self._frames.opening)
+        protocol = recognize_protocol(self._frames.opening)
         if protocol is None or protocol is WireProtocol.KAFKA:
             self.disconnect(reason)
             return
@@ -288,7 +288,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     @property
     def may_wait(self) -> bool:
-        return not self._draining
+        return not self._is_draining
 
     @property
     def response_bytes(self) -> int:
@@ -307,7 +307,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def _may_begin(self, has_room: bool = False) -> bool:
         return (
             self._slow_since is None
-            and not self._draining
+            and not self._is_draining
             and len(self._responses) < limits.KAFKA_REQUESTS_IN_FLIGHT
             and (has_room or self._broker.pending_bytes <= shared_limits.PENDING_BYTES)
             and self._transport is not None
@@ -326,7 +326,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if not is_blocked and not self._frames.may_receive:
             self._server.waiting_for_memory.add(self)
             is_blocked = True
-        self._read(not is_blocked)
+        self._set_reading(not is_blocked)
         if is_blocked or not self._frames.has_bytes:
             self.request_began_at = None
         elif self.request_began_at is None:
@@ -408,12 +408,12 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             buffers += responses.popleft().buffers
         if buffers:
             self._write(buffers)
-        if self._draining and not responses and self._slow_since is None:
+        if self._is_draining and not responses and self._slow_since is None:
             self._end()
             return
         if self._queue:
             self._start_worker()
-        if not self._reads:
+        if not self._is_reading:
             self.pump()
 
     def _end(self) -> None:
@@ -459,7 +459,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         try:
             return await queued.api.handle(self._call(queued.header), queued.request)
         except asyncio.CancelledError:
-            if not self._draining or self._transport is None or self._worker is None:
+            if not self._is_draining or self._transport is None or self._worker is None:
                 raise
             self._worker.uncancel()
         # Interrupted because the server closes: handle it again, now without waiting.

@@ -41,7 +41,7 @@ from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import EncodedLines, Subscriber
 from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
-from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_protocol
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         if self._end is not None:
             return
-        if not self._draining and self._conversation.receive_successful(data):
+        if not self._is_draining and self._conversation.receive_successful(data):
             self._received_messages += 1
             self._on_successful()
         else:
@@ -207,10 +207,10 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Answer received messages, wait for the answer to a sent entry, then send `terminate`."""
-        self._draining = True
+        self._is_draining = True
         self._end_if_done()
 
-    def _on_deaf(self, wait_ms: float) -> None:
+    def _on_not_reading(self, wait_ms: float) -> None:
         self.end(End.DEAD, f"it read no answers for {wait_ms} ms")
 
     def _sweep(self, now: float) -> None:
@@ -298,7 +298,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             and not self._conversation.owes_answer
             and self._end is None
             and self._slow_since is None
-            and not self._draining
+            and not self._is_draining
             and not self._has_peer_closed
         )
 
@@ -319,7 +319,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def _may_handle(self) -> bool:
         if self._end is not None or self._slow_since is not None:
             return False
-        return not self._draining or self._conversation.state is State.DELIVERING
+        return not self._is_draining or self._conversation.state is State.DELIVERING
 
     def _on_event(self, event: Event) -> None:
         if event is Word.SUCCESSFUL:
@@ -397,7 +397,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         """Read, unless received bytes are not handled yet or the peer is slow."""
         if self._end is not None:
             return
-        self._read(self._conversation.unread_bytes == 0 and self._slow_since is None)
+        self._set_reading(self._conversation.unread_bytes == 0 and self._slow_since is None)
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             return
         if self._has_peer_closed and not self._conversation.unread_bytes:
             self.end(End.GONE)
-        elif self._draining and self._conversation.state is not State.DELIVERING:
+        elif self._is_draining and self._conversation.state is not State.DELIVERING:
             self.end(End.CLOSED)
 
     def _expel(self, error: ProtocolError) -> None:
@@ -417,7 +417,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         `reject`, unless it speaks another protocol; then it gets nothing.
         """
         if self._conversation.peer is None:
-            protocol = protocol_of(self._conversation.opening)
+            protocol = recognize_protocol(self._conversation.opening)
             if protocol is not None and protocol is not WireProtocol.LINE:
                 self._server.mistaken.report(self._channel, protocol, self._loop.time())
                 self.end(End.MISTAKEN)

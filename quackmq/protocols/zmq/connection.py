@@ -19,7 +19,7 @@ from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
 from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
-from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, protocol_of
+from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_protocol
 from quackmq.serving.waiting_line import is_too_slow
 
 
@@ -149,7 +149,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Accept nothing more, finish accepted messages, then close."""
-        self._draining = True
+        self._is_draining = True
         self._end_if_done()
 
     def disconnect(self, reason: str) -> None:
@@ -160,7 +160,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
     def _expel(self, reason: str) -> None:
         """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
         mistaken, address, now = self._server.mistaken, self._caller.address, self._loop.time()
-        protocol = protocol_of(self._decoder.opening)
+        protocol = recognize_protocol(self._decoder.opening)
         if protocol is not None and protocol is not WireProtocol.ZMTP:
             mistaken.report(address, protocol, now)
             self._close()
@@ -191,7 +191,9 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         elif _elapsed_ms(self._message_began_at, now) > limits.ZMQ_REQUEST_WAIT_MS:
             self.disconnect(f"a message was incomplete after {limits.ZMQ_REQUEST_WAIT_MS} ms")
         elif (
-            self._ttl_ms and self._reads and _elapsed_ms(self._last_received_at, now) > self._ttl_ms
+            self._ttl_ms
+            and self._is_reading
+            and _elapsed_ms(self._last_received_at, now) > self._ttl_ms
         ):
             self.disconnect(f"no heartbeat within its announced TTL of {self._ttl_ms} ms")
 
@@ -246,13 +248,13 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         """Read if the decoder needs bytes and there is memory for them; otherwise stop reading.
         The event that removes the obstacle calls `pump` again.
         """
-        if needs_bytes and self._reads and not self._decoder.has_partial_message:
+        if needs_bytes and self._is_reading and not self._decoder.has_partial_message:
             self._message_began_at = None  # the usual case: all messages were handled
             return
         may_read = needs_bytes and self._reserve_announced()
         if not may_read and (needs_bytes or not self._server.has_room()):
             self._budgets.waiting.add(self)
-        self._read(may_read)
+        self._set_reading(may_read)
         if not may_read or not self._decoder.has_partial_message:
             self._message_began_at = None
         elif self._message_began_at is None:
@@ -269,14 +271,19 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         self._reserved_bytes = announced_bytes
         return True
 
-    def _read(self, reads: bool) -> None:
-        if reads and not self._reads:
+    def _set_reading(self, enabled: bool) -> None:
+        if enabled and not self._is_reading:
             self._last_received_at = self._time()
-        super()._read(reads)
+        super()._set_reading(enabled)
 
     def _end_if_done(self) -> None:
         """If the server drains and all messages are finished, half-close; let the peer close."""
-        if not self._draining or not self._is_idle() or self._has_ended or self._transport is None:
+        if (
+            not self._is_draining
+            or not self._is_idle()
+            or self._has_ended
+            or self._transport is None
+        ):
             return
         if self._is_ready:
             self._finish()

@@ -58,7 +58,7 @@ class Connection(Peer):
 
     def drain(self) -> None:
         """Accept no more requests, reply to the accepted ones, then close."""
-        self._draining = True
+        self._is_draining = True
         for task in self._waiting_tasks:
             task.cancel()
         self._end_if_done()
@@ -76,13 +76,13 @@ class Connection(Peer):
         closing = BrokerClosing("the broker is closing: ask again when it is back")
         task = asyncio.current_task()
         assert task is not None, "requests are tasks"
-        if self._draining:
+        if self._is_draining:
             raise closing
         self._waiting_tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
-            if self._transport is not None and not self._draining:
+            if self._transport is not None and not self._is_draining:
                 raise
             task.uncancel()
             raise closing from None
@@ -98,7 +98,7 @@ class Connection(Peer):
         return (
             self._requests < limits.ZMQ_REQUESTS_IN_FLIGHT
             and self._slow_since is None
-            and not self._draining
+            and not self._is_draining
             and (not self._requests or self._server.has_room())
         )
 
@@ -168,7 +168,7 @@ class Connection(Peer):
 
     def _finish_request(self, request: _Request) -> None:
         """Stop counting a request, and read on if reading was stopped."""
-        was_stopped = not self._reads
+        was_stopped = not self._is_reading
         self._requests -= 1
         self._server.end_request(_reserved_bytes_of(request))
         if was_stopped:

@@ -18,7 +18,7 @@ from quackmq.serving.first_bytes import (
     SOCKETS_SERVED_BY,
     MistakenPeers,
     WireProtocol,
-    protocol_of,
+    recognize_protocol,
 )
 from tests.kit.tables import each
 
@@ -81,12 +81,12 @@ def kafka(size: int = 40, api_key: int = 18, version: int = 4) -> bytes:
 def test_a_protocol_is_known_by_its_first_bytes(
     opening: bytes, protocol: WireProtocol | None
 ) -> None:
-    assert protocol_of(opening[: serving_limits.OPENING_BYTES]) is protocol
+    assert recognize_protocol(opening[: serving_limits.OPENING_BYTES]) is protocol
 
 
 @given(st.binary(max_size=serving_limits.OPENING_BYTES))
 def test_any_first_bytes_are_of_one_protocol_or_of_none(opening: bytes) -> None:
-    assert protocol_of(opening) in {None, *WireProtocol}
+    assert recognize_protocol(opening) in {None, *WireProtocol}
 
 
 def test_every_protocol_and_every_served_socket_has_its_doors() -> None:

@@ -266,7 +266,7 @@ async def test_a_peer_that_takes_nothing_of_its_answers_is_disconnected_in_the_e
         assert len(running.door.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_SEND_WAIT_MS", 1)
         await until(lambda: (running.door.sweep(), len(running.door.connections) == 1)[1])
-        assert "took no answers" in caplog.text
+        assert "read no responses" in caplog.text
         assert running.door.send_budget.unsent_bytes == 0
         await other.ask(METADATA, 1, topics=None)
 

@@ -252,7 +252,7 @@ async def test_a_file_that_is_in_use_or_is_none_of_ours_is_left_alone(tmp_path: 
     async with served(where=str(path)) as running:
         with pytest.raises(OSError, match="in use"):
             await LineServer(running.broker, str(path)).start()
-        with pytest.raises(OSError, match="no socket"):
+        with pytest.raises(OSError, match="not a socket"):
             await LineServer(running.broker, str(other)).start()
         await running.publisher("donald", "1")
     assert other.read_text() == "precious"

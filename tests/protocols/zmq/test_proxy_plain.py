@@ -270,7 +270,7 @@ async def test_a_publisher_is_not_read_from_while_too_much_waits() -> None:
         (peer,) = running.xsub.connections
         assert isinstance(peer, Publisher)
         await until(lambda: peer.unpublished == zmq_limits.PROXY_PUBLISHER_MESSAGES)
-        assert not peer.reads
+        assert not peer.is_reading
         store.released.set()
         await until(lambda: not peer.unpublished)
         await running.published(

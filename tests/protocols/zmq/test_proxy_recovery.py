@@ -85,11 +85,11 @@ async def test_a_publisher_is_read_from_again_when_its_bytes_are_published(
             store.released.clear()
             for _ in range(10):
                 await publisher.send_multipart([b"ducks", body])
-            await until(lambda: not peer.reads)
+            await until(lambda: not peer.is_reading)
             assert peer.unpublished < 10
             store.released.set()
             await running.published("ducks", *[body] * 10 * round_number)
-            await until(lambda: peer.reads and not peer.unpublished)
+            await until(lambda: peer.is_reading and not peer.unpublished)
         assert running.xsub.has_room(), "none of the 30 counts any more"
     await store.close()
 

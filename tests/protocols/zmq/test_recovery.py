@@ -118,7 +118,7 @@ async def test_sockets_that_share_budgets_wait_for_each_others_large_requests() 
             second = await Raw(*await asyncio.open_connection(*address)).hello()
             second.writer.write(data)
             await until(lambda: len(budgets.waiting) == 1)
-            assert not any(peer.reads for peer in other.connections)
+            assert not any(peer.is_reading for peer in other.connections)
             first.writer.write(data[400_000:])
             assert (await first.receive())[1] == content
             assert (await second.receive())[1] == content

@@ -245,7 +245,9 @@ async def lag(request: Request) -> Response:
         request.caller, name=name, topic_name=topic
     ) or (None,)
     if subscription is None or subscription.mode != "pushed":
-        return json_response(200, Lag(*await request.broker.lag_and_losses(request.caller, name, topic)))
+        return json_response(
+            200, Lag(*await request.broker.lag_and_losses(request.caller, name, topic))
+        )
     pushed = await request.broker.pushing.progress(request.caller, name, topic)
     counts = pushed.counts
     lag_counts = Lag(pushed.lag, counts.lost, pushed.outstanding, counts.acked, counts.skipped)

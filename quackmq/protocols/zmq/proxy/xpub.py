@@ -212,7 +212,7 @@ class Subscriber(Peer):
             self._xpub.dropped.add(f"for {self._caller.address}", messages)
             return
         transport.write(frames)
-        self._note_unsent()
+        self._count_unsent()
 
     # --- called by Peer ---------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Subscriber(Peer):
         return zmtp.ready("XPUB")
 
     def _may_accept_message(self) -> bool:
-        return not self._draining
+        return not self._is_draining
 
     def _is_idle(self) -> bool:
         return True

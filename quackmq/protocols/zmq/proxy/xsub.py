@@ -88,7 +88,7 @@ class Publisher(Peer):
         return (
             self.unpublished < limits.PROXY_PUBLISHER_MESSAGES
             and self._unpublished_bytes < limits.PROXY_PUBLISHER_BYTES
-            and not self._draining
+            and not self._is_draining
             and (not self.unpublished or self._server.has_room())
         )
 
