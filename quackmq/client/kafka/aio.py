@@ -303,10 +303,10 @@ class AsyncClient:
                 cluster.key_partitioner, topic, deadline
             )
 
-            def on_answered(request_: asyncio.Future[KeyPartitioner]) -> None:
+            def on_answered(finished: asyncio.Future[KeyPartitioner]) -> None:
                 del self._partitioner_requests[topic]
-                if not request_.cancelled():
-                    request_.exception()  # waiting puts raise it
+                if not finished.cancelled():
+                    finished.exception()  # waiting puts raise it
 
             request.add_done_callback(on_answered)
         return await asyncio.shield(self._partitioner_requests[topic])
