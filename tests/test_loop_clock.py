@@ -64,7 +64,6 @@ async def test_a_loop_that_is_always_late_still_counts_time() -> None:
     clock.stop()
 
 
-@pytest.mark.asyncio
 async def test_time_in_which_the_loop_waits_for_something_counts() -> None:
     clock = loop_clock()
     clock.start()
@@ -160,6 +159,5 @@ async def test_the_longest_pause_is_kept_with_its_cause() -> None:
     assert len([pause for pause in told if pause.pause_ms > 4_000]) == 3
 
 
-@pytest.mark.asyncio
 async def test_a_loop_has_one_clock() -> None:
     assert loop_clock() is loop_clock()

@@ -40,7 +40,6 @@ def test_a_sync_of_a_closed_file_fails_as_ever() -> None:
             getattr(os, sync)(closed)
 
 
-@pytest.mark.asyncio
 async def test_the_end_of_a_sync_is_told_on_the_loop(pipe: int) -> None:
     ended: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     with unsynced():
@@ -52,7 +51,6 @@ async def test_the_end_of_a_sync_is_told_on_the_loop(pipe: int) -> None:
         assert await ended is None
 
 
-@pytest.mark.asyncio
 async def test_once_closed_it_tells_nothing(pipe: int) -> None:
     told: list[OSError | None] = []
     with unsynced():

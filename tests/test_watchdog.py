@@ -65,7 +65,6 @@ def test_a_function_that_holds_the_loop_is_named(
         runner.run(hold())
 
 
-@pytest.mark.asyncio
 async def test_what_the_broker_did_is_told_as_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "offsets", slow_offsets)
     broker = Broker(MemoryStore())
@@ -87,7 +86,6 @@ async def slow_offsets(self: MemoryStore, key: PartitionKey) -> Offsets:
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_the_garbage_collector_is_named_if_it_took_most_of_a_pause() -> None:
     clock = loop_clock()
     clock.start()
@@ -128,7 +126,6 @@ def test_a_loop_that_only_waits_is_nowhere(
         runner.run(wait())
 
 
-@pytest.mark.asyncio
 async def test_a_pause_of_which_nothing_was_seen_has_no_place() -> None:
     watchdog = LoopWatchdog()
     assert watchdog._find_cause(202, 0) == "the machine was busy, or the process was stopped"
@@ -139,7 +136,6 @@ async def test_a_pause_of_which_nothing_was_seen_has_no_place() -> None:
     assert watchdog._find_cause(202, 150) == "it is unknown which line ran"
 
 
-@pytest.mark.asyncio
 async def test_long_pauses_are_logged_but_not_each_of_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -25,9 +25,6 @@ from tests.archive.pond import pond, put_some
 from tests.kit.support import START_MS
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
-
 # --- what goes -----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
 from tests.archive.pond import Pond, pond
 
-pytestmark = pytest.mark.asyncio
 TOPICS = 30
 AFTER_MS = 10_000
 LATER = Policy(archive_after_ms=AFTER_MS, archive_bytes=2_000)

@@ -23,8 +23,6 @@ from tests.archive.pond import NO_PERMISSION, NO_ROOM, pond, put_some
 from tests.kit.batches import sealed
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 SMALL = LocalOptions(segment_bytes=4_096, region_bytes=512, tail_bytes=1_024)
 
 

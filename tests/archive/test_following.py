@@ -23,8 +23,6 @@ from tests.kit.support import let_others_run
 from tests.kit.waiting import soon
 from tests.stores.calls import DEADLINE_S, append_values
 
-pytestmark = pytest.mark.asyncio
-
 RECORDS = 600
 #: What a reader asks for at a time, some twenty records.
 PIECE_BYTES = 1_000

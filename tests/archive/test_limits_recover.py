@@ -53,7 +53,6 @@ def test_batches_are_kept_aside_again_when_others_were_let_go(
 # --- archiving -----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_partition_with_too_many_files_keeps_its_log_and_is_archived_when_some_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +85,6 @@ class Counted(LocalFileBuilder):
         super().free_memory()
 
 
-@pytest.mark.asyncio
 async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ from tests.archive.home import Home
 from tests.kit.support import batch_of
 from tests.stores.calls import PLENTY_BYTES, append_values
 
-pytestmark = pytest.mark.asyncio
 FEW = 3
 VALUE = b"x" * 500
 

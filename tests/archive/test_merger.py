@@ -54,7 +54,6 @@ def offsets_of(partitions: ManifestRegistry, held: Manifest) -> list[int]:
 # --- merging -------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_small_files_become_one_with_the_same_records(disk: RealDisk, tmp_path: Path) -> None:
     partitions = await opened(disk)
     for _ in range(5):
@@ -75,7 +74,6 @@ async def test_small_files_become_one_with_the_same_records(disk: RealDisk, tmp_
     assert await merger.merge_due() == MergeResult()
 
 
-@pytest.mark.asyncio
 async def test_partitions_take_turns_and_those_that_did_not_change_are_not_looked_at(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +95,6 @@ async def test_partitions_take_turns_and_those_that_did_not_change_are_not_looke
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_who_reads_by_an_older_manifest_has_its_files_until_it_lets_go(
     disk: RealDisk, tmp_path: Path
 ) -> None:
@@ -115,7 +112,6 @@ async def test_who_reads_by_an_older_manifest_has_its_files_until_it_lets_go(
     assert names_in(directory(tmp_path)) == [listed(partitions).files[0].name, "_manifest.json"]
 
 
-@pytest.mark.asyncio
 async def test_archiving_that_goes_on_does_not_make_a_merge_futile(disk: RealDisk) -> None:
     partitions = await opened(disk)
     for _ in range(4):
@@ -132,7 +128,6 @@ async def test_archiving_that_goes_on_does_not_make_a_merge_futile(disk: RealDis
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_a_merge_whose_files_were_trimmed_away_leaves_nothing_behind(
     disk: RealDisk, tmp_path: Path
 ) -> None:
@@ -155,7 +150,6 @@ async def test_a_merge_whose_files_were_trimmed_away_leaves_nothing_behind(
     ]
 
 
-@pytest.mark.asyncio
 async def test_an_edge_is_rewritten_without_what_is_gone(disk: RealDisk) -> None:
     partitions = await opened(disk)
     await archive(partitions, 100)
@@ -168,7 +162,6 @@ async def test_an_edge_is_rewritten_without_what_is_gone(disk: RealDisk) -> None
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_file_is_named_left_alone_and_others_are_merged(
     disk: RealDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,7 +185,6 @@ async def test_a_damaged_file_is_named_left_alone_and_others_are_merged(
     assert not [name for name in names_in(directory(tmp_path)) if name.startswith("_offered")]
 
 
-@pytest.mark.asyncio
 async def test_a_full_disk_ends_the_round_leaves_nothing_and_is_told(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +208,6 @@ async def test_a_full_disk_ends_the_round_leaves_nothing_and_is_told(
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_a_partition_that_fails_is_named_once_and_keeps_others_from_nothing(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,7 +237,6 @@ async def test_a_partition_that_fails_is_named_once_and_keeps_others_from_nothin
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_a_merge_that_is_ended_leaves_nothing_behind(disk: RealDisk, tmp_path: Path) -> None:
     partitions = await opened(disk)
     for _ in range(6):
@@ -264,7 +254,6 @@ async def test_a_merge_that_is_ended_leaves_nothing_behind(disk: RealDisk, tmp_p
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +279,6 @@ async def test_memory_is_bounded_by_row_groups_and_not_by_files(
     await partitions.close()
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_deleted_in_the_midst_of_a_merge_ends_it_quietly(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,6 @@ from tests.archive.merging import archive, opened, settled
 from tests.stores.calls import DEADLINE_S
 
 T = TypeVar("T")
-pytestmark = pytest.mark.asyncio
 ROUNDS = 6
 FILES_A_ROUND = 5
 RECORDS_A_FILE = 10

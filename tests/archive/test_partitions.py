@@ -35,8 +35,6 @@ from tests.archive.home import VALUES, FailingDisk, Home, flip
 from tests.kit.support import let_others_run
 from tests.stores.calls import read_one
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest_asyncio.fixture
 async def home(tmp_path: Path) -> AsyncIterator[Home]:

@@ -40,8 +40,6 @@ from tests.stores.calls import (
     read_one,
 )
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest_asyncio.fixture
 async def home(tmp_path: Path) -> AsyncIterator[Home]:

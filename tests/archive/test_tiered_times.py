@@ -20,8 +20,6 @@ from tests.archive.home import Home
 from tests.kit.support import START_MS, batch_of
 from tests.stores.calls import PLENTY_BYTES, append, append_values, read_one
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest_asyncio.fixture
 async def home(tmp_path: Path) -> AsyncIterator[Home]:

@@ -189,7 +189,6 @@ def test_a_process_ends_with_the_broker_that_started_it() -> None:
         process.wait()
 
 
-@pytest.mark.asyncio
 async def test_an_archiver_whose_process_is_killed_again_and_again_loses_nothing(
     tmp_path: Path,
 ) -> None:

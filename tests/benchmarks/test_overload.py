@@ -26,7 +26,6 @@ def test_what_must_hold_under_overload_is_judged(many: Load, is_reached: bool) -
     assert all(row.reached for row in rows(WELL, many, 800)) is is_reached
 
 
-@pytest.mark.asyncio
 async def test_publishers_count_what_is_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
     async with served() as running:
         host, port = running.address

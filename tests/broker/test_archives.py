@@ -42,7 +42,6 @@ VALUES = [value for some in FOUR for value in some]
 # --- listing -------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_is_archived_is_listed_with_where_the_log_goes_on(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -65,7 +64,6 @@ async def test_what_is_archived_is_listed_with_where_the_log_goes_on(tmp_path: P
             await here.archive.describe(CALLER, "geese")
 
 
-@pytest.mark.asyncio
 async def test_a_long_list_comes_in_pages_of_whole_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +88,6 @@ async def test_a_long_list_comes_in_pages_of_whole_partitions(
 # --- plans ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -118,7 +115,6 @@ async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Pat
             await here.archive.release(CALLER, plan.id)
 
 
-@pytest.mark.asyncio
 async def test_a_plan_is_over_when_its_lease_is_unless_it_is_renewed(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -133,7 +129,6 @@ async def test_a_plan_is_over_when_its_lease_is_unless_it_is_renewed(tmp_path: P
             await here.archive.renew(CALLER, short.id, HOUR_MS)
 
 
-@pytest.mark.asyncio
 async def test_plans_are_bounded_in_number_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +150,6 @@ async def test_plans_are_bounded_in_number_and_time(
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_a_plan_has_no_gap_between_files_and_log_while_archiving_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -184,7 +178,6 @@ async def test_a_plan_has_no_gap_between_files_and_log_while_archiving_goes_on(
 # --- what is offered -----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_files_that_are_offered_take_the_place_of_others(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -212,7 +205,6 @@ async def test_files_that_are_offered_take_the_place_of_others(tmp_path: Path) -
         assert (await again.listed()).files == after.files
 
 
-@pytest.mark.asyncio
 async def test_what_is_offered_and_not_taken_goes_with_its_plan(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -231,7 +223,6 @@ async def test_what_is_offered_and_not_taken_goes_with_its_plan(tmp_path: Path) 
         assert len(names_in(directory)) == 2 < len(there)
 
 
-@pytest.mark.asyncio
 async def test_a_plan_that_ends_while_its_files_are_compared_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +271,6 @@ def other_value(rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         (other_value, "differs from 0+-0+1.parquet at offset 0"),
     ],
 )
-@pytest.mark.asyncio
 async def test_what_is_not_the_same_records_is_refused(
     tmp_path: Path,
     change: Callable[[list[pa.RecordBatch]], list[pa.RecordBatch]],
@@ -299,7 +289,6 @@ async def test_what_is_not_the_same_records_is_refused(
         assert await values_in(here.broker) == VALUES
 
 
-@pytest.mark.asyncio
 async def test_other_offsets_in_as_many_records_are_refused(tmp_path: Path) -> None:
     """A hole that moved: the number of records is right."""
     async with beside(tmp_path) as here:
@@ -321,7 +310,6 @@ async def test_other_offsets_in_as_many_records_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("flip", [8, 500, -2])
-@pytest.mark.asyncio
 async def test_a_file_that_is_damaged_is_refused(tmp_path: Path, flip: int) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -340,7 +328,6 @@ async def test_a_file_that_is_damaged_is_refused(tmp_path: Path, flip: int) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\xff" * 4_000 + b"PAR1"])
-@pytest.mark.asyncio
 async def test_what_is_no_file_of_the_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -353,7 +340,6 @@ async def test_what_is_no_file_of_the_archive_is_refused(tmp_path: Path, content
             await here.archive.replace(CALLER, TOPIC, 0, 4, old, [name])
 
 
-@pytest.mark.asyncio
 async def test_another_partitions_file_and_names_of_nobody_are_refused(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         topic = await here.broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -390,7 +376,6 @@ async def test_another_partitions_file_and_names_of_nobody_are_refused(tmp_path:
 # --- health, and the end -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_nobody_can_open_is_named_in_the_state(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         topic = await here.broker.create_topic(CALLER, TOPIC)
@@ -403,7 +388,6 @@ async def test_a_batch_that_nobody_can_open_is_named_in_the_state(tmp_path: Path
         assert named.startswith(f"topic {TOPIC}, partition 0: offsets 1 to 2 cannot be decoded")
 
 
-@pytest.mark.asyncio
 async def test_an_offset_out_of_range_is_told_with_the_range_of_both_tiers(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -414,7 +398,6 @@ async def test_an_offset_out_of_range_is_told_with_the_range_of_both_tiers(tmp_p
         assert str(part.error) == f"offset 99 is not between 0 and {end}"
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_file_is_told_and_keeps_nobody_from_publishing(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)
@@ -432,7 +415,6 @@ async def test_a_damaged_file_is_told_and_keeps_nobody_from_publishing(tmp_path:
         await publish(here.broker, b"i")
 
 
-@pytest.mark.asyncio
 async def test_merging_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "MERGE_INTERVAL_MS", 1)
     async with beside(tmp_path) as here:
@@ -443,7 +425,6 @@ async def test_merging_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_readers_from_the_beginning_notice_nothing_of_archiving_and_merging(
     tmp_path: Path,
 ) -> None:
@@ -478,7 +459,6 @@ async def test_readers_from_the_beginning_notice_nothing_of_archiving_and_mergin
         assert merged.merges > 1 and len((await here.listed()).files) < rounds // 2
 
 
-@pytest.mark.asyncio
 async def test_a_deleted_topic_goes_with_its_archive_and_its_plans_do_no_harm(
     tmp_path: Path,
 ) -> None:
@@ -496,7 +476,6 @@ async def test_a_deleted_topic_goes_with_its_archive_and_its_plans_do_no_harm(
         assert await values_in(here.broker) == [b"new"]
 
 
-@pytest.mark.asyncio
 async def test_an_archive_that_outlives_its_topic_is_told_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,7 +498,6 @@ async def test_an_archive_that_outlives_its_topic_is_told_until_it_is_gone(
         assert names_in(tmp_path / "archive") == []
 
 
-@pytest.mark.asyncio
 async def test_a_broker_that_closed_answers_no_more(tmp_path: Path) -> None:
     async with beside(tmp_path) as here:
         await here.broker.create_topic(CALLER, TOPIC)

@@ -20,8 +20,6 @@ from tests.broker.support import CALLER, TOPIC, key_of, publish
 from tests.broker.transacting import Transactor, committed_values
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 AT_ONCE = Policy(archive_after_ms=0, archive_bytes=1)
 
 

@@ -32,8 +32,6 @@ from tests.broker.support import CALLER, NEVER_MS, TOPIC, key_of, publish, value
 from tests.kit.machine_clock import DAY_MS, HOUR_MS, YEAR_MS, Machine
 from tests.kit.support import START_MS, batch_of
 
-pytestmark = pytest.mark.asyncio
-
 WEEK = Policy(keep_for_ms=7 * DAY_MS, archive_after_ms=2 * DAY_MS)
 
 

@@ -55,7 +55,6 @@ def test_markers_are_left_out_whatever_they_say(marker: Marker) -> None:
     assert not is_committed(Batch.parse(marker_batch(1, 0, marker, START_MS)), [])
 
 
-@pytest.mark.asyncio
 async def test_a_subscriber_gets_committed_records_only(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -78,7 +77,6 @@ async def test_a_subscriber_gets_committed_records_only(pond: Pond) -> None:
         assert values_of(await get_all(broker, messages[-1])) == [b"undecided", b"behind"]
 
 
-@pytest.mark.asyncio
 async def test_a_subscriber_waits_for_the_decision() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -97,7 +95,6 @@ async def test_a_subscriber_waits_for_the_decision() -> None:
         assert message.record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_was_opened_for_another_reason_is_not_shown_by_it() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -117,7 +114,6 @@ async def test_a_batch_that_was_opened_for_another_reason_is_not_shown_by_it() -
         assert values_of(await get_all(broker)) == [b"behind"]
 
 
-@pytest.mark.asyncio
 async def test_the_end_is_where_what_is_undecided_begins() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -133,7 +129,6 @@ async def test_the_end_is_where_what_is_undecided_begins() -> None:
         assert values_of(await get_all(broker)) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_long_run_of_aborted_batches_is_gone_over(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)

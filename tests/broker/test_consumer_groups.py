@@ -71,7 +71,6 @@ def described(broker: Broker, group: str = GROUP) -> ConsumerGroupDescription:
 # --- members ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_members_share_a_topic_commit_and_leave(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=4)
@@ -101,7 +100,6 @@ async def test_members_share_a_topic_commit_and_leave(pond: Pond) -> None:
         await commit(broker, {key: 6})
 
 
-@pytest.mark.asyncio
 async def test_members_hear_of_topics_that_come_grow_and_go() -> None:
     async with open_broker() as broker:
         member = NewerMember(broker, "ann", TOPIC, "geese")
@@ -147,7 +145,6 @@ async def test_a_silent_member_is_gone_after_the_session_that_the_group_has() ->
         assert broker._coordinator.group(GROUP) is None, "nothing is held of it but what is kept"
 
 
-@pytest.mark.asyncio
 async def test_times_that_make_no_sense_are_refused() -> None:
     async with open_broker() as broker:
         for session_ms, heartbeat_ms in ((999, 100), (45_000, 45_000), (45_000, 0)):
@@ -159,7 +156,6 @@ async def test_times_that_make_no_sense_are_refused() -> None:
 # --- what lasts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_members_go_on_after_a_restart_and_epochs_grow(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -213,7 +209,6 @@ async def test_members_that_are_not_back_in_time_are_not_waited_for() -> None:
         assert len(dot.reads) == 2, "who comes late does not wait"
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_was_taken_over_stays_taken_after_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         old = NewerMember(broker, "old", instance_id="one")
@@ -231,7 +226,6 @@ async def test_a_name_that_was_taken_over_stays_taken_after_a_restart(pond: Pond
             await old.beat()
 
 
-@pytest.mark.asyncio
 async def test_nobody_is_told_of_an_epoch_that_is_not_durable() -> None:
     store = SlowStates()
     async with open_broker(store) as broker:
@@ -245,7 +239,6 @@ async def test_nobody_is_told_of_an_epoch_that_is_not_durable() -> None:
         assert list(await store.states("group/")) == [f"group/{GROUP}"]
 
 
-@pytest.mark.asyncio
 async def test_an_epoch_that_comes_during_a_write_waits_for_a_write_of_its_own() -> None:
     store = StatesOneByOne()
     async with open_broker(store) as broker:
@@ -265,7 +258,6 @@ async def test_an_epoch_that_comes_during_a_write_waits_for_a_write_of_its_own()
             store.allow(100)  # for whatever is still to be kept
 
 
-@pytest.mark.asyncio
 async def test_an_epoch_that_cannot_be_kept_is_told_as_an_error_and_then_as_it_is() -> None:
     store = SlowStates()
     store.go_on.set()
@@ -282,7 +274,6 @@ async def test_an_epoch_that_cannot_be_kept_is_told_as_an_error_and_then_as_it_i
         assert len(described(broker).members) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_group_without_members_expires(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -303,7 +294,6 @@ async def test_a_group_without_members_expires(pond: Pond) -> None:
 # --- one group, two protocols -------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_group_without_members_becomes_what_its_next_member_is(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -329,7 +319,6 @@ async def test_a_group_without_members_becomes_what_its_next_member_is(pond: Pon
         await again.commit(3)
 
 
-@pytest.mark.asyncio
 async def test_members_of_the_other_protocol_are_refused_while_there_are_some() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -353,7 +342,6 @@ async def test_members_of_the_other_protocol_are_refused_while_there_are_some() 
         assert kinds == {"old": GroupKind.CLASSIC, "new": GroupKind.CONSUMER}
 
 
-@pytest.mark.asyncio
 async def test_a_call_of_the_wrong_protocol_leaves_nothing_behind() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -371,7 +359,6 @@ async def test_a_call_of_the_wrong_protocol_leaves_nothing_behind() -> None:
 # --- beside other things ------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_group_with_members_is_not_deleted_nor_are_offsets_that_it_uses() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -392,7 +379,6 @@ async def test_a_group_with_members_is_not_deleted_nor_are_offsets_that_it_uses(
             await member.beat(epoch=1)
 
 
-@pytest.mark.asyncio
 async def test_a_name_is_a_groups_or_a_subscriptions() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -407,7 +393,6 @@ async def test_a_name_is_a_groups_or_a_subscriptions() -> None:
             await member.beat()
 
 
-@pytest.mark.asyncio
 async def test_what_members_say_is_bounded_over_all_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -421,7 +406,6 @@ async def test_what_members_say_is_bounded_over_all_groups(
 # --- regular expressions ------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_topics_are_read_by_a_regular_expression_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -444,7 +428,6 @@ async def test_topics_are_read_by_a_regular_expression_as_they_come(
         assert member.reads == {key_of(broker.topic("goose"))}
 
 
-@pytest.mark.asyncio
 async def test_a_broker_that_closes_does_not_wait_for_regular_expressions() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -455,7 +438,6 @@ async def test_a_broker_that_closes_does_not_wait_for_regular_expressions() -> N
             await joining
 
 
-@pytest.mark.asyncio
 async def test_a_member_that_was_forgotten_meanwhile_is_unknown() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)

@@ -41,7 +41,6 @@ from tests.kit.support import Clock, batch_of, let_others_run
 # --- by the last id -----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_message_is_sent_again_until_it_is_named() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -57,7 +56,6 @@ async def test_a_message_is_sent_again_until_it_is_named() -> None:
         assert await broker.get(CALLER, NAME, TOPIC, second.id) is None
 
 
-@pytest.mark.asyncio
 async def test_a_message_has_all_that_was_published() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
@@ -68,7 +66,6 @@ async def test_a_message_has_all_that_was_published() -> None:
         assert message.record == record
 
 
-@pytest.mark.asyncio
 async def test_an_id_that_was_not_sent_moves_nothing() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -80,7 +77,6 @@ async def test_an_id_that_was_not_sent_moves_nothing() -> None:
             assert await broker.get(CALLER, NAME, TOPIC, forged) == first
 
 
-@pytest.mark.asyncio
 async def test_ids_of_other_topics_and_nonsense_are_refused() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -99,7 +95,6 @@ async def test_ids_of_other_topics_and_nonsense_are_refused() -> None:
         assert (await get(broker)).record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_the_id_of_a_topic_made_anew_is_refused() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -112,7 +107,6 @@ async def test_the_id_of_a_topic_made_anew_is_refused() -> None:
             await broker.get(CALLER, NAME, TOPIC, message.id)
 
 
-@pytest.mark.asyncio
 async def test_strangers_are_told_so() -> None:
     async with open_broker() as broker:
         with pytest.raises(UnknownTopic):
@@ -122,7 +116,6 @@ async def test_strangers_are_told_so() -> None:
             await broker.get(CALLER, NAME, TOPIC, None)
 
 
-@pytest.mark.asyncio
 async def test_every_name_has_its_own_place() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -133,7 +126,6 @@ async def test_every_name_has_its_own_place() -> None:
         assert values_of(await get_all(broker, name="two")) == [b"a", b"b"]
 
 
-@pytest.mark.asyncio
 async def test_the_place_outlives_the_broker() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -150,7 +142,6 @@ async def test_the_place_outlives_the_broker() -> None:
         assert await broker.get(CALLER, NAME, TOPIC, third.id) is None
 
 
-@pytest.mark.asyncio
 async def test_after_a_restart_only_a_head_can_be_named() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -163,7 +154,6 @@ async def test_after_a_restart_only_a_head_can_be_named() -> None:
             assert message is not None and message.record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_an_id_of_what_does_not_exist_yet_moves_nothing_after_a_restart() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -175,7 +165,6 @@ async def test_an_id_of_what_does_not_exist_yet_moves_nothing_after_a_restart() 
         assert (await get(broker)).record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_two_gets_at_once_are_answered_alike() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -185,7 +174,6 @@ async def test_two_gets_at_once_are_answered_alike() -> None:
         assert values_of(answers) == [b"b"] * 5
 
 
-@pytest.mark.asyncio
 async def test_a_cursor_moves_only_when_the_store_has_moved_it() -> None:
     class Full(MemoryStore):
         is_full = False
@@ -211,7 +199,6 @@ async def test_a_cursor_moves_only_when_the_store_has_moved_it() -> None:
 # --- waiting ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_get_waits_for_a_message_without_keeping_others_out() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=3)
@@ -226,14 +213,12 @@ async def test_a_get_waits_for_a_message_without_keeping_others_out() -> None:
         assert await get(broker) == message
 
 
-@pytest.mark.asyncio
 async def test_a_get_that_waits_in_vain_has_nothing() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
         assert await broker.get(CALLER, NAME, TOPIC, None, 5) is None
 
 
-@pytest.mark.asyncio
 async def test_naming_and_waiting_go_together() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -246,7 +231,6 @@ async def test_naming_and_waiting_go_together() -> None:
         assert (await waiting).record.value == b"b"
 
 
-@pytest.mark.asyncio
 async def test_a_get_that_is_cancelled_leaves_nothing_behind() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -262,7 +246,6 @@ async def test_a_get_that_is_cancelled_leaves_nothing_behind() -> None:
 # --- partitions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_partitions_take_turns() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=3)
@@ -273,7 +256,6 @@ async def test_partitions_take_turns() -> None:
         assert values_of(messages) == [b"first"] * 3 + [b"second"] * 3
 
 
-@pytest.mark.asyncio
 async def test_partitions_take_turns_also_where_messages_are_committed_and_not_named() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=3)
@@ -287,7 +269,6 @@ async def test_partitions_take_turns_also_where_messages_are_committed_and_not_n
         assert seen == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.asyncio
 async def test_the_outstanding_message_is_sent_again_whatever_comes_elsewhere() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=2)
@@ -298,7 +279,6 @@ async def test_the_outstanding_message_is_sent_again_whatever_comes_elsewhere() 
         assert (await get(broker, first)).record.value == b"b"
 
 
-@pytest.mark.asyncio
 async def test_a_new_partition_is_read_from_its_beginning() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -314,7 +294,6 @@ async def test_a_new_partition_is_read_from_its_beginning() -> None:
         assert values_of(await get_all(broker)) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_partition_that_comes_while_a_get_waits_is_seen() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -328,7 +307,6 @@ async def test_a_partition_that_comes_while_a_get_waits_is_seen() -> None:
 # --- commit, seek, lag --------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_commit_is_for_all_up_to_it_and_lasts() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -348,7 +326,6 @@ async def test_a_commit_is_for_all_up_to_it_and_lasts() -> None:
             await broker.commit(CALLER, NAME, TOPIC, future)
 
 
-@pytest.mark.asyncio
 async def test_a_seek_goes_back_and_forth_and_lasts() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -365,7 +342,6 @@ async def test_a_seek_goes_back_and_forth_and_lasts() -> None:
         assert await get_all(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_after_a_seek_to_the_outstanding_message_it_is_sent_again() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -376,7 +352,6 @@ async def test_after_a_seek_to_the_outstanding_message_it_is_sent_again() -> Non
         assert (await get(broker, first)).record.value == b"b"
 
 
-@pytest.mark.asyncio
 async def test_a_seek_wakes_a_get_that_waits() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -391,7 +366,6 @@ async def test_a_seek_wakes_a_get_that_waits() -> None:
         assert (await waiting).record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_committing_what_is_gone_leaves_a_later_outstanding_message_to_be_named() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -404,7 +378,6 @@ async def test_committing_what_is_gone_leaves_a_later_outstanding_message_to_be_
         assert (await get(broker, outstanding)).record.value == b"d", "c is not delivered twice"
 
 
-@pytest.mark.asyncio
 async def test_the_lag_counts_what_is_still_to_come() -> None:
     async with open_broker() as broker:
         await subscribed(broker, partitions=2)
@@ -420,7 +393,6 @@ async def test_the_lag_counts_what_is_still_to_come() -> None:
 # --- many records in a batch --------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_large_batch_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = 0
 
@@ -444,7 +416,6 @@ async def test_a_large_batch_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> 
 # --- anything may happen ------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(effort.of(30)))
 async def test_every_message_is_delivered_exactly_once_in_order(seed: int) -> None:
     """A client that keeps the last id on disk, over a network that loses replies, with a broker
@@ -485,7 +456,6 @@ async def test_every_message_is_delivered_exactly_once_in_order(seed: int) -> No
     assert taken == published
 
 
-@pytest.mark.asyncio
 async def test_a_batch_of_a_foreign_codec_is_read_as_well() -> None:
     async with open_broker() as broker:
         await subscribed(broker)

@@ -13,7 +13,6 @@ from quackmq.model.topic import PartitionKey
 from tests.broker.support import CALLER, open_broker, publish, values_in
 from tests.kit.support import Clock
 
-pytestmark = pytest.mark.asyncio
 TOPICS = 20
 KEEP_MS = 10_000
 KEPT = Policy(keep_for_ms=KEEP_MS, keep_bytes=10_000)

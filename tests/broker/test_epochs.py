@@ -110,7 +110,6 @@ def test_the_end_of_every_epoch_is_found(pieces: list[Piece], first: int) -> Non
     assert asyncio.run(ends()) == [store.expected(epoch) for epoch in range(6)]
 
 
-@pytest.mark.asyncio
 async def test_the_present_epoch_ends_at_the_end_and_no_later_one_has_begun() -> None:
     store = ModelStore([Piece(3, "batch", 5)], epoch=4)
     assert await find_epoch_end(store, KEY, 4) == EpochEnd(4, 5)
@@ -119,7 +118,6 @@ async def test_the_present_epoch_ends_at_the_end_and_no_later_one_has_begun() ->
     assert store.reads == 0
 
 
-@pytest.mark.asyncio
 async def test_an_epoch_that_ended_a_short_while_ago_is_found_in_a_few_reads() -> None:
     long_ago = [Piece(1, "batch", 10)] * 1_000
     assert (store := ModelStore([*long_ago], epoch=2)).next == 10_000
@@ -130,7 +128,6 @@ async def test_an_epoch_that_ended_a_short_while_ago_is_found_in_a_few_reads() -
     assert store.reads < 8
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sync", ["always", "os"])
 async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(tmp_path: Path, sync: str) -> None:
     """Nor after a power cut, which with a weak sync mode leaves a gap of offsets."""
@@ -166,7 +163,6 @@ async def _after_a_power_cut(directory: Path, run: int, sync: str) -> Store:
     return await LocalStore.open_on(Booted(directory / str(run)), options=options)
 
 
-@pytest.mark.asyncio
 async def test_the_broker_knows_it_of_partitions_that_are_there() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))

@@ -54,7 +54,6 @@ def start_publish(
 # --- archive ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_by_default_there_is_always_room_and_all_history_stays() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.ARCHIVE, live_for_ms=10))
@@ -66,7 +65,6 @@ async def test_by_default_there_is_always_room_and_all_history_stays() -> None:
 # --- refuse -------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_full_topic_refuses_and_names_itself() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.REFUSE))
@@ -79,7 +77,6 @@ async def test_a_full_topic_refuses_and_names_itself() -> None:
         assert await values_in(broker) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("when_full", [WhenFull.REFUSE, WhenFull.WAIT])
 async def test_a_repeat_to_a_full_topic_is_answered_like_the_first(when_full: WhenFull) -> None:
     batch = batch_of(b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0)
@@ -92,7 +89,6 @@ async def test_a_repeat_to_a_full_topic_is_answered_like_the_first(when_full: Wh
             await publish(broker, b"d")
 
 
-@pytest.mark.asyncio
 async def test_every_partition_is_full_for_itself() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2, policy=three(WhenFull.REFUSE))
@@ -102,7 +98,6 @@ async def test_every_partition_is_full_for_itself() -> None:
             await publish(broker, b"d", partition=1)
 
 
-@pytest.mark.asyncio
 async def test_entries_that_expire_make_room() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -122,7 +117,6 @@ async def test_entries_that_expire_make_room() -> None:
         assert await values_in(broker) == [b"a", b"b", b"c", b"d"]
 
 
-@pytest.mark.asyncio
 async def test_what_all_have_consumed_makes_room_at_once() -> None:
     async with open_broker() as broker:
         policy = three(WhenFull.REFUSE, keep_until_consumed=True)
@@ -138,7 +132,6 @@ async def test_what_all_have_consumed_makes_room_at_once() -> None:
             await publish(broker, b"e")
 
 
-@pytest.mark.asyncio
 async def test_what_is_on_its_way_to_the_store_counts() -> None:
     store = SlowStore(Clock())
     async with open_broker(store) as broker:
@@ -152,7 +145,6 @@ async def test_what_is_on_its_way_to_the_store_counts() -> None:
         await publish(broker, b"c")
 
 
-@pytest.mark.asyncio
 async def test_a_repeat_takes_no_room() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.REFUSE))
@@ -162,7 +154,6 @@ async def test_a_repeat_takes_no_room() -> None:
         await publish(broker, b"b", b"c")
 
 
-@pytest.mark.asyncio
 async def test_a_failed_append_takes_no_room() -> None:
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
@@ -175,7 +166,6 @@ async def test_a_failed_append_takes_no_room() -> None:
         await publish(broker, b"b", b"c")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("when_full", [WhenFull.REFUSE, WhenFull.WAIT])
 async def test_a_batch_that_never_fits_is_refused_for_good(when_full: WhenFull) -> None:
     async with open_broker() as broker:
@@ -184,7 +174,6 @@ async def test_a_batch_that_never_fits_is_refused_for_good(when_full: WhenFull) 
             await publish(broker, b"a", b"b", b"c", b"d")
 
 
-@pytest.mark.asyncio
 async def test_a_restart_forgets_neither_what_is_live_nor_what_has_expired() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -212,7 +201,6 @@ async def test_a_restart_forgets_neither_what_is_live_nor_what_has_expired() -> 
 # --- wait ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_waits_until_entries_expire() -> None:
     clock = Clock()
     async with open_broker(clock=clock, clean_interval_ms=1) as broker:
@@ -225,7 +213,6 @@ async def test_a_publisher_waits_until_entries_expire() -> None:
         assert (await waiting).base_offset == 3
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_is_woken_by_a_trim() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -237,7 +224,6 @@ async def test_a_publisher_is_woken_by_a_trim() -> None:
         assert (await waiting).base_offset == 3
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_is_woken_by_the_last_subscriber_that_consumes() -> None:
     async with open_broker() as broker:
         policy = three(WhenFull.WAIT, keep_until_consumed=True)
@@ -256,7 +242,6 @@ async def test_a_publisher_is_woken_by_the_last_subscriber_that_consumes() -> No
         assert await values_in(broker) == [b"b", b"c", b"d"]
 
 
-@pytest.mark.asyncio
 async def test_a_subscriber_that_leaves_lets_publishers_in() -> None:
     async with open_broker() as broker:
         policy = three(WhenFull.WAIT, keep_until_consumed=True)
@@ -272,7 +257,6 @@ async def test_a_subscriber_that_leaves_lets_publishers_in() -> None:
         await waiting
 
 
-@pytest.mark.asyncio
 async def test_publishers_are_admitted_in_the_order_in_which_they_came() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -290,7 +274,6 @@ async def test_publishers_are_admitted_in_the_order_in_which_they_came() -> None
         assert [(await publisher).base_offset for publisher in (waiting[1], late)] == [6, 7]
 
 
-@pytest.mark.asyncio
 async def test_waiting_has_an_end() -> None:
     async with open_broker(full_topic_wait_ms=5) as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -300,7 +283,6 @@ async def test_waiting_has_an_end() -> None:
         assert await values_in(broker) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_broker_that_lets_nobody_wait_still_takes_what_there_is_room_for() -> None:
     async with open_broker(full_topic_wait_ms=0) as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -309,7 +291,6 @@ async def test_a_broker_that_lets_nobody_wait_still_takes_what_there_is_room_for
             await publish(broker, b"d")
 
 
-@pytest.mark.asyncio
 async def test_one_that_gives_up_lets_a_smaller_one_in() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -323,7 +304,6 @@ async def test_one_that_gives_up_lets_a_smaller_one_in() -> None:
         assert await values_in(broker) == [b"a", b"b", b"e"]
 
 
-@pytest.mark.asyncio
 async def test_other_topics_and_partitions_do_not_notice() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2, policy=three(WhenFull.WAIT))
@@ -337,7 +317,6 @@ async def test_other_topics_and_partitions_do_not_notice() -> None:
         waiting.cancel()
 
 
-@pytest.mark.asyncio
 async def test_the_bytes_of_one_who_waits_are_its_own() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -352,7 +331,6 @@ async def test_the_bytes_of_one_who_waits_are_its_own() -> None:
         assert await values_in(broker) == [b"d"]
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_the_wait_for_room() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -363,7 +341,6 @@ async def test_closing_ends_the_wait_for_room() -> None:
         await waiting
 
 
-@pytest.mark.asyncio
 async def test_deleting_the_topic_ends_the_wait_for_room() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -375,7 +352,6 @@ async def test_deleting_the_topic_ends_the_wait_for_room() -> None:
             await waiting
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("policy", "is_refused"),
     [
@@ -401,7 +377,6 @@ async def test_another_policy_decides_anew_about_those_who_wait(
             assert (await waiting).base_offset == 3
 
 
-@pytest.mark.asyncio
 async def test_only_so_many_publishers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.WAIT))
@@ -442,7 +417,6 @@ async def _two_live_entries(store: MemoryStore, clock: Clock) -> None:
         await broker.alter_topic(CALLER, TOPIC, policy=three(WhenFull.REFUSE, live_for_ms=1000))
 
 
-@pytest.mark.asyncio
 async def test_the_first_publishers_after_a_restart_keep_their_order() -> None:
     clock = Clock()
     store = _SlowOffsets(clock)
@@ -457,7 +431,6 @@ async def test_the_first_publishers_after_a_restart_keep_their_order() -> None:
             await second
 
 
-@pytest.mark.asyncio
 async def test_a_store_that_cannot_say_what_is_live_fails_publishers_and_is_asked_again() -> None:
     clock = Clock()
     store = _SlowOffsets(clock)
@@ -471,7 +444,6 @@ async def test_a_store_that_cannot_say_what_is_live_fails_publishers_and_is_aske
         assert await publish(broker, b"c") == 2
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(effort.of(20)))
 async def test_whatever_happens_entries_are_few_in_order_and_never_doubled(seed: int) -> None:
     """Publishers come and give up, entries go, policies change: whoever was answered is in the log
@@ -521,7 +493,6 @@ async def test_whatever_happens_entries_are_few_in_order_and_never_doubled(seed:
 # --- drop the oldest ----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_full_topic_drops_its_oldest_before_it_answers() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.DROP_OLDEST))
@@ -531,7 +502,6 @@ async def test_a_full_topic_drops_its_oldest_before_it_answers() -> None:
         assert await values_in(broker) == [b"g", b"h", b"i"]
 
 
-@pytest.mark.asyncio
 async def test_many_publishers_at_once_leave_the_newest() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.DROP_OLDEST))
@@ -539,7 +509,6 @@ async def test_many_publishers_at_once_leave_the_newest() -> None:
         assert await values_in(broker) == [b"47", b"48", b"49"]
 
 
-@pytest.mark.asyncio
 async def test_a_slow_subscriber_goes_on_at_the_beginning_and_hears_what_it_lost() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=three(WhenFull.DROP_OLDEST))
@@ -553,7 +522,6 @@ async def test_a_slow_subscriber_goes_on_at_the_beginning_and_hears_what_it_lost
         assert [each.lost for each in rest] == [0, 0]
 
 
-@pytest.mark.asyncio
 async def test_entries_that_have_expired_are_not_dropped_for_new_ones() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -567,7 +535,6 @@ async def test_entries_that_have_expired_are_not_dropped_for_new_ones() -> None:
         assert await values_in(broker) == [b"e", b"f", b"g"]
 
 
-@pytest.mark.asyncio
 async def test_a_publish_stands_where_dropping_fails_and_the_cleaner_makes_up_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -584,7 +551,6 @@ async def test_a_publish_stands_where_dropping_fails_and_the_cleaner_makes_up_fo
         assert await values_in(broker) == [b"c", b"d", b"e"]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_told_to_drop_later_drops_at_the_next_cleaning() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)

@@ -26,7 +26,6 @@ def begin(broker: Broker, value: bytes, *, waits: bool) -> asyncio.Future[Append
     return asyncio.ensure_future(published())
 
 
-@pytest.mark.asyncio
 async def test_who_does_not_wait_is_told_at_once_and_nothing_is_kept() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -46,7 +45,6 @@ async def test_who_does_not_wait_is_told_at_once_and_nothing_is_kept() -> None:
         assert await values_in(broker) == [b"a", b"b", b"d", b"f"]
 
 
-@pytest.mark.asyncio
 async def test_before_it_is_known_whether_there_is_room_who_does_not_wait_waits_for_that() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -68,7 +66,6 @@ async def test_before_it_is_known_whether_there_is_room_who_does_not_wait_waits_
 _MIXED = [(b"b", False), (b"c", True), (b"d", False), (b"e", False)]
 
 
-@pytest.mark.asyncio
 async def test_who_does_not_wait_still_awaits_its_own_append() -> None:
     clock = Clock()
     store = SlowStore(clock)

@@ -78,7 +78,6 @@ def kinds(outcomes: Sequence[QuackError | None]) -> list[type]:
 # --- committing ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_commits_of_many_partitions_last_with_what_is_noted_beside_them(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=3)
@@ -97,7 +96,6 @@ async def test_commits_of_many_partitions_last_with_what_is_noted_beside_them(po
         assert await broker.groups.committed(CALLER, "nobody") == {}
 
 
-@pytest.mark.asyncio
 async def test_a_commit_may_go_back(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -106,7 +104,6 @@ async def test_a_commit_may_go_back(pond: Pond) -> None:
         assert await committed(broker) == {(TOPIC, 0): 4}
 
 
-@pytest.mark.asyncio
 async def test_one_wrong_partition_does_not_harm_the_others(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -140,7 +137,6 @@ async def test_one_wrong_partition_does_not_harm_the_others(pond: Pond) -> None:
         assert len(broker.groups.all(CALLER)) == 1, "a commit of nothing leaves nothing"
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_about_to_go_does_not_harm_the_others() -> None:
     class Deleting(MemoryStore):
         """Knows of a topic's end before the broker does."""
@@ -165,7 +161,6 @@ async def test_a_topic_that_is_about_to_go_does_not_harm_the_others() -> None:
         assert await committed(broker) == {(TOPIC, 0): 3}
 
 
-@pytest.mark.asyncio
 async def test_all_partitions_of_a_commit_share_a_flush_cycle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -181,7 +176,6 @@ async def test_all_partitions_of_a_commit_share_a_flush_cycle(
         assert len(await committed(broker)) == 100
 
 
-@pytest.mark.asyncio
 async def test_a_commit_is_carried_through_though_its_caller_goes_away() -> None:
     store = SlowCursors()
     async with open_broker(store) as broker:
@@ -195,7 +189,6 @@ async def test_a_commit_is_carried_through_though_its_caller_goes_away() -> None
         assert await committed(broker) == {(TOPIC, 0): 3}
 
 
-@pytest.mark.asyncio
 async def test_who_asks_sees_every_commit_that_was_taken_before() -> None:
     store = SlowCursors()
     async with open_broker(store) as broker:
@@ -210,7 +203,6 @@ async def test_who_asks_sees_every_commit_that_was_taken_before() -> None:
         await committing
 
 
-@pytest.mark.asyncio
 async def test_a_commit_that_cannot_be_kept_is_not_there() -> None:
     store = SlowCursors()
     async with open_broker(store) as broker:
@@ -222,7 +214,6 @@ async def test_a_commit_that_cannot_be_kept_is_not_there() -> None:
         assert await committed(broker) == {(TOPIC, 0): 3}
 
 
-@pytest.mark.asyncio
 async def test_closing_refuses_commits_and_questions() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -242,7 +233,6 @@ async def test_closing_refuses_commits_and_questions() -> None:
 # --- who may commit -----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_only_members_of_the_present_generation_commit(pond: Pond) -> None:
     async with pond.open(group_initial_delay_ms=100) as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -266,7 +256,6 @@ async def test_only_members_of_the_present_generation_commit(pond: Pond) -> None
         assert await committed(broker) == {(TOPIC, 0): 5}
 
 
-@pytest.mark.asyncio
 async def test_a_commit_behind_another_is_judged_when_its_turn_comes() -> None:
     store = SlowCursors()
     async with open_broker(store) as broker:
@@ -288,7 +277,6 @@ async def test_a_commit_behind_another_is_judged_when_its_turn_comes() -> None:
 # --- what goes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_offsets_are_deleted_one_by_one(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=3)
@@ -301,7 +289,6 @@ async def test_offsets_are_deleted_one_by_one(pond: Pond) -> None:
         assert await committed(broker) == {(TOPIC, 0): 1}
 
 
-@pytest.mark.asyncio
 async def test_offsets_that_are_in_use_stay() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -320,7 +307,6 @@ async def test_offsets_that_are_in_use_stay() -> None:
         assert await committed(broker, NAME) == {(TOPIC, 0): 1}
 
 
-@pytest.mark.asyncio
 async def test_offsets_stay_while_members_do_not_say_what_they_read() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -330,7 +316,6 @@ async def test_offsets_stay_while_members_do_not_say_what_they_read() -> None:
             await broker.groups.delete_offsets(CALLER, GROUP, [key_of(topic)])
 
 
-@pytest.mark.asyncio
 async def test_a_topic_made_anew_inherits_no_offsets(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -353,7 +338,6 @@ def _trimming() -> Policy:
     return Policy(keep_for_ms=1_000)
 
 
-@pytest.mark.asyncio
 async def test_that_a_group_holds_retention_lasts(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=_trimming())
@@ -369,7 +353,6 @@ async def test_that_a_group_holds_retention_lasts(pond: Pond) -> None:
         assert await values_in(broker) == [b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_what_a_holding_group_has_not_committed_stays() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -389,7 +372,6 @@ async def test_what_a_holding_group_has_not_committed_stays() -> None:
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_waits_for_a_holding_group_and_for_no_other() -> None:
     policy = Policy(live_entries=2, when_full=WhenFull.WAIT, keep_until_consumed=True)
     async with open_broker() as broker:
@@ -406,7 +388,6 @@ async def test_a_publisher_waits_for_a_holding_group_and_for_no_other() -> None:
             assert await publishing == 2
 
 
-@pytest.mark.asyncio
 async def test_deleting_a_holding_group_lets_go() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -423,7 +404,6 @@ async def test_deleting_a_holding_group_lets_go() -> None:
         assert broker.groups.settings(CALLER, GROUP) == GroupSettings()
 
 
-@pytest.mark.asyncio
 async def test_settings_of_a_group_that_is_yet_to_come_wait_for_it() -> None:
     async with open_broker() as broker:
         await broker.groups.alter(CALLER, GROUP, GroupSettings(holds_retention=True))

@@ -48,7 +48,6 @@ def state_of(broker: Broker, group: str = GROUP) -> GroupState:
 # --- members ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_member_joins_syncs_beats_commits_and_leaves(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -65,7 +64,6 @@ async def test_a_member_joins_syncs_beats_commits_and_leaves(pond: Pond) -> None
             member.heartbeat()
 
 
-@pytest.mark.asyncio
 async def test_members_share_a_generation_of_which_one_leads(pond: Pond) -> None:
     async with pond.open(group_initial_delay_ms=100) as broker:
         members = [Member(broker) for _ in range(3)]
@@ -81,7 +79,6 @@ async def test_members_share_a_generation_of_which_one_leads(pond: Pond) -> None
         }
 
 
-@pytest.mark.asyncio
 async def test_a_newcomer_makes_all_join_again(pond: Pond) -> None:
     async with pond.open() as broker:
         old, new = Member(broker), Member(broker)
@@ -145,7 +142,6 @@ async def test_an_empty_group_waits_for_those_who_start_together() -> None:
         assert (await entering).generation == second.generation == 1
 
 
-@pytest.mark.asyncio
 async def test_a_caller_that_goes_away_leaves_its_member_in_place(pond: Pond) -> None:
     async with pond.open() as broker:
         old, new = Member(broker), Member(broker)
@@ -159,7 +155,6 @@ async def test_a_caller_that_goes_away_leaves_its_member_in_place(pond: Pond) ->
         assert {each.member_id for each in again.members} == {old.member_id, new.member_id}
 
 
-@pytest.mark.asyncio
 async def test_a_member_leaves_by_name_and_a_stranger_cannot(pond: Pond) -> None:
     async with pond.open() as broker:
         member = Member(broker, instance_id="pekin")
@@ -175,7 +170,6 @@ async def test_a_member_leaves_by_name_and_a_stranger_cannot(pond: Pond) -> None
         assert isinstance(outcome, UnknownMember)
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_every_wait() -> None:
     async with open_broker() as broker:
         leader, follower = Member(broker), Member(broker)
@@ -198,7 +192,6 @@ async def test_closing_ends_every_wait() -> None:
             other.heartbeat()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["x" * 256, "ü" * 128, "\ud800"])
 async def test_a_name_that_is_none_is_refused(name: str) -> None:
     async with open_broker() as broker:
@@ -215,7 +208,6 @@ async def test_a_name_that_is_none_is_refused(name: str) -> None:
         assert groups.all(CALLER) == []
 
 
-@pytest.mark.asyncio
 async def test_a_group_without_a_name_has_offsets_alone(pond: Pond) -> None:
     async with pond.open() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -235,7 +227,6 @@ async def test_a_group_without_a_name_has_offsets_alone(pond: Pond) -> None:
         assert broker.groups.all(CALLER) == []
 
 
-@pytest.mark.asyncio
 async def test_there_are_only_so_many_groups_and_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -250,7 +241,6 @@ async def test_there_are_only_so_many_groups_and_waiters(monkeypatch: pytest.Mon
             await Member(broker).enter()
 
 
-@pytest.mark.asyncio
 async def test_what_members_say_is_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "GROUPS_BYTES", 250)
     async with open_broker() as broker:
@@ -276,7 +266,6 @@ async def test_an_id_that_nobody_uses_leaves_nothing_behind() -> None:
 # --- what lasts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_generations_go_on_growing_where_members_were_too_many_to_be_kept(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +290,6 @@ async def test_generations_go_on_growing_where_members_were_too_many_to_be_kept(
         assert await committed(broker) == {(TOPIC, 0): 7}
 
 
-@pytest.mark.asyncio
 async def test_who_was_replaced_stays_fenced_after_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -321,7 +309,6 @@ async def test_who_was_replaced_stays_fenced_after_a_restart(pond: Pond) -> None
         assert await committed(broker) == {}
 
 
-@pytest.mark.asyncio
 async def test_nobody_is_told_of_a_generation_that_is_not_durable() -> None:
     store = SlowStates()
     async with open_broker(store) as broker:
@@ -336,7 +323,6 @@ async def test_nobody_is_told_of_a_generation_that_is_not_durable() -> None:
         assert list(await store.states("group/")) == [f"group/{GROUP}"]
 
 
-@pytest.mark.asyncio
 async def test_a_generation_that_cannot_be_kept_is_told_as_an_error() -> None:
     store = SlowStates()
     store.go_on.set()
@@ -351,7 +337,6 @@ async def test_a_generation_that_cannot_be_kept_is_told_as_an_error() -> None:
         member.heartbeat()
 
 
-@pytest.mark.asyncio
 async def test_a_group_that_makes_no_sense_is_damage() -> None:
     for value in (b"{", b"[]", b'{"generation": "x"}'):
         store = MemoryStore()
@@ -364,7 +349,6 @@ async def test_a_group_that_makes_no_sense_is_damage() -> None:
 # --- looking after groups -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_groups_are_listed_whatever_there_is_of_them(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -383,7 +367,6 @@ async def test_groups_are_listed_whatever_there_is_of_them(pond: Pond) -> None:
             broker.groups.describe(CALLER, "nobody")
 
 
-@pytest.mark.asyncio
 async def test_a_deleted_group_is_gone_with_its_offsets(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -407,7 +390,6 @@ async def test_a_deleted_group_is_gone_with_its_offsets(pond: Pond) -> None:
         assert (await Member(broker).enter()).generation == 1
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_is_not_deleted_as_a_group() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
@@ -415,7 +397,6 @@ async def test_a_subscription_is_not_deleted_as_a_group() -> None:
             await broker.groups.delete(CALLER, NAME)
 
 
-@pytest.mark.asyncio
 async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
     store = SlowStates()
     store.go_on.set()
@@ -440,7 +421,6 @@ async def test_who_joins_while_the_group_is_deleted_is_a_member() -> None:
         assert joined.generation > 1
 
 
-@pytest.mark.asyncio
 async def test_a_group_without_members_and_commits_expires(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,7 +458,6 @@ async def test_a_group_without_members_and_commits_expires(
         assert {each.name for each in broker.groups.all(CALLER)} == {NAME, "told to hold"}
 
 
-@pytest.mark.asyncio
 async def test_a_group_whose_first_member_only_has_its_id_does_not_expire(pond: Pond) -> None:
     async with pond.open() as broker:
         member = Member(broker)
@@ -490,7 +469,6 @@ async def test_a_group_whose_first_member_only_has_its_id_does_not_expire(pond: 
         assert member.member_id == raised.value.member_id
 
 
-@pytest.mark.asyncio
 async def test_a_group_that_cannot_be_forgotten_stays_and_stops_nobody() -> None:
     clock = Clock()
     store = SlowStates()

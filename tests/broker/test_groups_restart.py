@@ -45,7 +45,6 @@ def size_of(broker: Broker, group: str = GROUP) -> int:
 # --- members go on ------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_members_go_on_after_a_restart_without_a_rebalance(pond: Pond) -> None:
     async with pond.open(group_initial_delay_ms=DELAY_MS) as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -64,7 +63,6 @@ async def test_members_go_on_after_a_restart_without_a_rebalance(pond: Pond) -> 
         assert broker.groups.describe(CALLER, GROUP) == before
 
 
-@pytest.mark.asyncio
 async def test_a_static_member_that_was_replaced_stays_so_after_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -80,7 +78,6 @@ async def test_a_static_member_that_was_replaced_stays_so_after_a_restart(pond: 
         assert (await new.sync()).assignment == old.member_id.encode()
 
 
-@pytest.mark.asyncio
 async def test_an_assignment_that_was_waited_for_is_given_after_a_restart(pond: Pond) -> None:
     async with pond.open(group_initial_delay_ms=DELAY_MS) as broker:
         leader, follower = Member(broker), Member(broker)
@@ -117,7 +114,6 @@ async def test_members_that_do_not_return_are_gone_after_their_sessions() -> Non
         assert (state_of(broker), size_of(broker)) == (GroupState.EMPTY, 0)
 
 
-@pytest.mark.asyncio
 async def test_a_member_that_left_is_not_waited_for_after_a_restart(pond: Pond) -> None:
     async with pond.open(group_initial_delay_ms=DELAY_MS) as broker:
         stays, leaves = Member(broker), Member(broker)
@@ -132,7 +128,6 @@ async def test_a_member_that_left_is_not_waited_for_after_a_restart(pond: Pond) 
         assert state_of(broker) is GroupState.EMPTY
 
 
-@pytest.mark.asyncio
 async def test_nothing_of_a_deleted_group_is_left(pond: Pond) -> None:
     async with pond.open() as broker:
         member = Member(broker)
@@ -146,7 +141,6 @@ async def test_nothing_of_a_deleted_group_is_left(pond: Pond) -> None:
 # --- what is durable when -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_nobody_is_told_its_assignment_before_it_is_durable() -> None:
     store = StatesOneByOne()
     store.allow()
@@ -166,7 +160,6 @@ async def test_nobody_is_told_its_assignment_before_it_is_durable() -> None:
         store.allow()
 
 
-@pytest.mark.asyncio
 async def test_an_assignment_that_cannot_be_kept_is_told_as_an_error() -> None:
     store = SlowStates()
     store.go_on.set()
@@ -180,7 +173,6 @@ async def test_an_assignment_that_cannot_be_kept_is_told_as_an_error() -> None:
         await member.enter()
 
 
-@pytest.mark.asyncio
 async def test_a_member_has_left_when_that_is_durable() -> None:
     store = StatesOneByOne()
     store.allow(2)
@@ -195,7 +187,6 @@ async def test_a_member_has_left_when_that_is_durable() -> None:
         await leaving
 
 
-@pytest.mark.asyncio
 async def test_a_member_may_leave_where_nothing_can_be_kept() -> None:
     store = SlowStates()
     store.go_on.set()
@@ -211,7 +202,6 @@ async def test_a_member_may_leave_where_nothing_can_be_kept() -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_members_beyond_the_bound_join_again_after_a_restart(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +230,6 @@ async def test_members_beyond_the_bound_join_again_after_a_restart(
         assert (state_of(broker), size_of(broker)) == (GroupState.STABLE, 1)
 
 
-@pytest.mark.asyncio
 async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there_is_room(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,6 @@ async def names(broker: Broker) -> list[str]:
 # --- who holds -----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_that_holds_retention_back_is_named_with_its_place_and_time() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -74,7 +73,6 @@ async def test_a_subscription_that_holds_retention_back_is_named_with_its_place_
         assert broker.held_back.all() == []
 
 
-@pytest.mark.asyncio
 async def test_the_one_that_is_furthest_behind_is_named_and_others_are_counted() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -93,7 +91,6 @@ async def test_the_one_that_is_furthest_behind_is_named_and_others_are_counted()
         assert (held.name, held.offset, held.first, held.others) == (GROUP, 1, 1, 0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["deleted", "keeps all", "bounds holds"])
 async def test_nothing_is_held_back_of_a_topic_that_is_gone_or_whose_policy_says_otherwise(
     way: str,
@@ -114,7 +111,6 @@ async def test_nothing_is_held_back_of_a_topic_that_is_gone_or_whose_policy_says
         assert broker.held_back.all() == []
 
 
-@pytest.mark.asyncio
 async def test_a_cursor_that_has_not_moved_for_long_is_named_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -138,7 +134,6 @@ async def test_a_cursor_that_has_not_moved_for_long_is_named_in_the_log_once(
         assert len(caplog.messages) == 2 and "at offset 1 since" in caplog.messages[1]
 
 
-@pytest.mark.asyncio
 async def test_of_many_partitions_that_are_held_back_the_first_few_are_shown() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -155,7 +150,6 @@ async def test_of_many_partitions_that_are_held_back_the_first_few_are_shown() -
 # --- leases --------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so_long(
     pond: Pond, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +175,6 @@ async def test_a_subscription_with_a_lease_ends_when_nobody_has_committed_for_so
         assert await names(broker) == [GROUP], "one that comes back holds again"
 
 
-@pytest.mark.asyncio
 async def test_a_commit_of_one_partition_is_enough_to_be_heard_of() -> None:
     clock = Clock()
     note = add_lease(SUBSCRIBED, LEASE_MS)
@@ -194,7 +187,6 @@ async def test_a_commit_of_one_partition_is_enough_to_be_heard_of() -> None:
         assert await names(broker) == [GROUP]
 
 
-@pytest.mark.asyncio
 async def test_without_a_lease_or_when_others_move_its_cursor_a_subscription_stays() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -210,7 +202,6 @@ async def test_without_a_lease_or_when_others_move_its_cursor_a_subscription_sta
         assert await names(broker) == ["plain", "shared"]
 
 
-@pytest.mark.asyncio
 async def test_leases_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:

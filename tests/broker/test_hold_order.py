@@ -147,7 +147,6 @@ async def change(broker: Broker, by: random.Random) -> None:
         await publish(broker, b"x", partition=partition)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(effort.of(12)))
 async def test_holds_follow_every_change_of_subscriptions_and_groups(seed: int) -> None:
     by = random.Random(seed)
@@ -170,7 +169,6 @@ async def test_holds_follow_every_change_of_subscriptions_and_groups(seed: int) 
         assert done > 40, refused
 
 
-@pytest.mark.asyncio
 async def test_asking_again_does_not_walk_over_all_subscriptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,7 +194,6 @@ async def test_asking_again_does_not_walk_over_all_subscriptions(
         assert walks == []
 
 
-@pytest.mark.asyncio
 async def test_only_push_subscriptions_that_acknowledged_out_of_order_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,7 +39,6 @@ async def standing(broker: Broker, name: str = NAME) -> SubscriptionLag:
 # --- by age --------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_an_entry_waits_for_its_subscribers_for_so_long_and_no_longer() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -58,7 +57,6 @@ async def test_an_entry_waits_for_its_subscribers_for_so_long_and_no_longer() ->
         assert message.lost_ranges == (OffsetRange(0, 2),)
 
 
-@pytest.mark.asyncio
 async def test_who_is_in_time_loses_nothing_to_another_who_is_not() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -77,7 +75,6 @@ async def test_who_is_in_time_loses_nothing_to_another_who_is_not() -> None:
         assert await standing(broker, "quick") == SubscriptionLag(lag=0, lost=0)
 
 
-@pytest.mark.asyncio
 async def test_a_hold_that_is_over_makes_nothing_go_that_the_topic_keeps_anyway() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -91,7 +88,6 @@ async def test_a_hold_that_is_over_makes_nothing_go_that_the_topic_keeps_anyway(
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_a_hold_reaches_beyond_the_age_that_is_kept() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -105,7 +101,6 @@ async def test_a_hold_reaches_beyond_the_age_that_is_kept() -> None:
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_the_age_of_a_hold_is_known_after_a_restart() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -123,7 +118,6 @@ async def test_the_age_of_a_hold_is_known_after_a_restart() -> None:
 # --- by size -------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_so_many_bytes_wait_for_subscribers_and_no_more() -> None:
     one = batch_of(b"12345").size
     async with open_broker() as broker:
@@ -137,7 +131,6 @@ async def test_so_many_bytes_wait_for_subscribers_and_no_more() -> None:
         assert (await get(broker)).lost == 2
 
 
-@pytest.mark.asyncio
 async def test_holding_nothing_lets_retention_pass_every_subscription() -> None:
     async with open_broker() as broker:
         await subscribed(broker, policy=Policy(keep_bytes=0, hold_bytes=0))
@@ -149,7 +142,6 @@ async def test_holding_nothing_lets_retention_pass_every_subscription() -> None:
 # --- what is told --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_loss_is_told_until_the_message_behind_it_is_named_and_counted_once() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -173,7 +165,6 @@ async def test_a_loss_is_told_until_the_message_behind_it_is_named_and_counted_o
         assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
 
 
-@pytest.mark.asyncio
 async def test_what_is_lost_is_counted_also_when_the_restart_comes_before_it_is_named() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -186,7 +177,6 @@ async def test_what_is_lost_is_counted_also_when_the_restart_comes_before_it_is_
         assert await standing(broker) == SubscriptionLag(lag=1, lost=2)
 
 
-@pytest.mark.asyncio
 async def test_who_commits_what_it_got_has_its_losses_counted_too() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -199,7 +189,6 @@ async def test_who_commits_what_it_got_has_its_losses_counted_too() -> None:
         assert await standing(broker) == SubscriptionLag(lag=2, lost=1)
 
 
-@pytest.mark.asyncio
 async def test_ranges_are_told_apart_and_are_few() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -225,7 +214,6 @@ async def test_ranges_are_told_apart_and_are_few() -> None:
     assert len(losses.ranges()) == 16
 
 
-@pytest.mark.asyncio
 async def test_a_door_without_a_place_for_it_is_told_by_an_error_once() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -245,7 +233,6 @@ async def test_a_door_without_a_place_for_it_is_told_by_an_error_once() -> None:
         assert after is not None and after.lost == 0
 
 
-@pytest.mark.asyncio
 async def test_where_the_oldest_are_dropped_by_rule_that_is_no_error() -> None:
     async with open_broker() as broker:
         await subscribed(broker, policy=Policy(live_entries=1, when_full=WhenFull.DROP_OLDEST))
@@ -254,7 +241,6 @@ async def test_where_the_oldest_are_dropped_by_rule_that_is_no_error() -> None:
         assert message is not None and message.lost == 1
 
 
-@pytest.mark.asyncio
 async def test_who_is_overtaken_is_named_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -270,7 +256,6 @@ async def test_who_is_overtaken_is_named_in_the_log_once(caplog: pytest.LogCaptu
         ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("policy", [Policy(keep_for_ms=10), Policy(keep_until_consumed=True)])
 async def test_nobody_is_named_where_only_what_was_read_goes(
     policy: Policy, caplog: pytest.LogCaptureFixture
@@ -290,7 +275,6 @@ async def test_nobody_is_named_where_only_what_was_read_goes(
 # --- groups --------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_group_that_holds_is_overtaken_as_well_and_told_as_kafka_tells() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -312,7 +296,6 @@ async def test_a_group_that_holds_is_overtaken_as_well_and_told_as_kafka_tells()
 # --- how many are left ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_of_each_message_it_is_known_how_many_have_yet_to_consume_it() -> None:
     """D3: a message goes when that number is 0, and the topic's first offset, the document's bias,
     counts those that are gone."""
@@ -339,7 +322,6 @@ async def test_of_each_message_it_is_known_how_many_have_yet_to_consume_it() -> 
         assert (await broker.offsets(CALLER, key)).first == 3
 
 
-@pytest.mark.asyncio
 async def test_elsewhere_nobody_counts_who_is_left() -> None:
     async with open_broker() as broker:
         await subscribed(broker)

@@ -87,7 +87,6 @@ async def clean(broker: Broker, times: int = 3) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_no_housekeeping_holds_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +114,6 @@ async def test_no_housekeeping_holds_the_loop(
     times.check(MOST_MS)
 
 
-@pytest.mark.asyncio
 async def test_expired_producers_are_forgotten_in_the_end_but_not_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -135,7 +133,6 @@ async def test_expired_producers_are_forgotten_in_the_end_but_not_all_at_once(
         assert left == [7, 4, 1, 0, 0]
 
 
-@pytest.mark.asyncio
 async def test_very_many_holds_are_named_in_the_log_some_at_a_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,6 @@ async def by_time(broker: Broker) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("read", [by_get, by_page, by_push, by_time])
 async def test_a_large_batch_does_not_hold_the_loop(
@@ -141,7 +140,6 @@ async def test_a_large_batch_does_not_hold_the_loop(
 # --- how much is decoded --------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 async def test_readers_in_turns_decode_no_batch_from_its_start_again(
     compression: str, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +158,6 @@ async def test_readers_in_turns_decode_no_batch_from_its_start_again(
         assert counted.sections == 3, "one section of each batch holds all that was read"
 
 
-@pytest.mark.asyncio
 async def test_what_was_inflated_is_dropped_and_inflated_again_without_being_searched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,7 +174,6 @@ async def test_what_was_inflated_is_dropped_and_inflated_again_without_being_sea
         assert counted.inflations == 6, "there is room for one of the two at a time"
 
 
-@pytest.mark.asyncio
 async def test_only_as_much_is_dropped_as_there_is_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,7 +189,6 @@ async def test_only_as_much_is_dropped_as_there_is_no_room_for(
         assert counted.inflations == 4, "the second was dropped for the first, and not the third"
 
 
-@pytest.mark.asyncio
 async def test_another_batch_at_the_same_offset_has_sections_of_its_own() -> None:
     """An archive makes batches anew for each read, and they reach differently far."""
     key = PartitionKey(uuid.uuid4(), 0)
@@ -208,7 +203,6 @@ async def test_another_batch_at_the_same_offset_has_sections_of_its_own() -> Non
     await decoded.close()
 
 
-@pytest.mark.asyncio
 async def test_outlines_of_large_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
     monkeypatch.setattr(broker_limits, "OUTLINED_BATCHES", 2)
@@ -221,7 +215,6 @@ async def test_outlines_of_large_batches_are_bounded(monkeypatch: pytest.MonkeyP
         assert counted.outlines == 6
 
 
-@pytest.mark.asyncio
 async def test_a_large_batch_that_is_read_through_is_decoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,7 +228,6 @@ async def test_a_large_batch_that_is_read_through_is_decoded_once(
         assert (counted.outlines, counted.sections) == (1, 0), "what was found was kept"
 
 
-@pytest.mark.asyncio
 async def test_a_small_batch_that_inflates_to_much_is_opened_in_sections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -254,7 +246,6 @@ async def test_a_small_batch_that_inflates_to_much_is_opened_in_sections(
 # --- what is wrong inside -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 async def test_a_large_batch_whose_last_record_is_damaged_gives_none_of_its_records(
     compression: str, caplog: pytest.LogCaptureFixture
@@ -287,7 +278,6 @@ def recompressed(batch: bytes) -> bytes:
     return resealed(changed)
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_the_wait_for_a_large_batch() -> None:
     async with open_broker() as broker:
         await broker_with(broker, large())
@@ -298,7 +288,6 @@ async def test_closing_ends_the_wait_for_a_large_batch() -> None:
         await reading
 
 
-@pytest.mark.asyncio
 async def test_a_reader_that_goes_away_leaves_the_work_to_the_others() -> None:
     async with open_broker() as broker:
         await broker_with(broker, large(20_000))
@@ -313,7 +302,6 @@ async def test_a_reader_that_goes_away_leaves_the_work_to_the_others() -> None:
 # --- the limit ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_batch_of_more_records_than_the_limit_is_refused() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -326,7 +314,6 @@ async def test_a_batch_of_more_records_than_the_limit_is_refused() -> None:
         assert (await broker.offsets(CALLER, key_of(topic))).next == MOST
 
 
-@pytest.mark.asyncio
 async def test_a_batch_of_kafkas_default_size_is_taken_however_small_its_records_are() -> None:
     smallest = len(codec.encode([Record(0, 0, None, None, ())])) - 61
     assert 2**20 // smallest < MOST

@@ -39,8 +39,6 @@ from tests.kit.limits import home_of
 from tests.kit.support import Clock, batch_of, let_others_run
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 ONE = Policy(live_entries=1, when_full=WhenFull.WAIT, keep_until_consumed=True)
 
 

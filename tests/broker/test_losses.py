@@ -30,7 +30,6 @@ from tests.kit.support import Clock, let_others_run
 from tests.kit.waiting import until
 
 
-@pytest.mark.asyncio
 async def test_the_outstanding_message_can_be_named_though_it_was_dropped() -> None:
     async with open_broker() as broker:
         policy = Policy(live_entries=2, when_full=WhenFull.DROP_OLDEST)
@@ -42,7 +41,6 @@ async def test_the_outstanding_message_can_be_named_though_it_was_dropped() -> N
         assert (message.record.value, message.lost) == (b"c", 1)
 
 
-@pytest.mark.asyncio
 async def test_who_goes_away_while_a_loss_is_counted_does_not_keep_others_from_going_on() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -66,7 +64,6 @@ async def test_who_goes_away_while_a_loss_is_counted_does_not_keep_others_from_g
         await broker.unsubscribe(CALLER, NAME, TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_a_message_that_went_after_it_was_received_is_not_counted_as_lost() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -79,7 +76,6 @@ async def test_a_message_that_went_after_it_was_received_is_not_counted_as_lost(
         assert (message.record.value, message.lost) == (b"c", 1)
 
 
-@pytest.mark.asyncio
 async def test_an_opened_batch_gives_nothing_that_was_trimmed() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -90,7 +86,6 @@ async def test_an_opened_batch_gives_nothing_that_was_trimmed() -> None:
         assert (message.record.value, message.lost) == (b"d", 2)
 
 
-@pytest.mark.asyncio
 async def test_a_loss_is_told_once_also_over_a_restart() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -105,7 +100,6 @@ async def test_a_loss_is_told_once_also_over_a_restart() -> None:
         assert (after.record.value, after.lost) == (b"c", 0)
 
 
-@pytest.mark.asyncio
 async def test_a_poison_batch_is_named_skipped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -128,7 +122,6 @@ async def test_a_poison_batch_is_named_skipped_and_counted(
         assert await broker.get(CALLER, NAME, TOPIC, message.id) is None
 
 
-@pytest.mark.asyncio
 async def test_behind_a_poison_batch_at_the_end_one_can_wait() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -165,7 +158,6 @@ class _DamagedStore(MemoryStore):
         ]
 
 
-@pytest.mark.asyncio
 async def test_a_damaged_range_is_named_skipped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -182,7 +174,6 @@ async def test_a_damaged_range_is_named_skipped_and_counted(
         assert len(caplog.records) == 1 and "bytes 0 to 99" in caplog.text
 
 
-@pytest.mark.asyncio
 async def test_a_door_of_batches_that_meets_damage_has_it_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -201,7 +192,6 @@ async def test_a_door_of_batches_that_meets_damage_has_it_named_in_the_log(
         assert "offsets 1 to 2 cannot be read: bytes 0 to 99" in caplog.text
 
 
-@pytest.mark.asyncio
 async def test_damage_without_an_end_stops_its_partition_and_no_other() -> None:
     store = _DamagedStore()
     store.is_end_known = False
@@ -216,7 +206,6 @@ async def test_damage_without_an_end_stops_its_partition_and_no_other() -> None:
             await get(broker, message, wait_ms=LONG_MS)
 
 
-@pytest.mark.asyncio
 async def test_a_page_steps_over_damage_whose_end_is_known_and_stops_at_any_other() -> None:
     store = _DamagedStore()
     async with open_broker(store) as broker:
@@ -231,7 +220,6 @@ async def test_a_page_steps_over_damage_whose_end_is_known_and_stops_at_any_othe
             await broker.messages.read(CALLER, TOPIC, 0, 1, max_records=9, max_bytes=999)
 
 
-@pytest.mark.asyncio
 async def test_a_page_gives_what_lies_before_damage_whose_end_is_not_known() -> None:
     store = _DamagedStore()
     async with open_broker(store) as broker:

@@ -35,9 +35,6 @@ from tests.broker.support import (
 )
 from tests.kit.support import START_MS, Clock
 
-pytestmark = pytest.mark.asyncio
-
-
 # --- putting ------------------------------------------------------------------------------------
 
 

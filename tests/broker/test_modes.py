@@ -50,7 +50,6 @@ async def cursors_of(broker: Broker) -> tuple[int, ...]:
 # --- what they share ------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_groups_commit_moves_the_subscription_of_its_name(pond: Pond) -> None:
     async with pond.open() as broker:
         await subscribed(broker, partitions=2)
@@ -67,7 +66,6 @@ async def test_a_groups_commit_moves_the_subscription_of_its_name(pond: Pond) ->
         assert await cursors_of(broker) == (3, 0)
 
 
-@pytest.mark.asyncio
 async def test_a_groups_commit_may_move_a_subscription_back() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -93,7 +91,6 @@ async def test_a_group_goes_on_where_a_subscription_stands() -> None:
         assert await committed(broker, NAME) == grown, "it wants new partitions from their start"
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_goes_on_where_its_group_had_committed(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -105,7 +102,6 @@ async def test_a_subscription_goes_on_where_its_group_had_committed(pond: Pond) 
         assert values_of(await get_all(broker)) == [b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_who_subscribes_anew_starts_where_it_says(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -118,7 +114,6 @@ async def test_who_subscribes_anew_starts_where_it_says(pond: Pond) -> None:
         assert values_of(await get_all(broker)) == [b"a", b"b"]
 
 
-@pytest.mark.asyncio
 async def test_unsubscribing_does_not_take_offsets_from_members() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -134,7 +129,6 @@ async def test_unsubscribing_does_not_take_offsets_from_members() -> None:
         assert await values_in(broker) == [], "but they no longer hold retention"
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_used_as_a_group_holds_retention() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -153,7 +147,6 @@ async def test_a_subscription_used_as_a_group_holds_retention() -> None:
 # --- one mode at a time ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_name_with_members_cannot_be_used_by_last_id() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -225,7 +218,6 @@ async def test_a_group_gives_its_name_back_when_its_last_session_ends() -> None:
         assert (await get(broker)).record.value == b"a"
 
 
-@pytest.mark.asyncio
 async def test_other_names_and_names_without_a_subscription_are_free() -> None:
     async with open_broker() as broker:
         await subscribed(broker)
@@ -238,7 +230,6 @@ async def test_other_names_and_names_without_a_subscription_are_free() -> None:
         await Member(broker, NAME).enter()
 
 
-@pytest.mark.asyncio
 async def test_a_consumer_without_a_group_moves_a_subscription_that_nobody_uses() -> None:
     async with open_broker() as broker:
         await subscribed(broker)

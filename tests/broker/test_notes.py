@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.listener_notes import Notes
 from quackmq.stores.memory import MemoryStore
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_a_note_is_kept_changed_and_removed() -> None:

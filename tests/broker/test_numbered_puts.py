@@ -36,8 +36,6 @@ from tests.kit.support import Clock
 from tests.kit.tables import each
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_what_has_a_number_that_is_held_is_a_repeat(pond: Pond) -> None:
     async with pond.open() as broker:

@@ -24,8 +24,6 @@ from tests.broker.support import (
 )
 from tests.broker.transacting import Transactor
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_a_page_holds_as_much_as_fits_and_says_where_to_go_on(pond: Pond) -> None:
     async with pond.open() as broker:

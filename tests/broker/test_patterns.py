@@ -62,7 +62,6 @@ def test_a_pattern_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPat
         find_matches("news", ["news"])
 
 
-@pytest.mark.asyncio
 async def test_what_matched_says_of_which_moment_it_is() -> None:
     topics = Topics(news=1)
     patterns = TopicPatterns(topics)
@@ -71,7 +70,6 @@ async def test_what_matched_says_of_which_moment_it_is() -> None:
     patterns.close()
 
 
-@pytest.mark.asyncio
 async def test_not_too_many_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "PATTERN_WAITERS", 1)
     patterns = TopicPatterns(Topics(news=1))

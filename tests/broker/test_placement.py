@@ -28,8 +28,6 @@ from tests.broker.support import CALLER, NAME, TOPIC, get_all, open_broker, valu
 from tests.kit.support import Clock
 from tests.kit.tables import each
 
-pytestmark = pytest.mark.asyncio
-
 #: A directory that the last version without partitioners wrote: the topic `ducks` of 3 partitions
 #: with a record for each of 20 keys and one with an empty key, and `pond` of one partition.
 OLD_DIRECTORY = Path(__file__).parent.parent / "data" / "before-partitioner.tar.xz"

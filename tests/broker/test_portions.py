@@ -31,8 +31,6 @@ from tests.broker.support import (
 from tests.kit.limits import home_of
 from tests.kit.support import Clock
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

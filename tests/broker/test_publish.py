@@ -40,7 +40,6 @@ from tests.broker.support import (
 from tests.kit.support import START_MS, Clock, batch_of
 
 
-@pytest.mark.asyncio
 async def test_batches_are_appended_in_order_and_read_back() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -49,7 +48,6 @@ async def test_batches_are_appended_in_order_and_read_back() -> None:
         assert await values_in(broker) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_publishes_in_flight_keep_the_order_of_their_calls() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -59,7 +57,6 @@ async def test_publishes_in_flight_keep_the_order_of_their_calls() -> None:
         assert [answer.base_offset for answer in answers] == list(reversed(range(20)))
 
 
-@pytest.mark.asyncio
 async def test_a_repeat_is_answered_like_the_first_and_a_gap_is_refused() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -73,7 +70,6 @@ async def test_a_repeat_is_answered_like_the_first_and_a_gap_is_refused() -> Non
         assert await values_in(broker) == [b"a", b"b"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("partition", [-1, 2])
 async def test_a_partition_that_is_not_there_is_refused(partition: int) -> None:
     async with open_broker() as broker:
@@ -86,7 +82,6 @@ async def test_a_partition_that_is_not_there_is_refused(partition: int) -> None:
             await broker.trim(CALLER, PartitionKey(topic.id, partition), 0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("flag", "error"), [("control", UnsupportedBatch), ("transactional", InvalidTransactionState)]
 )
@@ -103,7 +98,6 @@ async def test_control_batches_and_those_of_no_transaction_are_refused(
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("record_count", [0, 1, 3])
 async def test_a_batch_whose_count_is_wrong_is_refused(record_count: int) -> None:
     batch = batch_of(b"a", b"b")._replace(record_count=record_count)
@@ -113,7 +107,6 @@ async def test_a_batch_whose_count_is_wrong_is_refused(record_count: int) -> Non
             await broker.publish(CALLER, topic, 0, batch)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_needs_a_subscriber_refuses_while_there_is_none() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(needs_subscriber=True))
@@ -127,7 +120,6 @@ async def test_a_topic_that_needs_a_subscriber_refuses_while_there_is_none() -> 
         assert await values_in(broker) == [b"y"]
 
 
-@pytest.mark.asyncio
 async def test_a_batch_beyond_what_the_topic_takes_is_refused() -> None:
     async with open_broker() as broker:
         small = batch_of(b"a" * 100)
@@ -139,7 +131,6 @@ async def test_a_batch_beyond_what_the_topic_takes_is_refused() -> None:
         assert await values_in(broker) == [b"a" * 100]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_without_a_policy_hands_on_the_stores_own_future() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -151,7 +142,6 @@ async def test_a_topic_without_a_policy_hands_on_the_stores_own_future() -> None
         assert (await answer).base_offset == 0
 
 
-@pytest.mark.asyncio
 async def test_a_store_that_answers_with_a_coroutine_is_as_good() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -160,7 +150,6 @@ async def test_a_store_that_answers_with_a_coroutine_is_as_good() -> None:
         assert (await broker.publish(CALLER, topic, 0, batch_of(b"x"))).base_offset == 0
 
 
-@pytest.mark.asyncio
 async def test_a_publisher_that_goes_away_takes_nothing_with_it() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -176,7 +165,6 @@ async def test_a_publisher_that_goes_away_takes_nothing_with_it() -> None:
 # --- producer ids -------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_producer_ids_never_repeat_also_after_a_crash() -> None:
     store = MemoryStore()
     ids: list[int] = []
@@ -188,7 +176,6 @@ async def test_producer_ids_never_repeat_also_after_a_crash() -> None:
     assert min(ids) >= 0
 
 
-@pytest.mark.asyncio
 async def test_a_block_of_producer_ids_that_another_took_is_left_to_it() -> None:
     class Shared(MemoryStore):
         rival: int | None = None
@@ -204,7 +191,6 @@ async def test_a_block_of_producer_ids_that_another_took_is_left_to_it() -> None
         assert await broker.new_producer_id(CALLER) == 500
 
 
-@pytest.mark.asyncio
 async def test_a_producer_that_leaves_while_ids_are_reserved_holds_nobody_up(pond: Pond) -> None:
     async with pond.open() as broker:
         leaving = asyncio.create_task(broker.new_producer_id(CALLER))
@@ -223,7 +209,6 @@ async def _publish_times(broker: Broker, *timestamps: int) -> None:
     await broker.publish(CALLER, topic, 0, Batch.parse(codec.encode(records)))
 
 
-@pytest.mark.asyncio
 async def test_the_offset_of_a_time_is_exact_to_the_record() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -237,7 +222,6 @@ async def test_the_offset_of_a_time_is_exact_to_the_record() -> None:
         assert await broker.offset_for_time(CALLER, key, 501) is None
 
 
-@pytest.mark.asyncio
 async def test_records_that_were_trimmed_are_not_found_by_time() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -249,7 +233,6 @@ async def test_records_that_were_trimmed_are_not_found_by_time() -> None:
         assert await broker.offset_for_time(CALLER, key, 850) is None
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_cannot_be_opened_is_found_by_its_first_offset() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -259,7 +242,6 @@ async def test_a_batch_that_cannot_be_opened_is_found_by_its_first_offset() -> N
         assert found == OffsetTime(2, 300)
 
 
-@pytest.mark.asyncio
 async def test_trimming_moves_the_beginning_and_not_beyond_the_end() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))

@@ -66,7 +66,6 @@ async def steps(broker: Broker) -> list[tuple[str, int, int, int, int]]:
 BEGUN = ("begun", 0, 0, 0, 0)
 
 
-@pytest.mark.asyncio
 async def test_what_is_acknowledged_in_any_order_leaves_receipts_with_its_times() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -113,7 +112,6 @@ async def test_the_cursors_of_one_with_receipts_are_those_that_receipts_have_tol
             assert found.cursors == (1,)
 
 
-@pytest.mark.asyncio
 async def test_aborted_records_and_markers_are_gone_over_and_not_lost() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -134,7 +132,6 @@ async def test_aborted_records_and_markers_are_gone_over_and_not_lost() -> None:
             assert told[3:] == [("acked", 4, 6, 6, 0)]
 
 
-@pytest.mark.asyncio
 async def test_what_is_lost_is_told_with_its_count() -> None:
     async with open_broker() as broker:
         await followed(broker, policy=Policy(live_entries=2, when_full=WhenFull.DROP_OLDEST))
@@ -182,7 +179,6 @@ async def test_x4_an_acknowledgement_that_a_crash_takes_back_leaves_one_receipt(
                 ]
 
 
-@pytest.mark.asyncio
 async def test_receipts_go_on_after_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         await followed(broker)
@@ -216,7 +212,6 @@ async def test_neither_a_receipt_nor_its_state_is_written_without_the_other() ->
             assert found.cursors == (2,)
 
 
-@pytest.mark.asyncio
 async def test_receipts_begin_and_end_while_a_subscription_is_there() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -257,7 +252,6 @@ async def test_receipts_that_could_not_begin_have_not() -> None:
             assert await steps(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_receipts_begin_in_partitions_that_are_added() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -272,7 +266,6 @@ async def test_receipts_begin_in_partitions_that_are_added() -> None:
             ]
 
 
-@pytest.mark.asyncio
 async def test_receipts_have_no_receipts() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -286,7 +279,6 @@ async def test_receipts_have_no_receipts() -> None:
             assert not await broker.subscribe(CALLER, name, RECEIPTS_TOPIC, receipts=False)
 
 
-@pytest.mark.asyncio
 async def test_many_receipts_are_written_as_several_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -316,7 +308,6 @@ class GatedStore(MemoryStore):
         return list(await super().append_times(key, first, next))
 
 
-@pytest.mark.asyncio
 async def test_the_topic_of_receipts_may_go_with_its_own_pushed_subscription_meanwhile() -> None:
     """The deletion waits for what is on its way, which must not wait for the deletion."""
     store = GatedStore()
@@ -339,7 +330,6 @@ async def test_the_topic_of_receipts_may_go_with_its_own_pushed_subscription_mea
             assert await broker.subscriptions(CALLER, name="watcher") == []
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_goes_while_its_receipts_are_written_harms_no_others() -> None:
     store = GatedStore()
     async with asyncio.timeout(DEADLINE_S), open_broker(store) as broker:
@@ -378,7 +368,6 @@ class NoTimes(MemoryStore):
 @pytest.mark.parametrize(
     "error", [OSError(errno.EIO, "Input/output error"), DamagedData("a wrong checksum")], ids=repr
 )
-@pytest.mark.asyncio
 async def test_a_disk_that_does_not_tell_times_keeps_no_acknowledgement_from_being_kept(
     error: Exception,
 ) -> None:
@@ -419,7 +408,6 @@ class BusyStore(MemoryStore):
         return super().append(appends, cursors, states)
 
 
-@pytest.mark.asyncio
 async def test_receipts_wait_for_room_when_they_are_made() -> None:
     async with open_broker(BusyStore()) as broker:
         await followed(broker)
@@ -434,7 +422,6 @@ async def test_receipts_wait_for_room_when_they_are_made() -> None:
         assert told[2:] == [(NAME, "acked"), ("group", "taken")]
 
 
-@pytest.mark.asyncio
 async def test_what_is_kept_of_receipts_is_yes_or_no() -> None:
     terms = b'{"reading": "every", "lease_ms": 1, "outstanding": 1, "window": 1}'
     kept = b'{"terms": %s, "start": "end", "created_ms": 1%s}'
@@ -444,7 +431,6 @@ async def test_what_is_kept_of_receipts_is_yes_or_no() -> None:
         decode_pushed(kept % (terms, b', "receipts": 1'))
 
 
-@pytest.mark.asyncio
 async def test_who_unsubscribes_leaves_its_receipts_and_nothing_else(pond: Pond) -> None:
     async with pond.open() as broker:
         await followed(broker)

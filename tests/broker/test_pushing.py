@@ -38,7 +38,6 @@ from tests.kit.waiting import until
 # --- entries --------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_each_entry_published_after_subscribing_is_pushed_once(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -58,7 +57,6 @@ async def test_each_entry_published_after_subscribing_is_pushed_once(pond: Pond)
             assert await peer.take() == []
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_begins_where_it_is_told_to(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -70,7 +68,6 @@ async def test_a_subscription_begins_where_it_is_told_to(pond: Pond) -> None:
             assert values(await other.take_all()) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_acks_come_in_any_order_and_only_once() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -88,7 +85,6 @@ async def test_acks_come_in_any_order_and_only_once() -> None:
             assert peer.channel.lag() == 1
 
 
-@pytest.mark.asyncio
 async def test_a_take_gives_no_more_than_was_asked_for_and_the_next_goes_on() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -100,7 +96,6 @@ async def test_a_take_gives_no_more_than_was_asked_for_and_the_next_goes_on() ->
             assert values(await peer.take(2)) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_peer_is_told_once_for_all_that_comes_before_it_takes() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -114,7 +109,6 @@ async def test_a_peer_is_told_once_for_all_that_comes_before_it_takes() -> None:
             await until(lambda: peer.tellings == 2)
 
 
-@pytest.mark.asyncio
 async def test_only_committed_records_are_pushed_and_the_others_are_absent(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -136,7 +130,6 @@ async def test_only_committed_records_are_pushed_and_the_others_are_absent(pond:
             assert peer.channel.counts().absent >= 2, "a record and its marker"
 
 
-@pytest.mark.asyncio
 async def test_what_is_in_memory_is_taken_without_waiting_and_what_is_not_has_to_be_read() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -271,7 +264,6 @@ async def test_channels_share_a_subscription_and_each_entry_is_lent_to_one_of_th
             assert lent(await two.wait(3)) == [(b"a", 2), (b"b", 2), (b"d", 2)]
 
 
-@pytest.mark.asyncio
 async def test_what_a_channel_holds_goes_to_another_when_it_closes() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -288,7 +280,6 @@ async def test_what_a_channel_holds_goes_to_another_when_it_closes() -> None:
             assert lent(await other.wait()) == [(b"b", 2)]
 
 
-@pytest.mark.asyncio
 async def test_what_a_channel_held_is_there_for_the_next() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -304,7 +295,6 @@ async def test_what_a_channel_held_is_there_for_the_next() -> None:
 # --- topics that change ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_every_partition_is_served_also_one_that_is_added(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -328,7 +318,6 @@ async def test_every_partition_is_served_also_one_that_is_added(pond: Pond) -> N
         assert found_again.cursors == (2, 1, 1)
 
 
-@pytest.mark.asyncio
 async def test_partitions_take_turns() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -340,7 +329,6 @@ async def test_partitions_take_turns() -> None:
             assert [each.partition for some in found for each in some] == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.asyncio
 async def test_the_channels_of_a_topic_that_is_deleted_end(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -364,7 +352,6 @@ async def test_the_channels_of_a_topic_that_is_deleted_end(pond: Pond) -> None:
         assert len(await store.states("leases/")) == 1
 
 
-@pytest.mark.asyncio
 async def test_who_unsubscribes_ends_its_channels_and_leaves_nothing(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=3)
@@ -386,7 +373,6 @@ async def test_who_unsubscribes_ends_its_channels_and_leaves_nothing(pond: Pond)
         assert not await store.states("leases/")
 
 
-@pytest.mark.asyncio
 async def test_a_pushed_subscription_is_one_to_topics_that_live_by_them() -> None:
     policy = Policy(ephemeral=True, needs_subscriber=True)
     async with open_broker(default_policy=policy) as broker:
@@ -405,7 +391,6 @@ async def test_a_pushed_subscription_is_one_to_topics_that_live_by_them() -> Non
 # --- subscriptions --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_repeated_subscription_changes_its_terms_and_nothing_else(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -422,7 +407,6 @@ async def test_a_repeated_subscription_changes_its_terms_and_nothing_else(pond: 
         assert (found.mode, found.start, found.cursors) == ("pushed", "end", (0,))
 
 
-@pytest.mark.asyncio
 async def test_pushed_subscriptions_are_listed_among_the_others_by_name_and_topic() -> None:
     async with open_broker() as broker:
         for topic in ("ducks", "geese"):
@@ -449,7 +433,6 @@ async def test_pushed_subscriptions_are_listed_among_the_others_by_name_and_topi
         assert await broker.pushing.progress(CALLER, "b", "geese") == (1, Counts(), 0)
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_is_pushed_is_used_in_no_other_way() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -469,7 +452,6 @@ async def test_a_name_that_is_pushed_is_used_in_no_other_way() -> None:
         await get(broker)
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_is_used_in_another_way_is_not_pushed() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -487,7 +469,6 @@ async def test_a_name_that_is_used_in_another_way_is_not_pushed() -> None:
             await pushed(broker, name="publisher:x")
 
 
-@pytest.mark.asyncio
 async def test_channels_and_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "CHANNELS", 2)
     monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 1)
@@ -504,7 +485,6 @@ async def test_channels_and_subscriptions_are_bounded(monkeypatch: pytest.Monkey
                 pass
 
 
-@pytest.mark.asyncio
 async def test_the_channels_of_a_broker_that_closes_end() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -521,7 +501,6 @@ async def test_the_channels_of_a_broker_that_closes_end() -> None:
         await Peer().open(broker)
 
 
-@pytest.mark.asyncio
 async def test_who_has_not_subscribed_gets_no_channel() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)

@@ -34,7 +34,6 @@ from tests.kit.waiting import until
 # --- what takes no time ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("terms", [PATIENT, Terms(outstanding=1, lease_ms=LEASE_MS)])
 async def test_what_holds_no_entries_is_gone_over_in_one_step_however_long_it_is(
     terms: Terms, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +74,6 @@ def _counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
 # --- what takes no room ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_batches_come_to_when_they_are_opened_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -105,7 +103,6 @@ async def test_what_batches_come_to_when_they_are_opened_is_bounded(
             assert window._open_bytes <= 20_000
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_gone", [False, True])
 async def test_what_was_read_ahead_is_held_for_nobody_who_has_left(is_gone: bool) -> None:
     async with open_broker() as broker:
@@ -244,7 +241,6 @@ async def test_a_partition_that_cannot_be_read_keeps_no_other_from_being_told() 
             assert values(await _told(peer)) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_what_is_undecided_makes_nothing_old() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(live_entries=2))

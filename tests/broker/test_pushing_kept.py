@@ -67,7 +67,6 @@ class CountingStore(MemoryStore):
 # --- through a restart ----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_x4_what_was_acked_stays_acked_and_the_rest_comes_again(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -148,7 +147,6 @@ async def test_a_write_that_fails_is_tried_again_and_a_flush_says_why() -> None:
                 assert (await after.lag_and_losses(CALLER, NAME, TOPIC)).lag == 0
 
 
-@pytest.mark.asyncio
 async def test_what_is_left_of_subscriptions_that_are_gone_is_removed(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -169,7 +167,6 @@ async def test_what_is_left_of_subscriptions_that_are_gone_is_removed(pond: Pond
         assert len(await store.states("leases/")) == 2
 
 
-@pytest.mark.asyncio
 @each(
     ("key", "value"),
     [
@@ -201,7 +198,6 @@ async def test_a_store_that_makes_no_sense_is_refused(key: str, value: bytes) ->
 # --- what it holds and what it loses --------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_x3_what_all_have_acknowledged_is_forgotten_and_nothing_else() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=CONSUMED)
@@ -239,7 +235,6 @@ async def test_a_publisher_that_waits_for_room_gets_it_when_its_entries_are_acke
             assert values(await peer.wait()) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_what_a_topic_lets_go_of_is_lost_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -264,7 +259,6 @@ async def test_what_a_topic_lets_go_of_is_lost_and_counted(
             assert (standing.lag, standing.lost) == (0, 2)
 
 
-@pytest.mark.asyncio
 async def test_what_was_let_go_of_is_not_taken_from_memory() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -290,7 +284,6 @@ async def test_what_is_gone_when_it_is_to_be_lent_again_is_lost() -> None:
             assert peer.channel.counts() == Counts(lost=1)
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_cannot_be_opened_is_lost_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -306,7 +299,6 @@ async def test_a_batch_that_cannot_be_opened_is_lost_and_named(
     assert "cannot be read" in caplog.text
 
 
-@pytest.mark.asyncio
 async def test_the_overtaken_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     policy = Policy(keep_for_ms=10, hold_for_ms=100)
@@ -326,7 +318,6 @@ async def test_the_overtaken_are_named_in_the_log(caplog: pytest.LogCaptureFixtu
 # --- what it costs --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_batch_is_read_and_opened_once_for_all_who_are_not_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -358,7 +349,6 @@ async def test_a_batch_is_read_and_opened_once_for_all_who_are_not_behind(
             await peer.channel.close()
 
 
-@pytest.mark.asyncio
 async def test_who_is_behind_reads_for_itself_and_misses_nothing(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +368,6 @@ async def test_who_is_behind_reads_for_itself_and_misses_nothing(
             assert await got_by(slow, 60) == many
 
 
-@pytest.mark.asyncio
 async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "CATCH_UP_BYTES", 1)
     async with open_broker() as broker:
@@ -395,7 +384,6 @@ async def test_what_was_read_ahead_is_bounded_over_all(monkeypatch: pytest.Monke
             assert found == {"a": many, "b": many}
 
 
-@pytest.mark.asyncio
 async def test_a_feed_that_cannot_read_goes_on_when_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

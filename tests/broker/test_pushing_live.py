@@ -33,7 +33,6 @@ def numbered(first: int, next: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, next)]
 
 
-@pytest.mark.asyncio
 async def test_q10_what_is_older_than_delta_is_skipped_and_stays_in_the_history() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -52,7 +51,6 @@ async def test_q10_what_is_older_than_delta_is_skipped_and_stays_in_the_history(
             assert await values_in(broker) == [b"old", b"older", b"young"]
 
 
-@pytest.mark.asyncio
 async def test_q10_an_entry_that_gets_old_while_it_waits_in_memory_is_skipped() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -68,7 +66,6 @@ async def test_q10_an_entry_that_gets_old_while_it_waits_in_memory_is_skipped() 
             assert values(await peer.wait()) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_q10_what_gets_old_in_memory_is_not_taken_from_there() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -86,7 +83,6 @@ async def test_q10_what_gets_old_in_memory_is_not_taken_from_there() -> None:
             assert peer.channel.counts() == Counts(skipped=1)
 
 
-@pytest.mark.asyncio
 async def test_a_delta_that_is_altered_counts_from_then_on() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -100,7 +96,6 @@ async def test_a_delta_that_is_altered_counts_from_then_on() -> None:
             assert values(await peer.take_all()) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_no_more_than_live_entries_are_live() -> None:
     policy = Policy(live_entries=3, when_full=WhenFull.ARCHIVE)
     async with open_broker() as broker:
@@ -113,7 +108,6 @@ async def test_no_more_than_live_entries_are_live() -> None:
         assert await values_in(broker) == numbered(0, 10)
 
 
-@pytest.mark.asyncio
 async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=TIMELESS)
@@ -132,7 +126,6 @@ async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> 
             assert peer.channel.counts() == Counts(acked=12)
 
 
-@pytest.mark.asyncio
 async def test_q13_new_news_in_one_partition_comes_before_old_news_in_another() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -163,7 +156,6 @@ async def test_what_is_too_old_to_be_lent_again_is_skipped() -> None:
             assert not peer.channel.ack(b.partition, b.offset)
 
 
-@pytest.mark.asyncio
 async def test_q12_all_expire_with_a_delta_that_is_small_and_none_with_one_that_is_large() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -180,7 +172,6 @@ async def test_q12_all_expire_with_a_delta_that_is_small_and_none_with_one_that_
             assert long.channel.counts() == Counts()
 
 
-@pytest.mark.asyncio
 async def test_a_live_subscription_that_nobody_is_served_by_does_not_hold_old_news() -> None:
     clock = Clock()
     policy = Policy(live_for_ms=1_000, keep_for_ms=500)
@@ -201,7 +192,6 @@ async def test_a_live_subscription_that_nobody_is_served_by_does_not_hold_old_ne
         assert standing == (0, Counts(skipped=2), 0)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_cannot_be_looked_into_keeps_no_other_from_letting_go() -> None:
     clock = Clock()
     store = FailingStore(clock)
@@ -220,7 +210,6 @@ async def test_a_topic_that_cannot_be_looked_into_keeps_no_other_from_letting_go
         assert standing == (0, Counts(skipped=1), 0)
 
 
-@pytest.mark.asyncio
 async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> None:
     policy = Policy(live_entries=2)
     async with pond.open() as broker:
@@ -234,7 +223,6 @@ async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> Non
         assert lent(await peer.take_all()) == [(b"4", 2)]
 
 
-@pytest.mark.asyncio
 async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_limits, "LEASE_GAPS", 3)
     async with open_broker() as broker:

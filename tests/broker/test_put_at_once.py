@@ -9,8 +9,6 @@ from quackmq.errors import NoSubscriber, RecordTooLarge
 from quackmq.model.policy import Policy, WhenFull
 from tests.broker.support import CALLER, TOPIC, open_broker, publish, subscribed, values_in
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_a_message_is_put_without_waiting_for_anything_first() -> None:
     async with open_broker() as broker:

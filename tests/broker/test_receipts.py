@@ -50,7 +50,6 @@ async def steps(broker: Broker) -> list[tuple[str, int, int, int, int]]:
     return [tuple(each[name] for name in names) for each in found]  # type: ignore[misc]
 
 
-@pytest.mark.asyncio
 async def test_each_message_that_is_named_leaves_a_receipt_with_its_times() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -79,7 +78,6 @@ async def test_each_message_that_is_named_leaves_a_receipt_with_its_times() -> N
         assert (second["append_times"], second["time_ms"]) == ([[1, START_MS + 5]], START_MS + 42)
 
 
-@pytest.mark.asyncio
 async def test_a_message_that_comes_again_leaves_no_receipt() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -91,7 +89,6 @@ async def test_a_message_that_comes_again_leaves_no_receipt() -> None:
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 0, 1, 0)]
 
 
-@pytest.mark.asyncio
 async def test_an_acknowledgement_of_many_leaves_one_receipt_of_their_range() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -102,7 +99,6 @@ async def test_an_acknowledgement_of_many_leaves_one_receipt_of_their_range() ->
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 0, 3, 0)]
 
 
-@pytest.mark.asyncio
 async def test_what_a_group_commits_leaves_receipts_and_going_back_is_told_as_such(
     pond: Pond,
 ) -> None:
@@ -124,7 +120,6 @@ async def test_what_a_group_commits_leaves_receipts_and_going_back_is_told_as_su
         assert (found.receipts, found.cursors) == (True, (3, 0))
 
 
-@pytest.mark.asyncio
 async def test_offsets_of_a_transaction_leave_receipts_when_it_is_committed(
     pond: Pond, implicit: bool
 ) -> None:
@@ -139,7 +134,6 @@ async def test_offsets_of_a_transaction_leave_receipts_when_it_is_committed(
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 0, 3, 0)]
 
 
-@pytest.mark.asyncio
 async def test_what_was_gone_over_is_told_apart_from_what_was_taken() -> None:
     async with open_broker() as broker:
         policy = Policy(live_entries=2, when_full=WhenFull.DROP_OLDEST)
@@ -153,7 +147,6 @@ async def test_what_was_gone_over_is_told_apart_from_what_was_taken() -> None:
         ]
 
 
-@pytest.mark.asyncio
 async def test_aborted_records_and_markers_are_gone_over_and_not_lost() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -166,7 +159,6 @@ async def test_aborted_records_and_markers_are_gone_over_and_not_lost() -> None:
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 2, 3, 0)]
 
 
-@pytest.mark.asyncio
 async def test_a_seek_is_told() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -177,7 +169,6 @@ async def test_a_seek_is_told() -> None:
         assert (await steps(broker))[-2:] == [("moved", 2, 1, 1, 0), ("taken", 1, 1, 2, 0)]
 
 
-@pytest.mark.asyncio
 async def test_receipts_begin_and_end_while_a_subscription_is_there() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -194,7 +185,6 @@ async def test_receipts_begin_and_end_while_a_subscription_is_there() -> None:
         assert await steps(broker) == [("begun", 1, 1, 1, 0), ("taken", 1, 1, 2, 0)]
 
 
-@pytest.mark.asyncio
 async def test_a_restart_in_between_leaves_each_receipt_once(pond: Pond) -> None:
     last = None
     for _ in range(3):
@@ -209,7 +199,6 @@ async def test_a_restart_in_between_leaves_each_receipt_once(pond: Pond) -> None
         assert taken == [(0, 1), (1, 2), (2, 3)]
 
 
-@pytest.mark.asyncio
 async def test_a_cursor_that_could_not_move_leaves_no_receipt_and_the_other_way_round() -> None:
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
@@ -224,7 +213,6 @@ async def test_a_cursor_that_could_not_move_leaves_no_receipt_and_the_other_way_
         assert (found.cursors, len(await steps(broker))) == ((0,), 1)
 
 
-@pytest.mark.asyncio
 async def test_who_goes_away_while_its_receipt_is_written_does_not_leave_it_twice() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -245,7 +233,6 @@ async def test_who_goes_away_while_its_receipt_is_written_does_not_leave_it_twic
         assert await steps(broker) == [("begun", 0, 0, 0, 0), ("taken", 0, 0, 1, 0)]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_of_receipts_that_was_deleted_begins_anew() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -259,7 +246,6 @@ async def test_a_topic_of_receipts_that_was_deleted_begins_anew() -> None:
         await deleting
 
 
-@pytest.mark.asyncio
 async def test_receipts_have_no_receipts() -> None:
     async with open_broker() as broker:
         await followed(broker)
@@ -268,7 +254,6 @@ async def test_receipts_have_no_receipts() -> None:
         assert await broker.subscribe(CALLER, NAME, RECEIPTS_TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_the_append_times_of_one_receipt_are_bounded() -> None:
     clock = Clock()
     async with open_broker(MemoryStore(clock), clock) as broker:

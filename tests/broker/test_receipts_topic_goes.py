@@ -7,8 +7,6 @@ import asyncio
 import json
 import uuid
 
-import pytest
-
 from quackmq.broker import Broker, Commit
 from quackmq.errors import UnknownTopic
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
@@ -58,7 +56,6 @@ async def kinds(broker: Broker) -> list[str]:
     return [json.loads(value)["kind"] for value in await values_in(broker, RECEIPTS_TOPIC)]
 
 
-@pytest.mark.asyncio
 async def test_a_group_that_commits_to_both_topics_and_a_deletion_do_not_wait_for_each_other() -> (
     None
 ):
@@ -96,7 +93,6 @@ class SlowEnds(MemoryStore):
         await self.go_on.wait()
 
 
-@pytest.mark.asyncio
 async def test_a_group_commits_while_the_topic_of_receipts_is_about_to_go() -> None:
     """It is not told that its own topic is unknown."""
     store = SlowEnds()
@@ -114,7 +110,6 @@ async def test_a_group_commits_while_the_topic_of_receipts_is_about_to_go() -> N
         assert await kinds(broker) == ["taken"]
 
 
-@pytest.mark.asyncio
 async def test_nor_with_a_reader_by_last_id_between_them() -> None:
     """The reader holds the one subscription and waits for the topic of receipts; its deletion waits
     for the other subscription, which the transaction's end must not hold while it waits for the

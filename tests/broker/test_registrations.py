@@ -34,8 +34,6 @@ from tests.kit.support import Clock
 from tests.kit.tables import each
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 OTHER = "geese"
 
 

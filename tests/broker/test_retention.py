@@ -34,7 +34,6 @@ DAY_MS = 24 * 3600 * 1000
 # --- age ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_entries_go_when_they_are_old_enough() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -54,7 +53,6 @@ async def test_entries_go_when_they_are_old_enough() -> None:
         assert await publish(broker, b"c") == 2
 
 
-@pytest.mark.asyncio
 async def test_age_counts_from_the_append_whatever_the_producer_says() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -64,7 +62,6 @@ async def test_age_counts_from_the_append_whatever_the_producer_says() -> None:
         assert await values_in(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_the_age_of_what_was_there_before_a_restart_is_known() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -83,7 +80,6 @@ async def test_the_age_of_what_was_there_before_a_restart_is_known() -> None:
             assert await values_in(broker) == left
 
 
-@pytest.mark.asyncio
 async def test_age_counts_also_for_what_was_published_before_it_mattered() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -100,7 +96,6 @@ async def test_age_counts_also_for_what_was_published_before_it_mattered() -> No
         assert await values_in(broker) == [b"b"]
 
 
-@pytest.mark.asyncio
 async def test_nothing_kept_goes_at_the_next_cleaning() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=0))
@@ -109,7 +104,6 @@ async def test_nothing_kept_goes_at_the_next_cleaning() -> None:
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_many_entries_over_a_long_time_go_in_small_steps() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -130,7 +124,6 @@ def _size(*values: bytes) -> int:
     return batch_of(*values).size
 
 
-@pytest.mark.asyncio
 async def test_the_oldest_go_while_enough_bytes_are_left() -> None:
     one = _size(b"12345")
     async with open_broker() as broker:
@@ -146,7 +139,6 @@ async def test_the_oldest_go_while_enough_bytes_are_left() -> None:
         assert await values_in(broker) == [b"ddddd", b"eeeee", b"f" * 20]
 
 
-@pytest.mark.asyncio
 async def test_never_less_than_told_is_kept() -> None:
     async with open_broker() as broker:
         keep_bytes = 2 * _size(b"12345") + 1
@@ -156,7 +148,6 @@ async def test_never_less_than_told_is_kept() -> None:
         assert len(await values_in(broker)) == 3
 
 
-@pytest.mark.asyncio
 async def test_where_no_size_can_be_told_only_what_is_new_counts() -> None:
     class Vague(MemoryStore):
         async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
@@ -179,7 +170,6 @@ async def test_where_no_size_can_be_told_only_what_is_new_counts() -> None:
         assert await values_in(broker) == [b"ddddd", b"eeeee"]
 
 
-@pytest.mark.asyncio
 async def test_the_sizes_of_what_was_there_before_a_restart_are_found_out() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -204,7 +194,6 @@ async def test_the_sizes_of_what_was_there_before_a_restart_are_found_out() -> N
         assert await values_in(broker) == [b"x" * 2000]
 
 
-@pytest.mark.asyncio
 async def test_the_walk_over_old_batches_stops_at_a_subscription() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -223,7 +212,6 @@ async def test_the_walk_over_old_batches_stops_at_a_subscription() -> None:
 # --- consumption --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_message_lives_until_every_subscriber_has_taken_it() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_until_consumed=True))
@@ -242,7 +230,6 @@ async def test_a_message_lives_until_every_subscriber_has_taken_it() -> None:
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_without_subscribers_nothing_counts_as_consumed() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_until_consumed=True))
@@ -261,7 +248,6 @@ async def test_without_subscribers_nothing_counts_as_consumed() -> None:
         assert await values_in(broker) == [b"b"]
 
 
-@pytest.mark.asyncio
 async def test_consumption_in_one_partition_lets_go_of_nothing_in_another() -> None:
     async with open_broker() as broker:
         policy = Policy(keep_until_consumed=True)
@@ -276,7 +262,6 @@ async def test_consumption_in_one_partition_lets_go_of_nothing_in_another() -> N
         assert sorted(left) == [[], [b"b" if message.record.value == b"a" else b"a"]]
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_holds_what_it_has_not_read_until_it_ends() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -293,7 +278,6 @@ async def test_a_subscription_holds_what_it_has_not_read_until_it_ends() -> None
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_holds_also_after_a_restart() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -312,7 +296,6 @@ async def test_a_subscription_holds_also_after_a_restart() -> None:
 # --- the cleaner --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_the_cleaner_comes_by_itself() -> None:
     async with open_broker(clean_interval_ms=1) as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=0))
@@ -322,7 +305,6 @@ async def test_the_cleaner_comes_by_itself() -> None:
                 await asyncio.sleep(0.001)
 
 
-@pytest.mark.asyncio
 async def test_an_error_in_one_topic_is_logged_with_its_name_and_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -351,7 +333,6 @@ async def test_an_error_in_one_topic_is_logged_with_its_name_and_stops_no_other(
         assert len(caplog.records) == 2
 
 
-@pytest.mark.asyncio
 async def test_the_cleaner_survives_what_nobody_expected(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(MemoryStore):
         is_broken = True
@@ -383,7 +364,6 @@ async def _until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.asyncio
 async def test_topics_that_let_go_of_nothing_are_not_looked_at() -> None:
     class Watched(MemoryStore):
         looks = 0
@@ -406,7 +386,6 @@ async def test_topics_that_let_go_of_nothing_are_not_looked_at() -> None:
         assert store.looks == looks, "nothing can have become old since"
 
 
-@pytest.mark.asyncio
 async def test_a_deleted_topic_is_cleaned_no_more() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=0))
@@ -415,7 +394,6 @@ async def test_a_deleted_topic_is_cleaned_no_more() -> None:
         await broker.clean()
 
 
-@pytest.mark.asyncio
 async def test_new_partitions_are_cleaned_too() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(keep_for_ms=0))
@@ -426,7 +404,6 @@ async def test_new_partitions_are_cleaned_too() -> None:
         assert await values_in(broker, partition=2) == []
 
 
-@pytest.mark.asyncio
 async def test_appends_that_were_on_their_way_when_the_policy_came_grow_old_too() -> None:
     clock = Clock()
     store = MemoryStore(clock)
@@ -447,7 +424,6 @@ async def _append_directly(store: MemoryStore, key: PartitionKey) -> None:
     await store.append([Append(key, batch_of(b"late"))])
 
 
-@pytest.mark.asyncio
 async def test_cleaning_while_publishing_loses_nothing_that_is_kept() -> None:
     clock = Clock()
     async with open_broker(clock=clock, clean_interval_ms=1) as broker:

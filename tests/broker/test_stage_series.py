@@ -43,7 +43,6 @@ async def commit(broker: Broker, turn: int, *receipts: Receipt, run: str = "a") 
     return committed.repeated
 
 
-@pytest.mark.asyncio
 async def test_a_turn_counts_once_whoever_stages_and_commits_it(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -64,7 +63,6 @@ async def test_a_turn_counts_once_whoever_stages_and_commits_it(pond: Pond) -> N
         assert await committed_values(broker) == [b"first"]
 
 
-@pytest.mark.asyncio
 async def test_a_turn_before_the_last_one_is_refused_and_some_may_be_left_out(
     pond: Pond,
 ) -> None:
@@ -85,7 +83,6 @@ async def test_a_turn_before_the_last_one_is_refused_and_some_may_be_left_out(
         assert len(broker.staging.series(CALLER)) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_stage_that_a_later_turn_has_overtaken_cannot_be_committed(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -97,7 +94,6 @@ async def test_a_stage_that_a_later_turn_has_overtaken_cannot_be_committed(pond:
         assert await committed_values(broker) == [b"4"]
 
 
-@pytest.mark.asyncio
 async def test_a_series_tells_the_topics_of_its_last_turn(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -116,7 +112,6 @@ async def test_a_series_tells_the_topics_of_its_last_turn(pond: Pond) -> None:
         assert broker.staging.series(CALLER)[SERIES].topics == ()
 
 
-@pytest.mark.asyncio
 async def test_two_that_commit_a_turn_at_once_add_it_once(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -128,7 +123,6 @@ async def test_two_that_commit_a_turn_at_once_add_it_once(pond: Pond) -> None:
         assert len(await committed_values(broker)) == 1
 
 
-@pytest.mark.asyncio
 async def test_a_turn_with_nothing_in_it_is_committed_too(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -138,7 +132,6 @@ async def test_a_turn_with_nothing_in_it_is_committed_too(pond: Pond) -> None:
             await broker.staging.commit(CALLER, "4/a", turn=Turn(SERIES, 4))
 
 
-@pytest.mark.asyncio
 async def test_stages_that_writers_left_make_room_for_new_ones(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -154,7 +147,6 @@ async def test_stages_that_writers_left_make_room_for_new_ones(pond: Pond) -> No
         assert await committed_values(broker) == [b"5"]
 
 
-@pytest.mark.asyncio
 async def test_a_stage_of_a_series_survives_a_restart_as_what_it_is(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -172,7 +164,6 @@ async def test_a_stage_of_a_series_survives_a_restart_as_what_it_is(pond: Pond) 
         assert await committed_values(broker) == [b"x"]
 
 
-@pytest.mark.asyncio
 async def test_a_series_is_remembered_longer_than_a_key_and_forgotten_when_told(
     pond: Pond,
 ) -> None:
@@ -194,7 +185,6 @@ async def test_a_series_is_remembered_longer_than_a_key_and_forgotten_when_told(
         assert not await commit(broker, 0, await write(broker, b"z", 0))
 
 
-@pytest.mark.asyncio
 async def test_series_have_a_bound_and_turns_a_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "STAGE_SERIES", 1)
     async with open_broker() as broker:
@@ -212,7 +202,6 @@ async def test_series_have_a_bound_and_turns_a_sense(monkeypatch: pytest.MonkeyP
         assert not await commit(broker, 1, await write(broker, b"y", 1))
 
 
-@pytest.mark.asyncio
 async def test_what_is_kept_of_a_series_comes_back_and_damage_is_named() -> None:
     store = MemoryStore(Clock())
     book, turn = SeriesRegistry(store), Turn("ein Name/1", 17)

@@ -55,7 +55,6 @@ async def hidden(pond: Pond) -> list[str]:
 # --- staging and committing ------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_is_staged_is_seen_by_nobody_and_holds_up_nobody(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -66,7 +65,6 @@ async def test_what_is_staged_is_seen_by_nobody_and_holds_up_nobody(pond: Pond) 
         assert set(broker.topics()) == {TOPIC, OTHER_TOPIC}
 
 
-@pytest.mark.asyncio
 async def test_a_commit_shows_all_parts_at_once(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -97,7 +95,6 @@ async def test_a_commit_shows_all_parts_at_once(pond: Pond) -> None:
     assert await hidden(pond) == []
 
 
-@pytest.mark.asyncio
 async def test_parts_that_the_commit_does_not_name_come_to_nothing(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -108,7 +105,6 @@ async def test_parts_that_the_commit_does_not_name_come_to_nothing(pond: Pond) -
         assert await committed_values(broker) == [b"second try", b"first try"]
 
 
-@pytest.mark.asyncio
 async def test_without_receipts_all_parts_are_committed(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -120,7 +116,6 @@ async def test_without_receipts_all_parts_are_committed(pond: Pond) -> None:
         assert (await broker.staging.commit(CALLER, KEY)).repeated
 
 
-@pytest.mark.asyncio
 async def test_a_large_stage_is_copied_piece_by_piece(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +130,6 @@ async def test_a_large_stage_is_copied_piece_by_piece(
         assert await committed_values(broker) == values
 
 
-@pytest.mark.asyncio
 async def test_a_stage_of_more_records_than_there_are_sequence_numbers_is_committed(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +154,6 @@ def _claiming(records: int) -> Batch:
     return Batch.parse(bytes(data))
 
 
-@pytest.mark.asyncio
 async def test_batches_are_taken_whatever_their_producer_and_compression(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -178,7 +171,6 @@ async def test_batches_are_taken_whatever_their_producer_and_compression(pond: P
         assert messages[1].record.key == b"key"
 
 
-@pytest.mark.asyncio
 async def test_commits_at_the_same_time_do_not_mix(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -197,7 +189,6 @@ async def test_commits_at_the_same_time_do_not_mix(pond: Pond) -> None:
 # --- once ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_repeated_commit_is_answered_like_the_first(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -212,7 +203,6 @@ async def test_a_repeated_commit_is_answered_like_the_first(pond: Pond) -> None:
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_key_is_not_committed_with_other_contents(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -231,7 +221,6 @@ async def test_a_key_is_not_committed_with_other_contents(pond: Pond) -> None:
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_contents_that_are_named_may_be_staged_anew(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -246,7 +235,6 @@ async def test_contents_that_are_named_may_be_staged_anew(pond: Pond) -> None:
             await broker.staging.commit(CALLER, KEY, [first], contents="offsets 0 to 9")
 
 
-@pytest.mark.asyncio
 async def test_nothing_can_be_committed_too(pond: Pond) -> None:
     async with pond.open() as broker:
         assert await broker.staging.commit(CALLER, KEY, []) == CommittedStage(
@@ -257,7 +245,6 @@ async def test_nothing_can_be_committed_too(pond: Pond) -> None:
             await broker.staging.commit(CALLER, "another")
 
 
-@pytest.mark.asyncio
 async def test_a_call_that_is_made_again_is_answered_like_the_first(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -276,7 +263,6 @@ async def test_a_call_that_is_made_again_is_answered_like_the_first(pond: Pond) 
         assert await committed_values(broker) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_commit_names_parts_as_they_are(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -297,7 +283,6 @@ async def test_a_commit_names_parts_as_they_are(pond: Pond) -> None:
 # --- never -----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_an_aborted_stage_leaves_nothing_and_its_key_is_free(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -314,7 +299,6 @@ async def test_an_aborted_stage_leaves_nothing_and_its_key_is_free(pond: Pond) -
     assert await hidden(pond) == []
 
 
-@pytest.mark.asyncio
 async def test_a_stage_that_is_left_goes_by_itself(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -336,7 +320,6 @@ async def test_a_stage_that_is_left_goes_by_itself(pond: Pond) -> None:
 # --- restarts and failures -------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_stage_survives_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -356,7 +339,6 @@ async def test_a_stage_survives_a_restart(pond: Pond) -> None:
         assert await committed_values(broker, partition=1) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_crash_finds_a_stage_as_it_was_or_committed(tmp_path: Path) -> None:
     directory = tmp_path / "pond"
     async with Pond("local", directory, Clock()).open() as broker:
@@ -372,7 +354,6 @@ async def test_a_crash_finds_a_stage_as_it_was_or_committed(tmp_path: Path) -> N
             assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_crash_in_the_middle_of_a_commit_leaves_the_stage_as_it_was() -> None:
     store = HaltingStore(Clock())
     async with open_broker(store) as broker:
@@ -408,7 +389,6 @@ class HaltingStore(FailingStore):
         return super().append(appends, cursors, states)
 
 
-@pytest.mark.asyncio
 async def test_a_commit_that_fails_is_undone_and_can_be_asked_for_again() -> None:
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
@@ -423,7 +403,6 @@ async def test_a_commit_that_fails_is_undone_and_can_be_asked_for_again() -> Non
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_goes_during_a_commit_makes_it_fail_or_goes_with_its_share(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +431,6 @@ async def test_a_topic_that_goes_during_a_commit_makes_it_fail_or_goes_with_its_
             await broker.create_topic(CALLER, OTHER_TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_nothing_is_added_to_a_stage_that_is_being_committed() -> None:
     store = SlowStore(Clock())
     store.released.set()

@@ -44,7 +44,6 @@ from tests.kit.support import Clock, batch_of, let_others_run
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_could_not_be_published_cannot_be_staged() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(batch_bytes=100))
@@ -61,7 +60,6 @@ async def test_what_could_not_be_published_cannot_be_staged() -> None:
         assert broker.staging.all(CALLER) == []
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_needs_subscribers_is_asked_at_the_commit() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(needs_subscriber=True))
@@ -73,7 +71,6 @@ async def test_a_topic_that_needs_subscribers_is_asked_at_the_commit() -> None:
         assert values_of(await get_all(broker)) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_hidden_topic_is_nobodys_to_use() -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -88,7 +85,6 @@ async def test_a_hidden_topic_is_nobodys_to_use() -> None:
         assert set(broker.topics()) == {TOPIC, OTHER_TOPIC}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["", "x" * 256, "\udcff"])
 async def test_names_have_bounds(name: str) -> None:
     async with open_broker() as broker:
@@ -105,7 +101,6 @@ async def test_names_have_bounds(name: str) -> None:
             await broker.staging.commit(CALLER, KEY, [], contents="x" * 2000)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("bound", "value"),
     [
@@ -131,7 +126,6 @@ async def test_stages_are_bounded(bound: str, value: int, monkeypatch: pytest.Mo
         await stage(broker, b"b", key=key, part="b")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("count", [0, limits.STAGE_CALL_BATCHES + 1])
 async def test_a_call_stages_some_batches_and_not_too_many(count: int) -> None:
     async with open_broker() as broker:
@@ -143,7 +137,6 @@ async def test_a_call_stages_some_batches_and_not_too_many(count: int) -> None:
             await stage(broker, b"x", number=-1)
 
 
-@pytest.mark.asyncio
 async def test_room_is_given_back_when_a_stage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "STAGED_BATCHES", 2)
     async with open_broker() as broker:
@@ -157,7 +150,6 @@ async def test_room_is_given_back_when_a_stage_ends(monkeypatch: pytest.MonkeyPa
                 await broker.staging.commit(CALLER, f"{turn}")
 
 
-@pytest.mark.asyncio
 async def test_a_broker_that_closes_stages_nothing(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -171,7 +163,6 @@ async def test_a_broker_that_closes_stages_nothing(pond: Pond) -> None:
             await call
 
 
-@pytest.mark.asyncio
 async def test_a_stage_that_was_never_answered_is_removed_at_the_start() -> None:
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
@@ -197,7 +188,6 @@ class BusyStore(MemoryStore):
         await self.has_room.wait()
 
 
-@pytest.mark.asyncio
 async def test_room_is_given_back_once_if_a_stage_ends_under_its_writer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

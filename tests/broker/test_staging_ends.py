@@ -39,7 +39,6 @@ async def spoil(store: Store, how: str) -> None:
     await store.append([Append(source, batch)])
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["poison", "nonsense"])
 async def test_a_damaged_stage_is_named_and_the_broker_opens_without_it(
     pond: Pond, how: str, caplog: pytest.LogCaptureFixture
@@ -82,7 +81,6 @@ class UnreadableStore(FailingStore):
         ]
 
 
-@pytest.mark.asyncio
 async def test_a_stage_whose_bytes_have_rotted_can_be_aborted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -99,7 +97,6 @@ async def test_a_stage_whose_bytes_have_rotted_can_be_aborted(
         assert not await broker.staging.abort(CALLER, KEY)
 
 
-@pytest.mark.asyncio
 async def test_no_receipt_is_given_for_what_a_commit_has_not_taken() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -119,7 +116,6 @@ async def test_no_receipt_is_given_for_what_a_commit_has_not_taken() -> None:
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_a_call_under_way_counts_if_the_commit_fails() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -148,7 +144,6 @@ class SilentStore(FailingStore):
         return await super().open_transactions(producer_id)
 
 
-@pytest.mark.asyncio
 async def test_why_a_commit_failed_is_told_also_if_giving_it_up_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -46,7 +46,6 @@ async def _publish_timed(broker: Broker, *timestamps: int, partition: int = 0) -
     await broker.publish(CALLER, broker.topic(TOPIC), partition, batch)
 
 
-@pytest.mark.asyncio
 @each(
     ("start", "expected"),
     [
@@ -74,7 +73,6 @@ async def test_a_subscription_starts_where_it_is_told_to(
         assert [message.lost for message in messages] == [0] * len(expected)
 
 
-@pytest.mark.asyncio
 async def test_an_offset_beyond_every_end_is_refused() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -87,7 +85,6 @@ async def test_an_offset_beyond_every_end_is_refused() -> None:
         assert values_of(await get_all(broker)) == [b"c"], "partition 0 starts at its end"
 
 
-@pytest.mark.asyncio
 async def test_the_end_is_pinned_when_the_subscription_begins() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -99,7 +96,6 @@ async def test_the_end_is_pinned_when_the_subscription_begins() -> None:
         assert values_of(await get_all(broker)) == [b"after"]
 
 
-@pytest.mark.asyncio
 async def test_a_second_subscription_of_a_name_changes_nothing() -> None:
     async with open_broker() as broker:
         assert await broker.subscribe(CALLER, NAME, TOPIC, "beginning")
@@ -108,14 +104,12 @@ async def test_a_second_subscription_of_a_name_changes_nothing() -> None:
         assert values_of(await get_all(broker)) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_many_subscribe_at_once_and_one_is_the_first() -> None:
     async with open_broker() as broker:
         calls = [broker.subscribe(CALLER, NAME, TOPIC) for _ in range(10)]
         assert sorted(await asyncio.gather(*calls)) == [False] * 9 + [True]
 
 
-@pytest.mark.asyncio
 async def test_subscriptions_are_listed_with_what_they_are() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -143,7 +137,6 @@ async def test_subscriptions_are_listed_with_what_they_are() -> None:
             await broker.subscriptions(CALLER, topic_name="swans")
 
 
-@pytest.mark.asyncio
 async def test_subscriptions_are_listed_in_pages() -> None:
     async with open_broker() as broker:
         everything = [(name, topic) for name in ("a", "b", "c") for topic in ("t1", "t2")]
@@ -163,7 +156,6 @@ async def test_subscriptions_are_listed_in_pages() -> None:
         assert [(each.name, each.topic_name) for each in of_topic] == [("b", "t2")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["", "two words", "x" * 256])
 async def test_a_name_that_is_none_creates_nothing(name: str) -> None:
     async with open_broker() as broker:
@@ -172,7 +164,6 @@ async def test_a_name_that_is_none_creates_nothing(name: str) -> None:
         assert not broker.topics()
 
 
-@pytest.mark.asyncio
 async def test_there_are_only_so_many_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "SUBSCRIPTIONS", 2)
     async with open_broker() as broker:
@@ -186,7 +177,6 @@ async def test_there_are_only_so_many_subscriptions(monkeypatch: pytest.MonkeyPa
         await broker.subscribe(CALLER, "d", TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_who_has_unsubscribed_is_unknown_and_starts_anew() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -213,7 +203,6 @@ async def test_who_has_unsubscribed_is_unknown_and_starts_anew() -> None:
         assert len(await broker.subscriptions(CALLER)) == 1
 
 
-@pytest.mark.asyncio
 async def test_unsubscribing_lasts() -> None:
     store = MemoryStore()
     async with open_broker(store) as broker:
@@ -224,7 +213,6 @@ async def test_unsubscribing_lasts() -> None:
             await get(broker)
 
 
-@pytest.mark.asyncio
 async def test_unsubscribing_ends_a_get_that_waits() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
@@ -235,7 +223,6 @@ async def test_unsubscribing_ends_a_get_that_waits() -> None:
             await waiting
 
 
-@pytest.mark.asyncio
 async def test_deleting_the_topic_ends_a_get_that_waits() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
@@ -246,7 +233,6 @@ async def test_deleting_the_topic_ends_a_get_that_waits() -> None:
             await waiting
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_that_cannot_be_kept_is_not_there() -> None:
     class Full(MemoryStore):
         async def put_state(self, key: str, value: bytes | None, expected_version: int) -> State:
@@ -271,7 +257,6 @@ class _SlowStates(MemoryStore):
         return state
 
 
-@pytest.mark.asyncio
 async def test_a_subscription_whose_caller_went_away_is_carried_through() -> None:
     store = _SlowStates()
     async with open_broker(store) as broker:
@@ -282,7 +267,6 @@ async def test_a_subscription_whose_caller_went_away_is_carried_through() -> Non
         assert not await broker.subscribe(CALLER, NAME, TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_deleted_under_a_new_subscription_takes_it_along() -> None:
     store = _SlowStates()
     async with open_broker(store) as broker:
@@ -323,7 +307,6 @@ class _Ordered(MemoryStore):
         await self._turn("topic")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "order",
     [
@@ -356,7 +339,6 @@ async def test_unsubscribing_while_the_topic_goes_is_done_when_the_subscription_
 # --- ephemeral topics ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_an_ephemeral_topic_comes_with_the_first_subscription_and_goes_with_the_last() -> (
     None
 ):
@@ -379,7 +361,6 @@ async def test_an_ephemeral_topic_comes_with_the_first_subscription_and_goes_wit
         assert await broker.subscriptions(CALLER) == []
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_not_ephemeral_outlives_its_subscriptions() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
@@ -387,7 +368,6 @@ async def test_a_topic_that_is_not_ephemeral_outlives_its_subscriptions() -> Non
         assert TOPIC in broker.topics()
 
 
-@pytest.mark.asyncio
 async def test_who_subscribes_while_the_last_one_leaves_has_a_topic() -> None:
     async with open_broker(default_policy=Policy(ephemeral=True)) as broker:
         await broker.subscribe(CALLER, "old", TOPIC)

@@ -43,8 +43,6 @@ from tests.broker.support import (
 )
 from tests.kit.support import Clock
 
-pytestmark = pytest.mark.asyncio
-
 
 async def note(
     broker: Broker,

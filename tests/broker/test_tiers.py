@@ -47,7 +47,6 @@ def exact_times(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 # --- one by one ----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_age_reaches_into_the_archive_and_cuts_files() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -72,7 +71,6 @@ async def test_age_reaches_into_the_archive_and_cuts_files() -> None:
         assert await publish(broker, b"e") == 4
 
 
-@pytest.mark.asyncio
 async def test_the_age_of_what_is_archived_is_known_after_a_restart() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -88,7 +86,6 @@ async def test_the_age_of_what_is_archived_is_known_after_a_restart() -> None:
             tiers.clock.advance(300)
 
 
-@pytest.mark.asyncio
 async def test_an_age_that_the_archive_has_from_a_region_errs_towards_keeping(
     tmp_path: Path,
 ) -> None:
@@ -108,7 +105,6 @@ async def test_an_age_that_the_archive_has_from_a_region_errs_towards_keeping(
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_a_file_that_is_missing_is_not_taken_for_old() -> None:
     """Somebody may put it back."""
     tiers = Tiers()
@@ -135,7 +131,6 @@ async def test_a_file_that_is_missing_is_not_taken_for_old() -> None:
         assert tiers.manifest(key).files == ()
 
 
-@pytest.mark.asyncio
 async def test_bytes_count_as_they_lie_in_each_tier_and_whole_files_go() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -164,7 +159,6 @@ async def test_bytes_count_as_they_lie_in_each_tier_and_whole_files_go() -> None
         assert await values_in(broker) == [b"new" * 50, b"x"]
 
 
-@pytest.mark.asyncio
 async def test_no_archived_row_is_read_to_count_bytes() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -178,7 +172,6 @@ async def test_no_archived_row_is_read_to_count_bytes() -> None:
         assert tiers.disk.reads == []
 
 
-@pytest.mark.asyncio
 async def test_what_grows_by_being_archived_is_looked_at_without_anything_published() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -196,7 +189,6 @@ async def test_what_grows_by_being_archived_is_looked_at_without_anything_publis
         assert await values_in(broker) == [b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_message_lives_in_the_archive_until_every_subscriber_has_taken_it() -> None:
     """D3, with Q8's archive."""
     tiers = Tiers()
@@ -218,7 +210,6 @@ async def test_a_message_lives_in_the_archive_until_every_subscriber_has_taken_i
         assert tiers.manifest(key_of(topic)).first_offset == 1
 
 
-@pytest.mark.asyncio
 async def test_a_hold_over_archived_bytes_has_its_bound_too() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -235,7 +226,6 @@ async def test_a_hold_over_archived_bytes_has_its_bound_too() -> None:
         assert (message.record.value, message.lost) == (b"b" * 100, 1)
 
 
-@pytest.mark.asyncio
 async def test_a_file_is_cut_now_and_then_and_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "ARCHIVE_CUT_MS", 5_000)
     tiers = Tiers()
@@ -260,7 +250,6 @@ async def test_a_file_is_cut_now_and_then_and_goes_at_once(monkeypatch: pytest.M
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_dropping_the_oldest_out_of_an_archive_waits_for_the_cleaner() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -278,7 +267,6 @@ async def test_dropping_the_oldest_out_of_an_archive_waits_for_the_cleaner() -> 
         assert await values_in(broker) == [b"d", b"e", b"f"], "the log is cut at once"
 
 
-@pytest.mark.asyncio
 async def test_who_publishes_does_not_wait_while_the_cleaner_waits_for_the_archive() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -300,7 +288,6 @@ async def test_who_publishes_does_not_wait_while_the_cleaner_waits_for_the_archi
         assert await values_in(broker) == [b"d", b"e", b"f"]
 
 
-@pytest.mark.asyncio
 async def test_an_archive_that_cannot_be_cut_is_named_and_keeps_no_other_topic_back() -> None:
     tiers = Tiers()
     async with tiers.broker() as broker:
@@ -324,14 +311,12 @@ async def test_an_archive_that_cannot_be_cut_is_named_and_keeps_no_other_topic_b
 # --- anything in any order -----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(effort.of(30)))
 async def test_exactly_what_the_policy_lets_go_of_goes_from_every_tier(seed: int) -> None:
     """Q7, Q8, D3, M4."""
     await _run(seed, Tiers(), is_exact=True)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(100, 100 + effort.of(8)))
 async def test_nothing_goes_that_the_policy_keeps_where_indexes_tell_less(
     seed: int, tmp_path: Path
@@ -361,7 +346,6 @@ async def _begun(tiers: Tiers, truth: Truth, broker: Broker, is_exact: bool) -> 
 # --- and crashes in between ----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(200, 200 + effort.of(6)))
 async def test_a_crash_while_something_goes_takes_nothing_else_along(
     seed: int, tmp_path: Path

@@ -62,7 +62,6 @@ def test_the_latest_record_is_found_wherever_it_is(batches: list[list[int]], fir
     assert asyncio.run(found()) == expected
 
 
-@pytest.mark.asyncio
 async def test_where_times_grow_the_store_is_asked_twice() -> None:
     store = AskedStore(Clock())
     async with open_broker(store) as broker:
@@ -74,7 +73,6 @@ async def test_where_times_grow_the_store_is_asked_twice() -> None:
     assert store.asked == 2
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_cannot_be_opened_counts_by_its_header() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -84,7 +82,6 @@ async def test_a_batch_that_cannot_be_opened_counts_by_its_header() -> None:
         assert await broker.max_timestamp(CALLER, key_of(topic)) == OffsetTime(2, 300)
 
 
-@pytest.mark.asyncio
 async def test_records_without_a_time_are_not_the_latest() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -119,7 +116,6 @@ class ChangedMeanwhile(MemoryStore):
         return results
 
 
-@pytest.mark.asyncio
 async def test_a_time_whose_record_was_trimmed_meanwhile_leads_to_the_next_one() -> None:
     store = ChangedMeanwhile()
     async with open_broker(store) as broker:
@@ -130,7 +126,6 @@ async def test_a_time_whose_record_was_trimmed_meanwhile_leads_to_the_next_one()
         assert await broker.offset_for_time(CALLER, key_of(topic), 200) == OffsetTime(2, 300)
 
 
-@pytest.mark.asyncio
 async def test_a_time_in_a_damaged_batch_leads_to_its_first_offset_and_never_later() -> None:
     store = ChangedMeanwhile()
     async with open_broker(store) as broker:
@@ -141,7 +136,6 @@ async def test_a_time_in_a_damaged_batch_leads_to_its_first_offset_and_never_lat
         assert await broker.offset_for_time(CALLER, key_of(topic), 250) == OffsetTime(1, 250)
 
 
-@pytest.mark.asyncio
 async def test_a_lookup_by_time_tells_of_a_disk_that_cannot_be_read() -> None:
     store = ChangedMeanwhile()
     async with open_broker(store) as broker:

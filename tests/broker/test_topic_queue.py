@@ -33,7 +33,6 @@ async def numbers_of(queue: TopicQueue, last: int = 0) -> list[int]:
     return numbers
 
 
-@pytest.mark.asyncio
 async def test_q5_entries_are_numbered_from_1_with_time_publisher_and_content(pond: Pond) -> None:
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -49,7 +48,6 @@ async def test_q5_entries_are_numbered_from_1_with_time_publisher_and_content(po
         assert await TopicQueue(broker, TOPIC).enqueue("donald", b"again") == 3
 
 
-@pytest.mark.asyncio
 async def test_q5_who_is_behind_gets_the_next_newer_entry() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -70,7 +68,6 @@ async def test_q5_who_is_behind_gets_the_next_newer_entry() -> None:
         assert await values_in(broker) == [b"a", b"b", b"c"], "the history is whole (Q8)"
 
 
-@pytest.mark.asyncio
 async def test_q6_a_full_queue_takes_nothing_until_old_entries_have_left() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
@@ -87,7 +84,6 @@ async def test_q6_a_full_queue_takes_nothing_until_old_entries_have_left() -> No
         assert await numbers_of(queue) == [4]
 
 
-@pytest.mark.asyncio
 async def test_q6_who_waits_for_room_has_one_pending_entry_and_hears_of_it() -> None:
     clock = Clock()
     policy = Policy(live_entries=1, live_for_ms=1_000, when_full=WhenFull.WAIT)
@@ -104,7 +100,6 @@ async def test_q6_who_waits_for_room_has_one_pending_entry_and_hears_of_it() -> 
         assert pending.result() == 2
 
 
-@pytest.mark.asyncio
 async def test_q5_a_queue_that_never_refuses_holds_the_newest() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(live_entries=3))
@@ -116,7 +111,6 @@ async def test_q5_a_queue_that_never_refuses_holds_the_newest() -> None:
         assert await queue.dequeue() == 4
 
 
-@pytest.mark.asyncio
 async def test_q5_an_entry_takes_quacksize_bytes_at_the_most() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -126,7 +120,6 @@ async def test_q5_an_entry_takes_quacksize_bytes_at_the_most() -> None:
             await queue.enqueue("donald", b"x" * 11)
 
 
-@pytest.mark.asyncio
 async def test_entries_of_other_doors_are_in_the_queue_and_what_cannot_be_read_is_gone_over() -> (
     None
 ):
@@ -142,7 +135,6 @@ async def test_entries_of_other_doors_are_in_the_queue_and_what_cannot_be_read_i
         assert await numbers_of(queue) == [4]
 
 
-@pytest.mark.asyncio
 async def test_a_queue_is_one_partition_of_a_topic_that_is_there() -> None:
     async with open_broker() as broker:
         with pytest.raises(UnknownTopic):

@@ -27,7 +27,6 @@ from tests.broker.support import CALLER, LONG_MS, NAME, TOPIC, get, key_of, open
 from tests.kit.support import Clock, batch_of, let_others_run
 
 
-@pytest.mark.asyncio
 async def test_a_topic_is_found_by_name_and_by_id() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=3, policy=Policy(keep_bytes=5))
@@ -36,7 +35,6 @@ async def test_a_topic_is_found_by_name_and_by_id() -> None:
         assert dict(broker.topics()) == {TOPIC: topic}
 
 
-@pytest.mark.asyncio
 async def test_a_topic_gets_the_default_partitions_and_policy() -> None:
     policy = Policy(keep_for_ms=1000)
     async with open_broker(default_partitions=4, default_policy=policy) as broker:
@@ -44,7 +42,6 @@ async def test_a_topic_gets_the_default_partitions_and_policy() -> None:
         assert (topic.partitions, topic.policy) == (4, policy)
 
 
-@pytest.mark.asyncio
 async def test_unknown_topics_are_named() -> None:
     async with open_broker() as broker:
         with pytest.raises(UnknownTopic, match="geese"):
@@ -59,7 +56,6 @@ async def test_unknown_topics_are_named() -> None:
             await broker.offsets(CALLER, PartitionKey(uuid.uuid4(), 0))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("validate_only", [False, True])
 async def test_what_cannot_be_created_is_refused(validate_only: bool) -> None:
     async with open_broker() as broker:
@@ -79,7 +75,6 @@ async def test_what_cannot_be_created_is_refused(validate_only: bool) -> None:
         assert list(broker.topics()) == [TOPIC]
 
 
-@pytest.mark.asyncio
 async def test_validating_creates_nothing() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2, validate_only=True)
@@ -87,14 +82,12 @@ async def test_validating_creates_nothing() -> None:
         assert not broker.topics()
 
 
-@pytest.mark.asyncio
 async def test_many_first_uses_at_once_create_one_topic() -> None:
     async with open_broker() as broker:
         topics = await asyncio.gather(*(broker.ensure_topic(CALLER, TOPIC) for _ in range(20)))
         assert len({topic.id for topic in topics}) == 1
 
 
-@pytest.mark.asyncio
 async def test_nothing_comes_to_life_where_that_is_not_wanted() -> None:
     async with open_broker(auto_create_topics=False) as broker:
         with pytest.raises(UnknownTopic, match="create it first"):
@@ -105,14 +98,12 @@ async def test_nothing_comes_to_life_where_that_is_not_wanted() -> None:
             await broker.subscribe(CALLER, NAME, TOPIC)
 
 
-@pytest.mark.asyncio
 async def test_an_illegal_name_does_not_come_to_life() -> None:
     async with open_broker() as broker:
         with pytest.raises(IllegalTopicName):
             await broker.ensure_topic(CALLER, "no spaces")
 
 
-@pytest.mark.asyncio
 async def test_a_topic_can_get_more_partitions_never_fewer() -> None:
     async with open_broker() as broker:
         old = await broker.create_topic(CALLER, TOPIC)
@@ -127,7 +118,6 @@ async def test_a_topic_can_get_more_partitions_never_fewer() -> None:
             await broker.alter_topic(CALLER, TOPIC, partitions=1)
 
 
-@pytest.mark.asyncio
 async def test_a_policy_can_be_made_of_the_one_that_is_there() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -139,7 +129,6 @@ async def test_a_policy_can_be_made_of_the_one_that_is_there() -> None:
         assert broker.topic(TOPIC).policy == Policy(keep_for_ms=1, keep_bytes=2)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_made_anew_inherits_nothing() -> None:
     async with open_broker() as broker:
         old = await broker.create_topic(CALLER, TOPIC)
@@ -156,7 +145,6 @@ async def test_a_topic_made_anew_inherits_nothing() -> None:
         assert await broker.get(CALLER, NAME, TOPIC, None) is None
 
 
-@pytest.mark.asyncio
 async def test_remains_of_a_deleted_topics_subscriptions_are_cleared_away_at_open() -> None:
     store = MemoryStore(Clock())
     async with open_broker(store) as broker:
@@ -169,7 +157,6 @@ async def test_remains_of_a_deleted_topics_subscriptions_are_cleared_away_at_ope
         assert not await store.states("subscription/")
 
 
-@pytest.mark.asyncio
 async def test_a_new_broker_finds_what_the_old_one_made() -> None:
     store = MemoryStore(Clock())
     async with open_broker(store) as broker:
@@ -195,7 +182,6 @@ class _SlowCatalogStore(MemoryStore):
         return topic
 
 
-@pytest.mark.asyncio
 async def test_a_creation_whose_caller_went_away_is_carried_through() -> None:
     store = _SlowCatalogStore()
     async with open_broker(store) as broker:
@@ -213,7 +199,6 @@ async def test_a_creation_whose_caller_went_away_is_carried_through() -> None:
 # --- the end ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_closed_broker_refuses_every_call() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -245,7 +230,6 @@ async def test_a_closed_broker_refuses_every_call() -> None:
             await call
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_reads_and_gets_that_wait() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -260,7 +244,6 @@ async def test_closing_ends_reads_and_gets_that_wait() -> None:
             await waiting
 
 
-@pytest.mark.asyncio
 async def test_a_reader_that_waits_is_woken_by_a_publish() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)

@@ -51,7 +51,6 @@ from tests.kit.waiting import until
 # --- restarts ------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_an_open_transaction_is_found_again_and_goes_on(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -74,7 +73,6 @@ async def test_an_open_transaction_is_found_again_and_goes_on(pond: Pond, implic
         assert await committed_values(broker, OTHER_TOPIC) == [b"b"]
 
 
-@pytest.mark.asyncio
 async def test_what_was_added_before_a_restart_may_be_written_to_after_it(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -90,7 +88,6 @@ async def test_what_was_added_before_a_restart_may_be_written_to_after_it(pond: 
             await duck.write(b"b")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("had_committed", [False, True])
 async def test_what_was_added_before_a_restart_and_not_written_to_can_be_aborted(
     pond: Pond, had_committed: bool
@@ -110,7 +107,6 @@ async def test_what_was_added_before_a_restart_and_not_written_to_can_be_aborted
             await duck.commit()
 
 
-@pytest.mark.asyncio
 async def test_a_crash_leaves_an_open_transaction_open_and_an_ended_one_ended(
     tmp_path: Path, implicit: bool
 ) -> None:
@@ -134,7 +130,6 @@ async def test_a_crash_leaves_an_open_transaction_open_and_an_ended_one_ended(
         assert await committed_values(broker) == [b"a", b"b"]
 
 
-@pytest.mark.asyncio
 async def test_what_is_open_of_a_producer_that_nobody_knows_is_aborted(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -273,7 +268,6 @@ async def test_an_id_that_is_not_used_is_forgotten() -> None:
 # --- topics that go, and full ones ------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_transaction_ends_without_the_topics_that_were_deleted(
     pond: Pond, implicit: bool
 ) -> None:
@@ -294,7 +288,6 @@ async def test_a_transaction_ends_without_the_topics_that_were_deleted(
         assert isinstance(outcome, UnknownTopic)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_may_go_while_a_transaction_ends(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -328,7 +321,6 @@ async def test_a_batch_that_waits_for_room_does_not_outlive_its_transaction() ->
         assert await values_in(broker) == []
 
 
-@pytest.mark.asyncio
 async def test_a_full_topic_refuses_within_a_transaction_as_without() -> None:
     policy = Policy(live_entries=1, when_full=WhenFull.REFUSE)
     async with open_broker() as broker:
@@ -344,7 +336,6 @@ async def test_a_full_topic_refuses_within_a_transaction_as_without() -> None:
 # --- at the same time ------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_nothing_gets_into_a_transaction_that_is_being_ended() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -366,7 +357,6 @@ async def test_nothing_gets_into_a_transaction_that_is_being_ended() -> None:
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_an_end_is_carried_through_also_if_its_caller_goes_away() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -384,7 +374,6 @@ async def test_an_end_is_carried_through_also_if_its_caller_goes_away() -> None:
         await until(lambda: state_of(broker) is TransactionState.COMPLETE_COMMIT)
 
 
-@pytest.mark.asyncio
 async def test_many_instances_that_begin_at_once_leave_one(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -401,7 +390,6 @@ async def test_many_instances_that_begin_at_once_leave_one(pond: Pond) -> None:
         await last.commit()
 
 
-@pytest.mark.asyncio
 async def test_a_broker_that_closes_leaves_transactions_for_the_next_start(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)

@@ -54,7 +54,6 @@ from tests.kit.waiting import until
 TARGET = "targets"
 
 
-@pytest.mark.asyncio
 async def test_offsets_are_committed_with_the_records_and_not_before(
     pond: Pond, implicit: bool
 ) -> None:
@@ -80,7 +79,6 @@ async def test_offsets_are_committed_with_the_records_and_not_before(
         assert [each.name for each in broker.groups.all(CALLER)] == [GROUP]
 
 
-@pytest.mark.asyncio
 async def test_offsets_of_an_aborted_transaction_are_forgotten(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -96,7 +94,6 @@ async def test_offsets_of_an_aborted_transaction_are_forgotten(pond: Pond, impli
         assert await committed(broker) == {(TOPIC, 0): 2}
 
 
-@pytest.mark.asyncio
 async def test_the_last_of_several_offsets_counts(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -109,7 +106,6 @@ async def test_the_last_of_several_offsets_counts(pond: Pond) -> None:
         assert await committed(broker) == {(TOPIC, 0): 5, (TOPIC, 1): 7}
 
 
-@pytest.mark.asyncio
 async def test_pending_offsets_survive_a_restart(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -127,7 +123,6 @@ async def test_pending_offsets_survive_a_restart(pond: Pond, implicit: bool) -> 
         assert await committed(broker) == {(TOPIC, 0): 3}
 
 
-@pytest.mark.asyncio
 async def test_a_crash_finds_records_and_offsets_together(tmp_path: Path) -> None:
     directory = tmp_path / "pond"
     async with Pond("local", directory, Clock()).open() as broker:
@@ -166,7 +161,6 @@ async def test_offsets_alone_make_a_transaction_that_times_out() -> None:
 # --- who may -------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_leader_epochs_are_kept_through_a_restart_and_committed(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=3)
@@ -191,7 +185,6 @@ async def test_leader_epochs_are_kept_through_a_restart_and_committed(pond: Pond
         ]
 
 
-@pytest.mark.asyncio
 async def test_the_older_way_says_first_that_it_will_commit_offsets() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -207,7 +200,6 @@ async def test_the_older_way_says_first_that_it_will_commit_offsets() -> None:
             await commit_offsets(CALLER, duck.ref, "other", NOBODY, commits, implicit=False)
 
 
-@pytest.mark.asyncio
 async def test_a_member_of_a_past_generation_does_not_commit() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -225,7 +217,6 @@ async def test_a_member_of_a_past_generation_does_not_commit() -> None:
         assert await committed(broker) == {(TOPIC, 0): 1}
 
 
-@pytest.mark.asyncio
 async def test_clients_that_name_no_member_commit_beside_live_ones() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -237,7 +228,6 @@ async def test_clients_that_name_no_member_commit_beside_live_ones() -> None:
         assert await committed(broker) == {(TOPIC, 0): 1}
 
 
-@pytest.mark.asyncio
 async def test_a_rebalance_that_is_not_over_does_not_matter() -> None:
     async with open_broker() as broker:
         key = key_of(await broker.create_topic(CALLER, TOPIC))
@@ -248,7 +238,6 @@ async def test_a_rebalance_that_is_not_over_does_not_matter() -> None:
         assert await duck.send_offsets({key: 1}, member=member.ref) == [None]
 
 
-@pytest.mark.asyncio
 async def test_each_offset_is_answered_for_itself() -> None:
     async with open_broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC)
@@ -267,7 +256,6 @@ async def test_each_offset_is_answered_for_itself() -> None:
         assert await committed(broker) == {(TOPIC, 0): 2}
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_is_used_by_last_id_is_not_committed_to() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
@@ -317,7 +305,6 @@ async def test_what_a_subscription_held_is_let_go_of_by_a_commit() -> None:
         assert await values_in(broker) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_who_asks_for_offsets_while_they_are_committed_waits_for_them() -> None:
     store = SlowStore(Clock())
     store.released.set()
@@ -338,7 +325,6 @@ async def test_who_asks_for_offsets_while_they_are_committed_waits_for_them() ->
         assert (await asking)[key].offset == 3
 
 
-@pytest.mark.asyncio
 async def test_two_transactions_commit_offsets_of_the_same_groups_at_once(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=2)
@@ -358,7 +344,6 @@ async def test_two_transactions_commit_offsets_of_the_same_groups_at_once(pond: 
 # --- bounds --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_offsets_of_one_transaction_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "TRANSACTION_GROUPS", 2)
     async with open_broker() as broker:
@@ -378,7 +363,6 @@ async def test_offsets_of_one_transaction_are_bounded(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.sweep
-@pytest.mark.asyncio
 async def test_a_transaction_may_commit_as_much_as_fits(pond: Pond) -> None:
     async with pond.open() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, partitions=1_000)

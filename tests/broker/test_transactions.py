@@ -46,7 +46,6 @@ from tests.kit.support import batch_of, batches_of
 # --- what becomes visible ------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_nothing_of_a_transaction_is_seen_before_it_is_committed(
     pond: Pond, implicit: bool
 ) -> None:
@@ -63,7 +62,6 @@ async def test_nothing_of_a_transaction_is_seen_before_it_is_committed(
         assert await committed_values(broker, OTHER_TOPIC, 1) == [b"c"]
 
 
-@pytest.mark.asyncio
 async def test_what_is_aborted_is_never_seen(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -80,7 +78,6 @@ async def test_what_is_aborted_is_never_seen(pond: Pond, implicit: bool) -> None
         assert await committed_values(broker) == [b"plain", b"kept"]
 
 
-@pytest.mark.asyncio
 async def test_what_is_published_behind_an_open_transaction_waits_for_it(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -98,7 +95,6 @@ async def test_what_is_published_behind_an_open_transaction_waits_for_it(pond: P
         assert await stable(broker) == 5
 
 
-@pytest.mark.asyncio
 async def test_every_partition_of_a_transaction_gets_its_marker(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -123,7 +119,6 @@ async def last_batch(broker: Broker, topic: str) -> Batch:
 # --- beginning and ending ------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_the_newer_way_takes_an_epoch_a_transaction(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -136,7 +131,6 @@ async def test_the_newer_way_takes_an_epoch_a_transaction(pond: Pond) -> None:
         assert await duck.abort() == (producer_id, 2)
 
 
-@pytest.mark.asyncio
 async def test_the_older_way_keeps_the_epoch_and_goes_on_counting(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -148,7 +142,6 @@ async def test_the_older_way_keeps_the_epoch_and_goes_on_counting(pond: Pond) ->
         assert await committed_values(broker) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.asyncio
 async def test_a_repeated_end_is_answered_like_the_first(pond: Pond, implicit: bool) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -167,7 +160,6 @@ async def test_a_repeated_end_is_answered_like_the_first(pond: Pond, implicit: b
         assert await broker.transactions.end(CALLER, before, True, bump_epoch=implicit) == after
 
 
-@pytest.mark.asyncio
 async def test_an_end_without_a_beginning_is_refused(pond: Pond) -> None:
     async with pond.open() as broker:
         duck = Transactor(broker, implicit=False)
@@ -185,7 +177,6 @@ async def test_an_end_without_a_beginning_is_refused(pond: Pond) -> None:
         )
 
 
-@pytest.mark.asyncio
 async def test_a_partition_that_was_not_added_is_not_written_to_in_the_older_way() -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -202,7 +193,6 @@ async def test_a_partition_that_was_not_added_is_not_written_to_in_the_older_way
         assert await values_in(broker, partition=1) == []
 
 
-@pytest.mark.asyncio
 async def test_partitions_are_added_all_or_none() -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -217,7 +207,6 @@ async def test_partitions_are_added_all_or_none() -> None:
             await duck.write(b"a")
 
 
-@pytest.mark.asyncio
 async def test_a_batch_without_a_transactional_id_or_of_another_producer_is_refused() -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -238,7 +227,6 @@ async def test_a_batch_without_a_transactional_id_or_of_another_producer_is_refu
             await broker.publish(CALLER, topic, 0, batch)
 
 
-@pytest.mark.asyncio
 async def test_a_refused_batch_leaves_a_transaction_that_can_be_aborted(implicit: bool) -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -263,7 +251,6 @@ async def test_a_refused_batch_leaves_a_transaction_that_can_be_aborted(implicit
 # --- fencing -------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_second_instance_aborts_what_is_open_and_fences_the_first(
     pond: Pond, implicit: bool
 ) -> None:
@@ -289,7 +276,6 @@ async def test_a_second_instance_aborts_what_is_open_and_fences_the_first(
         assert await committed_values(broker) == [b"kept"]
 
 
-@pytest.mark.asyncio
 async def test_a_producer_that_names_its_epoch_goes_on_with_the_next(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -308,7 +294,6 @@ async def test_a_producer_that_names_its_epoch_goes_on_with_the_next(pond: Pond)
             await broker.transactions.init(CALLER, ID, TIMEOUT_MS, producer_id, epoch + 1)
 
 
-@pytest.mark.asyncio
 async def test_a_late_beginning_does_not_abort_what_its_successor_has_open() -> None:
     async with open_broker() as broker:
         await topics(broker)
@@ -322,7 +307,6 @@ async def test_a_late_beginning_does_not_abort_what_its_successor_has_open() -> 
         assert await committed_values(broker) == [b"kept"]
 
 
-@pytest.mark.asyncio
 async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
     pond: Pond, implicit: bool
 ) -> None:
@@ -349,7 +333,6 @@ async def test_a_producer_whose_epochs_are_used_up_gets_another_id(
         assert await committed_values(broker) == [b"a", b"b"]
 
 
-@pytest.mark.asyncio
 async def test_the_last_epoch_still_can_be_fenced(pond: Pond) -> None:
     standing = TransactionalIdState(41, LAST_EPOCH - 1, TransactionState.EMPTY, TIMEOUT_MS, 0)
     async with pond.open_store() as store:
@@ -371,7 +354,6 @@ async def test_the_last_epoch_still_can_be_fenced(pond: Pond) -> None:
 # --- looking, and bounds -----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_transactions_are_listed_and_described(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
@@ -400,7 +382,6 @@ async def test_transactions_are_listed_and_described(pond: Pond) -> None:
         assert producers[two.producer.producer_id].epoch == two.producer.epoch
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("timeout_ms", [-1, 0, broker_limits.TRANSACTION_MAX_MS + 1])
 async def test_a_timeout_has_bounds(timeout_ms: int) -> None:
     async with open_broker() as broker:
@@ -408,7 +389,6 @@ async def test_a_timeout_has_bounds(timeout_ms: int) -> None:
             await Transactor(broker).init(timeout_ms=timeout_ms)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("transactional_id", ["", "x" * 256, "\udcff"])
 async def test_a_transactional_id_has_bounds(transactional_id: str) -> None:
     async with open_broker() as broker:
@@ -418,7 +398,6 @@ async def test_a_transactional_id_has_bounds(transactional_id: str) -> None:
             broker.transactions.describe(CALLER, transactional_id)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["a/b/c", "7/x", "ütf", "x" * 255])
 async def test_any_other_text_can_be_a_transactional_id(pond: Pond, name: str) -> None:
     async with pond.open() as broker:
@@ -431,7 +410,6 @@ async def test_any_other_text_can_be_a_transactional_id(pond: Pond, name: str) -
         assert broker.transactions.pending_offsets(CALLER, name)
 
 
-@pytest.mark.asyncio
 async def test_ids_and_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_limits, "TRANSACTIONAL_IDS", 2)
     monkeypatch.setattr(broker_limits, "TRANSACTION_PARTITIONS", 1)
@@ -449,7 +427,6 @@ async def test_ids_and_partitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -
         assert await committed_values(broker) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_nobody_is_known_by_asking(pond: Pond) -> None:
     async with pond.open() as broker:
         nobody = ProducerRef("nobody", 1, 0)

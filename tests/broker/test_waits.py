@@ -24,7 +24,6 @@ class Ended(Exception):
     pass
 
 
-@pytest.mark.asyncio
 async def test_a_wait_is_ended_with_an_error_and_its_task_goes_on() -> None:
     waits = Waits()
 
@@ -44,7 +43,6 @@ async def test_a_wait_is_ended_with_an_error_and_its_task_goes_on() -> None:
     assert task.cancelling() == 0
 
 
-@pytest.mark.asyncio
 async def test_a_cancellation_by_somebody_else_stays_one() -> None:
     waits = Waits()
     task = asyncio.create_task(waits.wait(asyncio.Event().wait()))
@@ -55,12 +53,10 @@ async def test_a_cancellation_by_somebody_else_stays_one() -> None:
         await task
 
 
-@pytest.mark.asyncio
 async def test_a_wait_that_ends_by_itself_gives_what_it_waited_for() -> None:
     assert await Waits().wait(asyncio.sleep(0, "result")) == "result"
 
 
-@pytest.mark.asyncio
 async def test_one_wait_in_another_is_ended_by_either() -> None:
     for ended in (0, 1):
         waits = [Waits(), Waits()]
@@ -71,7 +67,6 @@ async def test_one_wait_in_another_is_ended_by_either() -> None:
             await task
 
 
-@pytest.mark.asyncio
 async def test_a_change_is_carried_through_without_its_caller() -> None:
     changes = Lifecycle()
     go_on = asyncio.Event()
@@ -93,7 +88,6 @@ async def test_a_change_is_carried_through_without_its_caller() -> None:
 
 @pytest.mark.parametrize("error", [StoreReadOnly("full"), AssertionError("a bug")], ids=repr)
 @pytest.mark.parametrize("carry", [Lifecycle().run_shielded, finish_before_cancelling])
-@pytest.mark.asyncio
 async def test_that_a_change_is_refused_is_not_told_when_its_caller_has_left_but_a_bug_is(
     carry: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]], error: Exception
 ) -> None:
@@ -119,7 +113,6 @@ async def test_that_a_change_is_refused_is_not_told_when_its_caller_has_left_but
     assert told == ([] if isinstance(error, StoreReadOnly) else [error])
 
 
-@pytest.mark.asyncio
 async def test_a_lock_keeps_out_those_of_its_name_only() -> None:
     locks = NamedLocks()
     log: list[str] = []
@@ -135,7 +128,6 @@ async def test_a_lock_keeps_out_those_of_its_name_only() -> None:
     assert log.index("other in") < log.index("first out")
 
 
-@pytest.mark.asyncio
 async def test_a_lock_is_passed_on_when_its_holder_fails_or_a_waiter_leaves() -> None:
     locks = NamedLocks()
 
@@ -153,7 +145,6 @@ async def test_a_lock_is_passed_on_when_its_holder_fails_or_a_waiter_leaves() ->
         pass
 
 
-@pytest.mark.asyncio
 async def test_the_only_answer_of_a_future_is_a_future() -> None:
     loop = asyncio.get_running_loop()
     many: asyncio.Future[list[int]] = loop.create_future()
@@ -163,7 +154,6 @@ async def test_the_only_answer_of_a_future_is_a_future() -> None:
     assert await one == 7
 
 
-@pytest.mark.asyncio
 async def test_an_error_and_a_cancellation_are_passed_on() -> None:
     loop = asyncio.get_running_loop()
     failing: asyncio.Future[list[int]] = loop.create_future()
@@ -178,7 +168,6 @@ async def test_an_error_and_a_cancellation_are_passed_on() -> None:
         await one
 
 
-@pytest.mark.asyncio
 async def test_who_leaves_takes_nothing_along_and_its_error_is_nobodys() -> None:
     loop = asyncio.get_running_loop()
     many: asyncio.Future[list[int]] = loop.create_future()
@@ -190,6 +179,5 @@ async def test_who_leaves_takes_nothing_along_and_its_error_is_nobodys() -> None
     await let_others_run()
 
 
-@pytest.mark.asyncio
 async def test_anything_awaitable_has_an_only_answer() -> None:
     assert await only(asyncio.sleep(0, [7])) == 7

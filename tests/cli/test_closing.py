@@ -10,8 +10,6 @@ import pytest
 from quackmq.cli import limits as cli_limits
 from quackmq.cli.broker import closing
 
-pytestmark = pytest.mark.asyncio
-
 DEADLINE_S = 20
 
 

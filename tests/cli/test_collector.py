@@ -76,7 +76,6 @@ def test_young_circles_are_freed_while_they_come() -> None:
     assert most <= limits.YOUNG_VALUES + 1
 
 
-@pytest.mark.asyncio
 async def test_circles_that_died_late_are_freed_in_a_quiet_moment(
     full_looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +98,6 @@ async def test_circles_that_died_late_are_freed_in_a_quiet_moment(
     assert full_looks
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("percent", [0, 1_000_000])
 async def test_a_busy_loop_is_spared_until_it_is_very_late(
     full_looks: list[int], monkeypatch: pytest.MonkeyPatch, percent: int

@@ -81,7 +81,6 @@ def test_a_port_that_has_none_behind_it_is_refused() -> None:
     )
 
 
-@pytest.mark.asyncio
 async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
     options = {"http_names": "queue.example", "advertise": "adv.example:9092"}
     store = MemoryStore()
@@ -95,7 +94,6 @@ async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_the_zmq_sockets_of_a_broker_share_the_memory_for_their_peers() -> None:
     store = MemoryStore()
     broker = Broker(store, BrokerSettings())

@@ -14,8 +14,6 @@ import pytest_asyncio
 
 from quackmq import AsyncClient, Client, QuackTimeout, errors
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest_asyncio.fixture
 async def client(address: str, topic: str, tmp_path: Path) -> AsyncIterator[AsyncClient]:
@@ -154,7 +152,6 @@ async def test_it_has_every_method_of_the_client_with_the_same_parameters() -> N
     assert methods(AsyncClient) == methods(Client)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_that_is_full_says_so(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, partitions=1, live_entries=1, when_full="refuse")
     await client.put(topic, "one")

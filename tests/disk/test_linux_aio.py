@@ -17,8 +17,6 @@ from quackmq.disk.linux_aio import KernelSync
 from quackmq.disk.real import RealDisk
 from quackmq.errors import InternalError
 
-pytestmark = pytest.mark.asyncio
-
 DEADLINE_S = 20.0
 
 

@@ -84,7 +84,6 @@ async def open_patient(tmp_path: Path) -> tuple[LocalStore, PatientDisk]:
     return store, disk
 
 
-@pytest.mark.asyncio
 async def test_one_publisher_alone_is_synced_by_the_loop(tmp_path: Path) -> None:
     store, disk = await open_patient(tmp_path)
     key = await new_partition(store)
@@ -97,7 +96,6 @@ async def test_one_publisher_alone_is_synced_by_the_loop(tmp_path: Path) -> None
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_publishers_that_come_together_are_synced_beside_the_loop(tmp_path: Path) -> None:
     """Also the first of them that comes back: the others are on their way."""
     store, disk = await open_patient(tmp_path)
@@ -111,7 +109,6 @@ async def test_publishers_that_come_together_are_synced_beside_the_loop(tmp_path
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_a_sync_by_the_loop_that_fails_is_told_and_nothing_more_is_taken(
     tmp_path: Path,
 ) -> None:

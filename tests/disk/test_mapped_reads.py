@@ -104,7 +104,6 @@ def test_few_files_are_looked_into_at_once(disk: RealDisk) -> None:
         file.close()
 
 
-@pytest.mark.asyncio
 async def test_damage_in_what_is_looked_at_in_place_is_named_and_the_rest_is_served(
     tmp_path: Path,
 ) -> None:

@@ -75,7 +75,6 @@ async def values(client: AIOKafkaConsumer, count: int) -> list[bytes]:
 # --- producing and consuming -------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("compression", each_compression("aiokafka"))
 async def test_batches_are_stored_in_the_compression_in_which_they_were_sent(
     broker: RunningBroker, compression: str
@@ -93,7 +92,6 @@ async def test_batches_are_stored_in_the_compression_in_which_they_were_sent(
         assert await values(client, 200) == sent
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "produce")
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 async def test_every_kind_of_acknowledgement_works(broker: RunningBroker, acks: int | str) -> None:
@@ -106,7 +104,6 @@ async def test_every_kind_of_acknowledgement_works(broker: RunningBroker, acks: 
         assert await values(client, 100) == [b"quack"] * 100
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "headers and keys")
 async def test_records_come_back_with_key_headers_and_timestamp(broker: RunningBroker) -> None:
     headers = [("kind", b"duck"), ("kind", b"goose"), ("empty", b"")]
@@ -121,7 +118,6 @@ async def test_records_come_back_with_key_headers_and_timestamp(broker: RunningB
     assert (second.key, second.value) == (b"pond", None)
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "consume from start")
 @pytest.mark.proves("aiokafka", "from end")
 @pytest.mark.proves("aiokafka", "from a time")
@@ -147,7 +143,6 @@ async def test_a_reader_begins_at_the_start_the_end_or_a_time(broker: RunningBro
         assert await values(client, 1) == [b"the latest"]
 
 
-@pytest.mark.asyncio
 async def test_an_idempotent_producer_numbers_its_batches(broker: RunningBroker) -> None:
     async with producer(broker, enable_idempotence=True) as client:
         for number in range(5):
@@ -187,7 +182,6 @@ def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
 # --- administration ----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "create topics")
 async def test_topics_are_created_listed_and_deleted(broker: RunningBroker) -> None:
     async with admin(broker) as client:
@@ -205,7 +199,6 @@ async def test_topics_are_created_listed_and_deleted(broker: RunningBroker) -> N
         assert await client.list_topics() == ["second"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "admin calls", "configs", "partitions", "delete records")
 async def test_configs_partitions_and_records_are_administered(broker: RunningBroker) -> None:
     await publish(broker, b"0", b"1", b"2")
@@ -229,7 +222,6 @@ async def test_configs_partitions_and_records_are_administered(broker: RunningBr
         assert await values(reader, 1) == [b"2"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.proves("aiokafka", "admin calls", "groups")
 async def test_groups_are_administered(broker: RunningBroker) -> None:
     broker.call(broker.broker.create_topic(TESTER, "news"))

@@ -182,7 +182,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("door", "protocol"), CROSSINGS)
-@pytest.mark.asyncio
 async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
     door: str, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,7 +209,6 @@ async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
 
 
 @each("protocol", [name for name, (_, doors, _) in PROTOCOLS.items() if doors])
-@pytest.mark.asyncio
 async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> None:
     """Else the test above would prove nothing."""
     data, served_by, _ = PROTOCOLS[protocol]
@@ -231,7 +229,6 @@ async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> N
         ("zmq", PROXY_REQUEST, b"send publish to the proxy port"),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_request_to_the_other_rep_socket_is_answered_with_the_port_to_ask(
     door: str, data: bytes, said: bytes
 ) -> None:
@@ -243,7 +240,6 @@ async def test_a_request_to_the_other_rep_socket_is_answered_with_the_port_to_as
 
 
 @each("door", DOORS)
-@pytest.mark.asyncio
 async def test_byte_by_byte_a_foreign_protocol_is_let_go_of_all_the_same(door: str) -> None:
     async with opened() as running:
         is_served = await running.well(door)

@@ -17,7 +17,7 @@ from quackmq.stores.local import LocalStore
 from tests.real.many import TOPIC
 from tests.stores.calls import read_all
 
-pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
+pytestmark = pytest.mark.processes
 
 PARTITIONS = 5_000
 KILLS = 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from quackmq.serving.budgets import ReceiveBudget, SendBudget
 from quackmq.serving.waiting_line import WaitingLine, is_too_slow
 from tests.kit.tables import each
@@ -109,7 +107,6 @@ async def test_while_somebody_waits_those_who_hold_memory_keep_pace() -> None:
     assert other.reason == ""
 
 
-@pytest.mark.asyncio
 async def test_nobody_is_checked_while_nobody_waits() -> None:
     line = WaitingLine(1)
     (slow,) = peers(line, [100])

@@ -12,8 +12,6 @@ from quackmq.serving.budgets import SendBudget
 from quackmq.serving.connection import ConnectionBounds, ServedConnection
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.asyncio
-
 WAIT_MS = 1_000
 
 

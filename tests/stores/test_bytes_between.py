@@ -9,8 +9,6 @@ from quackmq.stores.contract import Store
 from tests.kit.support import batch_of
 from tests.stores.calls import append_values, new_partition, no_such_topic
 
-pytestmark = pytest.mark.asyncio
-
 VALUE = b"x" * 100
 BATCH_BYTES = batch_of(VALUE).size
 

@@ -43,8 +43,6 @@ from tests.stores.calls import (
     read_one,
 )
 
-pytestmark = pytest.mark.asyncio
-
 # --- creating topics -------------------------------------------------------------------------
 
 

@@ -37,8 +37,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import keeps_batches
 
-pytestmark = pytest.mark.asyncio
-
 
 def numbered(sequence: int, *values: bytes, epoch: int = 0, producer_id: int = 5) -> Batch:
     return batch_of(

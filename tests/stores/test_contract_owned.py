@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from quackmq import limits
 from quackmq.model.topic import Append
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 from tests.kit.support import batch_of
 from tests.stores.calls import append_values, new_partition, new_partitions, read_all
-
-pytestmark = pytest.mark.asyncio
 
 LARGE = limits.KEPT_BATCH_BYTES
 

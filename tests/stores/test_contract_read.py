@@ -38,8 +38,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import keeps_batches
 
-pytestmark = pytest.mark.asyncio
-
 #: What a batch of one record with a value of `VALUE` takes.
 VALUE = b"x" * 100
 BATCH_BYTES = batch_of(VALUE).size

@@ -22,8 +22,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import Restarting
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_an_empty_store_is_the_same_one_afterwards(restarting: Restarting) -> None:
     cluster_id = (await restarting.open()).cluster_id

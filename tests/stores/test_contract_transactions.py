@@ -52,7 +52,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import Restarting, keeps_batches, keeps_batches_restarting
 
-pytestmark = pytest.mark.asyncio
 ABORT, COMMIT = Marker.ABORT, Marker.COMMIT
 
 

@@ -27,7 +27,6 @@ from tests.stores.calls import (
 )
 from tests.stores.conftest import STORES
 
-pytestmark = pytest.mark.asyncio
 WATCHING = pytest.mark.parametrize("store", ["local", "tiered", "archiving"], indirect=True)
 
 

@@ -17,8 +17,6 @@ from quackmq.stores.memory import MemoryStore
 from tests.kit.support import batch_of
 from tests.stores.local.directories import open_store
 
-pytestmark = pytest.mark.asyncio
-
 #: Several batches in a region, several regions in a segment, several segments.
 OPTIONS = LocalOptions(segment_bytes=2_000, region_bytes=400, tail_bytes=1)
 

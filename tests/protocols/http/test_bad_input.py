@@ -16,7 +16,6 @@ from tests.protocols.kafka.client import on_both_loops
 # --- routes, methods, parameters ---------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_unknown_routes_are_not_found() -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
@@ -30,7 +29,6 @@ async def test_unknown_routes_are_not_found() -> None:
 
 
 @each("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE", "MKCOL"])
-@pytest.mark.asyncio
 async def test_wrong_methods_are_told_the_right_ones(method: str) -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
@@ -39,7 +37,6 @@ async def test_wrong_methods_are_told_the_right_ones(method: str) -> None:
         assert answer.headers["allow"] == "OPTIONS, POST"
 
 
-@pytest.mark.asyncio
 async def test_a_tunnel_is_refused_and_ends() -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
@@ -63,7 +60,6 @@ async def test_a_tunnel_is_refused_and_ends() -> None:
         ("GET", "/size?consumer_id=c", "topic"),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_missing_parameter_is_named(method: str, target: str, missing: str) -> None:
     async with served() as running:
         peer = await running.peer()
@@ -72,7 +68,6 @@ async def test_a_missing_parameter_is_named(method: str, target: str, missing: s
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, ["x"], {"x": 1}])
-@pytest.mark.asyncio
 async def test_a_parameter_that_is_no_string_is_refused(value: object) -> None:
     async with served() as running:
         peer = await running.peer()
@@ -88,7 +83,6 @@ async def test_a_parameter_that_is_no_string_is_refused(value: object) -> None:
 
 
 @each("value", ["", "x", "-1", "1.0", "٣", "9" * 19, "9" * 100, " 1", 1.0, True])
-@pytest.mark.asyncio
 async def test_a_sequence_that_is_none_is_refused(value: object) -> None:
     async with served() as running:
         peer = await running.peer()
@@ -101,7 +95,6 @@ async def test_a_sequence_that_is_none_is_refused(value: object) -> None:
 
 
 @each("name", ["", "a b", "x" * 250, "ü", "..", "a/b", "x" * 20_000])
-@pytest.mark.asyncio
 async def test_empty_and_enormous_names_are_refused(name: str) -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
@@ -115,7 +108,6 @@ async def test_empty_and_enormous_names_are_refused(name: str) -> None:
         assert (await peer.get("/topics")).succeeded() == {"topics": ["ponds"]}
 
 
-@pytest.mark.asyncio
 async def test_ids_that_are_not_ours_or_of_a_topic_made_anew_are_refused() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -136,7 +128,6 @@ async def test_ids_that_are_not_ours_or_of_a_topic_made_anew_are_refused() -> No
         (await peer.get(consume + message_id)).failed(400, "invalid_message_id")
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_a_group_uses_is_refused_and_its_messages_stay() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -175,7 +166,6 @@ async def test_a_name_that_a_group_uses_is_refused_and_its_messages_stay() -> No
         b"null",
     ],
 )
-@pytest.mark.asyncio
 async def test_what_is_no_object_of_json_is_refused(body: bytes) -> None:
     async with served_meanwhile() as running:
         peer = await running.peer()
@@ -184,7 +174,6 @@ async def test_what_is_no_object_of_json_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("query", ["topic_name=%ff", "%ff=x", "topic_name=a&topic_name=b"])
-@pytest.mark.asyncio
 async def test_a_query_that_is_not_utf_8_or_says_a_thing_twice_is_refused(query: str) -> None:
     async with served() as running:
         peer = await running.peer()
@@ -195,7 +184,6 @@ async def test_a_query_that_is_not_utf_8_or_says_a_thing_twice_is_refused(query:
         (await peer.post(f"/topics?{many}")).failed(400, "invalid_request")
 
 
-@pytest.mark.asyncio
 async def test_a_path_that_is_not_utf_8_is_refused() -> None:
     async with served(Handlers().routes()) as running:
         peer = await running.peer()

@@ -231,7 +231,6 @@ async def test_who_hangs_up_with_requests_waiting_leaves_nothing_behind() -> Non
         ("application/json", b'{"topic": "ducks", "more": {' + b'"a":{},' * 2**17 + b'"b":1}}'),
     ],
 )
-@pytest.mark.asyncio
 async def test_parameters_cost_no_more_memory_than_the_body_that_brings_them(
     kind: str, body: bytes
 ) -> None:

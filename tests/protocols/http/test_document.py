@@ -33,7 +33,6 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.needs("curl")
-@pytest.mark.asyncio
 async def test_d1_every_curl_line_of_the_queue_is_answered_as_printed() -> None:
     ids: dict[str, str] = {}
     run = 0

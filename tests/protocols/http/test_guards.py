@@ -188,7 +188,6 @@ async def size(running: Served) -> int:
         *((each, 421) for each in REBOUND),
     ],
 )
-@pytest.mark.asyncio
 async def test_a_page_of_another_site_can_neither_publish_nor_consume(
     headers: dict[str, str], status: int
 ) -> None:
@@ -209,7 +208,6 @@ async def test_a_page_of_another_site_can_neither_publish_nor_consume(
 
 
 @each("headers", [*FOREIGN, *UNSAID, *REBOUND])
-@pytest.mark.asyncio
 async def test_asking_for_the_size_with_a_last_id_is_refused_to_other_pages_too(
     headers: dict[str, str],
 ) -> None:
@@ -225,7 +223,6 @@ async def test_asking_for_the_size_with_a_last_id_is_refused_to_other_pages_too(
 
 
 @each("headers", [*FOREIGN, *REBOUND])
-@pytest.mark.asyncio
 async def test_events_and_preflights_are_refused_to_other_pages(headers: dict[str, str]) -> None:
     async with served() as running:
         await (await running.peer()).post("/topics?topic_name=ducks")
@@ -240,7 +237,6 @@ async def test_events_and_preflights_are_refused_to_other_pages(headers: dict[st
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.asyncio
 async def test_a_program_may_ask_everything_that_a_browser_has_to_show_something_for() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -250,7 +246,6 @@ async def test_a_program_may_ask_everything_that_a_browser_has_to_show_something
         assert answer.status == 204
 
 
-@pytest.mark.asyncio
 async def test_a_name_is_refused_at_every_address_unless_it_is_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,7 +265,6 @@ async def test_a_name_is_refused_at_every_address_unless_it_is_configured(
         assert "evil." not in running.broker.topics()
 
 
-@pytest.mark.asyncio
 async def test_a_refused_name_is_told_the_setting_to_change() -> None:
     async with served() as running:
         answer = await (await running.peer()).get("/topics", host="duck.example:8002")
@@ -282,7 +276,6 @@ async def test_a_refused_name_is_told_the_setting_to_change() -> None:
         assert "Origin is https://duck.example" in said and "http_names" in said
 
 
-@pytest.mark.asyncio
 async def test_a_proxy_that_sends_a_host_of_its_own_needs_the_name_of_its_pages() -> None:
     headers = {"host": "127.0.0.1:8002", "origin": "https://queue.example"}
     async with served() as running:

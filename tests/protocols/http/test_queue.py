@@ -40,7 +40,6 @@ def consume(consumer_id: str, topic: str = "ducks") -> str:
         ("Application/X-WWW-Form-Urlencoded; charset=utf-8", b"topic_name=grey%20ducks"),
     ],
 )
-@pytest.mark.asyncio
 async def test_d1_parameters_come_as_json_or_as_a_form(kind: str, body: bytes) -> None:
     """As curl, browsers and libraries send them by default."""
     async with served() as running:
@@ -49,7 +48,6 @@ async def test_d1_parameters_come_as_json_or_as_a_form(kind: str, body: bytes) -
         assert "'grey ducks'" in answer.failed(400, "illegal_topic_name")
 
 
-@pytest.mark.asyncio
 async def test_d1_a_message_goes_from_its_producer_to_its_consumer() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -65,7 +63,6 @@ async def test_d1_a_message_goes_from_its_producer_to_its_consumer() -> None:
         assert (await peer.get(size)).succeeded() == {"size": 0}
 
 
-@pytest.mark.asyncio
 async def test_d1_parameters_come_in_the_query_or_in_the_body() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -81,7 +78,6 @@ async def test_d1_parameters_come_in_the_query_or_in_the_body() -> None:
         assert answer.succeeded()["message"] == "grüße & mehr"
 
 
-@pytest.mark.asyncio
 async def test_d1_registering_a_producer_creates_its_topic() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -89,7 +85,6 @@ async def test_d1_registering_a_producer_creates_its_topic() -> None:
         assert (await peer.get("/topics")).succeeded() == {"topics": ["ducks"]}
 
 
-@pytest.mark.asyncio
 async def test_d1_consuming_from_an_empty_queue_is_a_failure() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -97,7 +92,6 @@ async def test_d1_consuming_from_an_empty_queue_is_a_failure() -> None:
         (await peer.get(consume(consumer))).failed(404, "empty")
 
 
-@pytest.mark.asyncio
 async def test_d3_each_consumer_has_its_own_position() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -111,7 +105,6 @@ async def test_d3_each_consumer_has_its_own_position() -> None:
             (await peer.get(consume(consumer))).failed(404, "empty")
 
 
-@pytest.mark.asyncio
 async def test_with_the_last_id_a_message_is_repeated_until_it_is_named() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -126,7 +119,6 @@ async def test_with_the_last_id_a_message_is_repeated_until_it_is_named() -> Non
         (await peer.get(f"{consume(consumer)}&last_id={second_id}")).failed(404, "empty")
 
 
-@pytest.mark.asyncio
 async def test_a_sequence_makes_a_repeated_produce_harmless() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -144,7 +136,6 @@ async def test_a_sequence_makes_a_repeated_produce_harmless() -> None:
         (await peer.get(consume(consumer))).failed(404, "empty")
 
 
-@pytest.mark.asyncio
 async def test_consuming_takes_from_every_partition_in_turn() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -156,7 +147,6 @@ async def test_consuming_takes_from_every_partition_in_turn() -> None:
         assert sorted(got[3:]) == ["4", "5", "6"]
 
 
-@pytest.mark.asyncio
 async def test_a_consumer_that_asks_many_times_at_once_gets_each_message_once() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -170,7 +160,6 @@ async def test_a_consumer_that_asks_many_times_at_once_gets_each_message_once() 
         assert sorted(got, key=int) == expected
 
 
-@pytest.mark.asyncio
 async def test_what_is_no_text_comes_as_base64_and_what_is_nothing_as_null() -> None:
     """Other doors publish bytes; a queue that held a consumer up at them would be of no use."""
     async with served() as running:
@@ -187,7 +176,6 @@ async def test_what_is_no_text_comes_as_base64_and_what_is_nothing_as_null() -> 
         assert "encoding" not in answer
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_subscribed_elsewhere_is_a_consumer() -> None:
     async with served() as running:
         peer = await running.peer()
@@ -209,14 +197,12 @@ async def stage(running: Served) -> Peer:
     return peer
 
 
-@pytest.mark.asyncio
 async def test_d2_add_topic_1_the_topic_exists_already() -> None:
     async with served() as running:
         peer = await stage(running)
         (await peer.post("/topics?topic_name=ducks")).failed(409, "topic_exists")
 
 
-@pytest.mark.asyncio
 async def test_d2_publish_message_1_the_topic_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -225,7 +211,6 @@ async def test_d2_publish_message_1_the_topic_does_not_exist() -> None:
         assert (await peer.get("/topics")).succeeded() == {"topics": ["ducks", "geese"]}
 
 
-@pytest.mark.asyncio
 async def test_d2_publish_message_2_the_producer_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -233,7 +218,6 @@ async def test_d2_publish_message_2_the_producer_does_not_exist() -> None:
         (await peer.post("/producer/produce", fields)).failed(404, "unknown_producer_id")
 
 
-@pytest.mark.asyncio
 async def test_d2_publish_message_3_the_producer_is_of_another_topic_or_of_none() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -244,7 +228,6 @@ async def test_d2_publish_message_3_the_producer_is_of_another_topic_or_of_none(
         assert (await peer.get("/size?topic=ducks&consumer_id=consumer-1")).json["size"] == 0
 
 
-@pytest.mark.asyncio
 async def test_d2_subscribe_to_topic_1_the_topic_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -253,7 +236,6 @@ async def test_d2_subscribe_to_topic_1_the_topic_does_not_exist() -> None:
         (await peer.post(f"/consumer/register?{query}")).failed(404, "unknown_topic")
 
 
-@pytest.mark.asyncio
 async def test_d2_subscribe_to_topic_2_the_consumer_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -261,7 +243,6 @@ async def test_d2_subscribe_to_topic_2_the_consumer_does_not_exist() -> None:
         (await peer.post(f"/consumer/register?{query}")).failed(404, "unknown_consumer_id")
 
 
-@pytest.mark.asyncio
 async def test_d2_subscribe_to_topic_3_the_consumer_is_subscribed_already() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -272,7 +253,6 @@ async def test_d2_subscribe_to_topic_3_the_consumer_is_subscribed_already() -> N
         assert answer == {"consumer_id": "consumer-1"}, "one topic more is fine"
 
 
-@pytest.mark.asyncio
 async def test_d2_add_producer_to_topic_1_the_topic_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -280,7 +260,6 @@ async def test_d2_add_producer_to_topic_1_the_topic_does_not_exist() -> None:
         (await peer.post(f"/producer/register?{query}")).failed(404, "unknown_topic")
 
 
-@pytest.mark.asyncio
 async def test_d2_add_producer_to_topic_2_the_producer_does_not_exist() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -288,7 +267,6 @@ async def test_d2_add_producer_to_topic_2_the_producer_does_not_exist() -> None:
         (await peer.post(f"/producer/register?{query}")).failed(404, "unknown_producer_id")
 
 
-@pytest.mark.asyncio
 async def test_d2_add_producer_to_topic_3_the_producer_is_of_another_topic() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -296,7 +274,6 @@ async def test_d2_add_producer_to_topic_3_the_producer_is_of_another_topic() -> 
         (await peer.post(f"/producer/register?{query}")).failed(409, "already_registered")
 
 
-@pytest.mark.asyncio
 async def test_d2_add_producer_to_topic_4_the_producer_is_of_this_topic() -> None:
     async with served() as running:
         peer = await stage(running)
@@ -305,7 +282,6 @@ async def test_d2_add_producer_to_topic_4_the_producer_is_of_this_topic() -> Non
 
 
 @pytest.mark.parametrize("path", ["/consumer/consume", "/size"])
-@pytest.mark.asyncio
 async def test_d2_consume_message_and_log_size_1_the_topic_does_not_exist(path: str) -> None:
     async with served() as running:
         peer = await stage(running)
@@ -314,7 +290,6 @@ async def test_d2_consume_message_and_log_size_1_the_topic_does_not_exist(path: 
 
 
 @pytest.mark.parametrize("path", ["/consumer/consume", "/size"])
-@pytest.mark.asyncio
 async def test_d2_consume_message_and_log_size_2_the_consumer_does_not_exist(path: str) -> None:
     async with served() as running:
         peer = await stage(running)
@@ -323,7 +298,6 @@ async def test_d2_consume_message_and_log_size_2_the_consumer_does_not_exist(pat
 
 
 @pytest.mark.parametrize("path", ["/consumer/consume", "/size"])
-@pytest.mark.asyncio
 async def test_d2_consume_message_and_log_size_3_the_consumer_is_no_subscriber(path: str) -> None:
     async with served() as running:
         peer = await stage(running)
@@ -331,7 +305,6 @@ async def test_d2_consume_message_and_log_size_3_the_consumer_is_no_subscriber(p
         (await peer.get(f"{path}?{query}")).failed(404, "unknown_subscription")
 
 
-@pytest.mark.asyncio
 async def test_d2_a_rule_that_comes_first_is_the_one_that_is_told() -> None:
     async with served() as running:
         peer = await stage(running)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from quackmq.model.policy import Policy
 from tests.protocols.http.peers import TESTER, Peer, served
 
@@ -15,7 +13,6 @@ async def consume(peer: Peer, consumer_id: str, last_id: str | None = None) -> d
     return (await peer.get(target)).succeeded()
 
 
-@pytest.mark.asyncio
 async def test_d3_a_message_says_how_many_subscribers_are_left_and_goes_with_the_last() -> None:
     async with served() as running:
         policy = Policy(keep_until_consumed=True)
@@ -41,7 +38,6 @@ async def test_d3_a_message_says_how_many_subscribers_are_left_and_goes_with_the
         assert (page.first_offset, page.messages) == (1, ())
 
 
-@pytest.mark.asyncio
 async def test_a_consumer_is_told_what_it_has_lost() -> None:
     async with served() as running:
         broker = running.broker

@@ -71,7 +71,6 @@ def header(api_key: int, version: int) -> bytes:
     return struct.pack(">hhih", api_key, version, 7, -1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [0, 1, -1, 32_767])
 async def test_an_unknown_api_is_disconnected(version: int) -> None:
     async with served_at_once() as running:
@@ -82,7 +81,6 @@ async def test_an_unknown_api_is_disconnected(version: int) -> None:
             assert await client.is_disconnected()
 
 
-@pytest.mark.asyncio
 async def test_a_version_beside_those_that_are_advertised_is_disconnected() -> None:
     async with served_at_once() as running:
         other = await running.client()
@@ -98,7 +96,6 @@ async def test_a_version_beside_those_that_are_advertised_is_disconnected() -> N
         assert (await other.ask(METADATA, 1, topics=None)).topics == ()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [5, 99, 32_767, -1])
 async def test_an_unknown_version_of_api_versions_is_told_the_right_ones(version: int) -> None:
     async with served_at_once() as running:
@@ -109,7 +106,6 @@ async def test_an_unknown_version_of_api_versions_is_told_the_right_ones(version
         assert payload == struct.pack(">ihihhh", 7, UNSUPPORTED_VERSION, 1, API_VERSIONS, 0, 4)
 
 
-@pytest.mark.asyncio
 async def test_a_request_over_the_limit_is_disconnected_before_it_has_come() -> None:
     async with served_at_once() as running:
         told = await (await running.client()).ask(API_VERSIONS, 0)
@@ -127,7 +123,6 @@ async def test_a_request_over_the_limit_is_disconnected_before_it_has_come() -> 
 ILLEGAL_TOPICS = ["", ".", "..", "a/b", "a b", "Ente\0", "ü", "x" * 250]
 
 
-@pytest.mark.asyncio
 @each("name", ILLEGAL_TOPICS)
 async def test_an_illegal_name_of_a_topic_is_refused(name: str) -> None:
     async with served_at_once() as running:
@@ -146,7 +141,6 @@ async def test_an_illegal_name_of_a_topic_is_refused(name: str) -> None:
         assert running.broker.topics() == {}
 
 
-@pytest.mark.asyncio
 async def test_an_illegal_name_of_a_group_is_refused() -> None:
     name = "x" * (limits.NAME_BYTES + 1)
     async with served_at_once() as running:
@@ -169,7 +163,6 @@ async def test_an_illegal_name_of_a_group_is_refused() -> None:
         assert running.broker.groups.all(TESTER) == []
 
 
-@pytest.mark.asyncio
 async def test_the_group_without_a_name_has_offsets_and_nothing_else() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -187,7 +180,6 @@ async def test_the_group_without_a_name_has_offsets_and_nothing_else() -> None:
 # --- offsets out of range, corrupt batches -----------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("offset", [-1, -(2**63), 4, 2**63 - 1])
 async def test_an_offset_out_of_range_is_refused(offset: int) -> None:
     async with served_at_once() as running:
@@ -209,7 +201,6 @@ async def test_an_offset_out_of_range_is_refused(offset: int) -> None:
         assert part.high_watermark == 3
 
 
-@pytest.mark.asyncio
 async def test_a_batch_with_any_byte_changed_is_corrupt_and_nothing_is_appended() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -224,7 +215,6 @@ async def test_a_batch_with_any_byte_changed_is_corrupt_and_nothing_is_appended(
         assert await next_offset(running) == 0
 
 
-@pytest.mark.asyncio
 async def test_a_batch_cut_off_anywhere_is_corrupt_and_nothing_is_appended() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -236,7 +226,6 @@ async def test_a_batch_cut_off_anywhere_is_corrupt_and_nothing_is_appended() -> 
         assert await next_offset(running) == 0
 
 
-@pytest.mark.asyncio
 async def test_a_corrupt_batch_takes_no_other_of_its_request_along() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news", partitions=3)
@@ -293,7 +282,6 @@ def leave_code(by: Member) -> Awaitable[int]:
 Asks = Callable[[Member], Awaitable[int]]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("asks", [sync_code, beat_code, commit_code])
 async def test_a_stale_generation_is_refused(asks: Asks) -> None:
     async with served_at_once() as running:
@@ -307,7 +295,6 @@ async def test_a_stale_generation_is_refused(asks: Asks) -> None:
             assert await asks(only) == ILLEGAL_GENERATION
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("asks", [join_code, sync_code, beat_code, leave_code, commit_code])
 async def test_an_unknown_member_is_refused(asks: Asks) -> None:
     async with served_at_once() as running:
@@ -318,7 +305,6 @@ async def test_an_unknown_member_is_refused(asks: Asks) -> None:
         assert await asks(only) == UNKNOWN_MEMBER_ID
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("asks", [join_code, sync_code, beat_code, leave_code, commit_code])
 async def test_a_static_member_whose_place_was_taken_is_refused(asks: Asks) -> None:
     async with served_at_once() as running:
@@ -330,7 +316,6 @@ async def test_a_static_member_whose_place_was_taken_is_refused(asks: Asks) -> N
         assert await after.beat() == 0
 
 
-@pytest.mark.asyncio
 async def test_a_fenced_producer_is_refused_and_so_is_a_gap() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -352,7 +337,6 @@ async def test_a_fenced_producer_is_refused_and_so_is_a_gap() -> None:
 # --- all of it at once -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_does_everything_wrong_is_answered_each_time() -> None:
     """On one connection, without waiting between: answers come in order, each with its code."""
     async with served_at_once() as running:

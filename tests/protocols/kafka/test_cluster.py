@@ -33,7 +33,6 @@ async def metadata(client: Client, version: int, topics: Any, create: bool = Fal
     )
 
 
-@pytest.mark.asyncio
 async def test_clients_are_sent_to_the_address_that_is_advertised() -> None:
     async with served(advertise=("broker.example", 19092)) as running:
         answer = await metadata(await running.client(), NEWEST, [])
@@ -45,14 +44,12 @@ async def test_clients_are_sent_to_the_address_that_is_advertised() -> None:
         )
 
 
-@pytest.mark.asyncio
 async def test_without_an_advertised_address_it_is_the_one_at_which_they_came() -> None:
     async with served() as running:
         (node,) = (await metadata(await running.client(), NEWEST, [])).brokers
         assert (node.host, node.port) == running.address
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("version", "every"), [(0, []), (1, None), (NEWEST, None)])
 async def test_all_topics_are_told(version: int, every: Any) -> None:
     async with served() as running:
@@ -72,14 +69,12 @@ async def test_all_topics_are_told(version: int, every: Any) -> None:
                 assert partition.replica_nodes == partition.isr_nodes == (node.node_id,)
 
 
-@pytest.mark.asyncio
 async def test_no_topic_is_told_to_whom_none_is_asked_for() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "first")
         assert (await metadata(await running.client(), NEWEST, [])).topics == ()
 
 
-@pytest.mark.asyncio
 async def test_a_topic_is_told_by_name_or_by_id() -> None:
     async with served() as running:
         topic = await running.broker.create_topic(TESTER, "news")
@@ -90,7 +85,6 @@ async def test_a_topic_is_told_by_name_or_by_id() -> None:
             assert told.partitions[0].leader_epoch >= 0
 
 
-@pytest.mark.asyncio
 async def test_an_unknown_topic_has_its_code() -> None:
     async with served() as running:
         client = await running.client()
@@ -104,7 +98,6 @@ async def test_an_unknown_topic_has_its_code() -> None:
         assert dict(running.broker.topics()) == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [3, 4, NEWEST])
 async def test_a_topic_comes_to_life_by_being_asked_for(version: int) -> None:
     async with served(settings=BrokerSettings(default_partitions=2)) as running:
@@ -114,7 +107,6 @@ async def test_a_topic_comes_to_life_by_being_asked_for(version: int) -> None:
         assert list(running.broker.topics()) == ["news"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -129,14 +121,12 @@ async def test_an_illegal_name_is_refused(name: str, code: int) -> None:
         assert (told.error_code, told.name) == (code, name)
 
 
-@pytest.mark.asyncio
 async def test_where_topics_are_not_created_by_use_an_unknown_one_stays_unknown() -> None:
     async with served(settings=BrokerSettings(auto_create_topics=False)) as running:
         (told,) = (await metadata(await running.client(), NEWEST, ["news"], create=True)).topics
         assert told.error_code == ErrorCode.unknown_topic_or_partition
 
 
-@pytest.mark.asyncio
 async def test_the_coordinator_of_every_group_is_this_node() -> None:
     async with served() as running:
         client = await running.client()
@@ -164,7 +154,6 @@ async def describe(client: Client, version: int = 2, **more: Any) -> Any:
     return await client.ask(DESCRIBE_CLUSTER, version, **(fields | more))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(3))
 async def test_the_cluster_is_this_node(version: int) -> None:
     async with served(advertise=("broker.example", 19092)) as running:
@@ -176,7 +165,6 @@ async def test_the_cluster_is_this_node(version: int) -> None:
         assert answer.cluster_authorized_operations == -(2**31)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [1, 2])
 async def test_there_are_no_controllers_to_be_described(version: int) -> None:
     async with served() as running:
@@ -187,7 +175,6 @@ async def test_there_are_no_controllers_to_be_described(version: int) -> None:
         assert (answer.error_code, answer.brokers) == (ErrorCode.unsupported_endpoint_type, ())
 
 
-@pytest.mark.asyncio
 async def test_who_asks_what_it_may_do_is_told_everything() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -209,7 +196,6 @@ async def described(client: Client, version: int = NEWEST) -> dict[str, int]:
     return {topic.name: len(topic.partitions) for topic in answer.topics}
 
 
-@pytest.mark.asyncio
 async def test_the_list_of_all_topics_follows_every_change() -> None:
     async with served() as running:
         client, broker = await running.client(), running.broker
@@ -229,7 +215,6 @@ async def test_the_list_of_all_topics_follows_every_change() -> None:
         assert (await metadata(client, NEWEST, ["second"])).topics[0].topic_id != old
 
 
-@pytest.mark.asyncio
 async def test_unchanged_topics_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as running:
         client, broker = await running.client(), running.broker
@@ -253,7 +238,6 @@ async def test_unchanged_topics_are_described_once(monkeypatch: pytest.MonkeyPat
         assert len(asked) == 5
 
 
-@pytest.mark.asyncio
 async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> None:
     async with served() as running:
         client = await running.client()
@@ -264,7 +248,6 @@ async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> Non
         assert await described(client, 1) == {"first": 1}
 
 
-@pytest.mark.asyncio
 async def test_topics_that_are_gone_are_not_kept() -> None:
     async with served() as running:
         client, broker = await running.client(), running.broker
@@ -276,7 +259,6 @@ async def test_topics_that_are_gone_are_not_kept() -> None:
         assert len(form.cached) <= kafka_limits.METADATA_SLICE + 3
 
 
-@pytest.mark.asyncio
 async def test_describing_thousands_of_topics_and_partitions_does_not_hold_the_loop() -> None:
     async with served() as running:
         client, broker = await running.client(), running.broker

@@ -121,7 +121,6 @@ NOWHERE = Topic(uuid.uuid4(), "nowhere", 1, None, 0)  # type: ignore[arg-type]
 # --- to and fro --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_what_is_committed_is_found_by_every_version(version: int) -> None:
     async with served_at_once() as running:
@@ -143,7 +142,6 @@ async def test_what_is_committed_is_found_by_every_version(version: int) -> None
                     assert part.committed_leader_epoch == epochs[part.partition_index]
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_a_member_commits_in_its_generation(version: int) -> None:
     async with served_at_once() as running:
@@ -155,7 +153,6 @@ async def test_a_member_commits_in_its_generation(version: int) -> None:
         assert offsets(found) == {"news": {0: (5, "note")}}
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(OFFSET_FETCH) if v >= 2])
 async def test_all_that_a_group_committed_is_found_without_naming_it(version: int) -> None:
     async with served_at_once() as running:
@@ -174,7 +171,6 @@ async def test_all_that_a_group_committed_is_found_without_naming_it(version: in
         assert list(offsets(await fetch(client, version, None))) == [key_of(topic, version)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(FIRST_WITH_GROUPS, 11))
 async def test_several_groups_are_asked_for_at_once(version: int) -> None:
     async with served_at_once() as running:
@@ -207,7 +203,6 @@ async def test_several_groups_are_asked_for_at_once(version: int) -> None:
         ]
 
 
-@pytest.mark.asyncio
 async def test_an_explicit_subscription_has_its_offset_as_a_group() -> None:
     async with served_at_once() as running:
         topic = await news(running, partitions=1)
@@ -221,7 +216,6 @@ async def test_an_explicit_subscription_has_its_offset_as_a_group() -> None:
 # --- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_each_partition_is_committed_or_refused_by_itself(version: int) -> None:
     async with served_at_once() as running:
@@ -240,7 +234,6 @@ async def test_each_partition_is_committed_or_refused_by_itself(version: int) ->
         assert found == {"news": {0: (1, "note"), 1: (1, much)}}
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_a_negative_offset_takes_back_what_was_committed_or_is_the_start(
     version: int,
@@ -255,7 +248,6 @@ async def test_a_negative_offset_takes_back_what_was_committed_or_is_the_start(
         assert offsets(await fetch(client, 8, None)) == {"news": {2: (0, "note")}}
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_a_topic_that_is_not_there_is_told_by_name_or_id(version: int) -> None:
     async with served_at_once() as running:
@@ -265,7 +257,6 @@ async def test_a_topic_that_is_not_there_is_told_by_name_or_id(version: int) -> 
         assert await commit(client, version, NOWHERE, (0, 1), (1, 1)) == [code] * 2
 
 
-@pytest.mark.asyncio
 @EVERY_FETCH_VERSION
 async def test_a_topic_that_is_not_there_has_no_offsets(version: int) -> None:
     async with served_at_once() as running:
@@ -277,7 +268,6 @@ async def test_a_topic_that_is_not_there_has_no_offsets(version: int) -> None:
         assert part.error_code == (ErrorCode.unknown_topic_id if by_id else ErrorCode.none)
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_who_may_not_commit_is_told_why(version: int) -> None:
     async with served_at_once() as running:
@@ -303,7 +293,6 @@ async def test_who_may_not_commit_is_told_why(version: int) -> None:
         assert offsets(await fetch(client, 9, None)) == {}
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_nobody_commits_between_a_rebalance_and_its_assignment(version: int) -> None:
     async with served_at_once() as running:
@@ -314,7 +303,6 @@ async def test_nobody_commits_between_a_rebalance_and_its_assignment(version: in
         assert codes == [ErrorCode.rebalance_in_progress]
 
 
-@pytest.mark.asyncio
 @EVERY_COMMIT_VERSION
 async def test_a_generation_of_a_group_that_is_not_there_cannot_commit(version: int) -> None:
     async with served_at_once() as running:
@@ -327,7 +315,6 @@ async def test_a_generation_of_a_group_that_is_not_there_cannot_commit(version: 
         assert codes == [code]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(7, 11))
 async def test_a_static_member_that_was_replaced_cannot_commit(version: int) -> None:
     async with served_at_once() as running:
@@ -340,7 +327,6 @@ async def test_a_static_member_that_was_replaced_cannot_commit(version: int) -> 
         assert await commit(after.client, version, topic, (0, 1), by=after) == [ErrorCode.none]
 
 
-@pytest.mark.asyncio
 @EVERY_FETCH_VERSION
 async def test_a_name_that_no_group_can_have_has_no_offsets(version: int) -> None:
     async with served_at_once() as running:
@@ -354,7 +340,6 @@ async def test_a_name_that_no_group_can_have_has_no_offsets(version: int) -> Non
             assert (found.error_code, found.topics) == (ErrorCode.invalid_group_id, ())
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [7, 8, 10])
 async def test_an_answer_has_a_bound_however_often_the_same_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, version: int
@@ -395,7 +380,6 @@ def deletion_codes(answer: Any) -> list[tuple[str, ErrorCode]]:
     return [(topic.name, part.error_code) for topic in answer.topics for part in topic.partitions]
 
 
-@pytest.mark.asyncio
 async def test_offsets_that_nobody_reads_on_from_can_be_deleted() -> None:
     async with served_at_once() as running:
         topic = await news(running)
@@ -410,7 +394,6 @@ async def test_offsets_that_nobody_reads_on_from_can_be_deleted() -> None:
         assert offsets(await fetch(client, 9, None)) == {"news": {1: (2, "note")}}
 
 
-@pytest.mark.asyncio
 async def test_offsets_of_a_topic_that_members_read_are_kept() -> None:
     async with served_at_once() as running:
         topic = await news(running)
@@ -428,7 +411,6 @@ async def test_offsets_of_a_topic_that_members_read_are_kept() -> None:
         assert offsets(await fetch(only.client, 9, None)) == {"news": {0: (1, "note")}}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("group", "code"),
     [("none", ErrorCode.group_id_not_found), ("", ErrorCode.invalid_group_id)],
@@ -442,7 +424,6 @@ async def test_offsets_of_a_group_that_is_not_there_cannot_be_deleted(
         assert (answer.error_code, answer.topics) == (code, ())
 
 
-@pytest.mark.asyncio
 async def test_offsets_of_a_group_of_another_kind_are_kept_while_it_has_members() -> None:
     async with served_at_once() as running:
         await news(running)
@@ -455,7 +436,6 @@ async def test_offsets_of_a_group_of_another_kind_are_kept_while_it_has_members(
 # --- a broker that cannot go on ----------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("error", "code"),
     [

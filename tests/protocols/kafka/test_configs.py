@@ -51,7 +51,6 @@ async def with_topic(running: Served, policy: Policy | None = None) -> None:
 # --- describing topics ---------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_a_topics_configs_are_told_under_kafkas_names_and_ours(version: int) -> None:
     async with served() as running:
@@ -81,7 +80,6 @@ async def test_a_topics_configs_are_told_under_kafkas_names_and_ours(version: in
             assert {config.documentation for config in result.configs} == {None}
 
 
-@pytest.mark.asyncio
 async def test_a_thing_with_two_names_is_told_once_and_by_the_other_on_request() -> None:
     async with served() as running:
         await with_topic(running, Policy(keep_for_ms=1000))
@@ -95,7 +93,6 @@ async def test_a_thing_with_two_names_is_told_once_and_by_the_other_on_request()
         }
 
 
-@pytest.mark.asyncio
 async def test_where_a_value_comes_from_is_told_by_its_synonyms() -> None:
     settings = BrokerSettings(default_policy=Policy(keep_bytes=5))
     async with served(settings=settings) as running:
@@ -118,7 +115,6 @@ async def test_where_a_value_comes_from_is_told_by_its_synonyms() -> None:
             assert config.documentation
 
 
-@pytest.mark.asyncio
 async def test_what_cannot_be_described_has_its_code() -> None:
     async with served() as running:
         await with_topic(running)
@@ -139,7 +135,6 @@ async def test_what_cannot_be_described_has_its_code() -> None:
             assert result.error_message
 
 
-@pytest.mark.asyncio
 async def test_an_answer_holds_a_bounded_number_of_configs(monkeypatch: Any) -> None:
     async with served() as running:
         await with_topic(running)
@@ -156,7 +151,6 @@ async def test_an_answer_holds_a_bounded_number_of_configs(monkeypatch: Any) -> 
 # --- altering topics -----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [0, 1])
 async def test_configs_are_altered_one_by_one(version: int) -> None:
     async with served() as running:
@@ -173,7 +167,6 @@ async def test_configs_are_altered_one_by_one(version: int) -> None:
         assert running.broker.topic("news").policy == expected
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(3))
 async def test_configs_are_replaced_as_a_whole(version: int) -> None:
     settings = BrokerSettings(default_policy=Policy(keep_bytes=9))
@@ -187,7 +180,6 @@ async def test_configs_are_replaced_as_a_whole(version: int) -> None:
         assert running.broker.topic("news").policy == Policy(keep_bytes=9)
 
 
-@pytest.mark.asyncio
 async def test_what_is_deleted_is_as_the_broker_likes() -> None:
     settings = BrokerSettings(default_policy=Policy(keep_for_ms=5))
     async with served(settings=settings) as running:
@@ -197,7 +189,6 @@ async def test_what_is_deleted_is_as_the_broker_likes() -> None:
         assert running.broker.topic("news").policy == Policy(keep_for_ms=5)
 
 
-@pytest.mark.asyncio
 async def test_a_tool_may_write_back_all_that_it_has_read() -> None:
     async with served() as running:
         before = Policy(keep_for_ms=1000, live_entries=7, batch_bytes=500)
@@ -211,7 +202,6 @@ async def test_a_tool_may_write_back_all_that_it_has_read() -> None:
         assert running.broker.topic("news").policy == after
 
 
-@pytest.mark.asyncio
 async def test_keys_move_only_if_the_partitioner_is_named() -> None:
     async with served() as running:
         await with_topic(running, Policy(keep_for_ms=5, partitioner=Partitioner.LEGACY))
@@ -237,7 +227,6 @@ FORM = {
 }
 
 
-@pytest.mark.asyncio
 async def test_the_form_of_a_web_console_is_taken() -> None:
     async with served() as running:
         client = await running.client()
@@ -274,7 +263,6 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.asyncio
 @each("what", REFUSED)
 @each("validate_only", [False, True])
 async def test_what_a_topic_cannot_have_is_refused_by_name(what: str, validate_only: bool) -> None:
@@ -289,7 +277,6 @@ async def test_what_a_topic_cannot_have_is_refused_by_name(what: str, validate_o
         assert running.broker.topic("news").policy == Policy()
 
 
-@pytest.mark.asyncio
 async def test_what_holds_already_may_be_asked_for() -> None:
     async with served() as running:
         await with_topic(running)
@@ -306,7 +293,6 @@ async def test_what_holds_already_may_be_asked_for() -> None:
         assert running.broker.topic("news").policy == Policy()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("asking", [alter, replace])
 async def test_what_is_only_validated_is_not_done(asking: Any) -> None:
     async with served() as running:
@@ -317,7 +303,6 @@ async def test_what_is_only_validated_is_not_done(asking: Any) -> None:
         assert running.broker.topic("news").policy == Policy()
 
 
-@pytest.mark.asyncio
 async def test_requests_that_make_no_sense_are_invalid() -> None:
     async with served() as running:
         await with_topic(running)
@@ -340,7 +325,6 @@ async def test_requests_that_make_no_sense_are_invalid() -> None:
         assert running.broker.topic("news").policy == Policy()
 
 
-@pytest.mark.asyncio
 async def test_one_resource_that_is_refused_does_not_stop_the_others() -> None:
     async with served() as running:
         await with_topic(running)
@@ -360,7 +344,6 @@ async def test_one_resource_that_is_refused_does_not_stop_the_others() -> None:
         assert running.broker.topic("news").policy == Policy(keep_for_ms=1)
 
 
-@pytest.mark.asyncio
 async def test_two_who_alter_a_topic_at_once_do_not_undo_each_other() -> None:
     async with served() as running:
         await with_topic(running)
@@ -371,7 +354,6 @@ async def test_two_who_alter_a_topic_at_once_do_not_undo_each_other() -> None:
         assert running.broker.topic("news").policy == Policy(keep_for_ms=1, keep_bytes=2)
 
 
-@pytest.mark.asyncio
 async def test_a_batch_larger_than_the_topic_takes_is_refused() -> None:
     async with served() as running:
         await with_topic(running)
@@ -387,7 +369,6 @@ async def test_a_batch_larger_than_the_topic_takes_is_refused() -> None:
 # --- the broker and groups -----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_what_is_true_of_the_broker_is_told() -> None:
     settings = BrokerSettings(
         auto_create_topics=False, default_partitions=3, default_policy=Policy(keep_for_ms=5)
@@ -411,14 +392,12 @@ async def test_what_is_true_of_the_broker_is_told() -> None:
         assert shown == expected
 
 
-@pytest.mark.asyncio
 async def test_nothing_was_set_for_all_brokers_at_once() -> None:
     async with served() as running:
         result = await describe(await running.client(), "", BROKER)
         assert (result.error_code, result.configs) == (ErrorCode.none, ())
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("asking", [alter, replace])
 async def test_a_brokers_configs_cannot_be_altered(asking: Any) -> None:
     async with served() as running:
@@ -431,7 +410,6 @@ async def test_a_brokers_configs_cannot_be_altered(asking: Any) -> None:
         assert (await asking(client, {}, "2", BROKER)).error_code == ErrorCode.invalid_request
 
 
-@pytest.mark.asyncio
 async def test_a_group_can_be_told_to_hold_retention() -> None:
     async with served() as running:
         client = await running.client()
@@ -458,7 +436,6 @@ async def test_a_group_can_be_told_to_hold_retention() -> None:
         assert await told() == ("false", FROM_DEFAULT)
 
 
-@pytest.mark.asyncio
 async def test_a_group_can_be_given_other_times_for_sessions_and_heartbeats() -> None:
     async with served() as running:
         client = await running.client()
@@ -487,7 +464,6 @@ async def test_a_group_can_be_given_other_times_for_sessions_and_heartbeats() ->
         assert await told() == defaults
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "configs",
     [

@@ -102,7 +102,6 @@ async def make_topic(running: Served, partitions: int = 2, name: str = "news") -
 # --- members ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_VERSION
 async def test_members_share_partitions_by_heartbeats_alone(version: int) -> None:
     async with served() as running:
@@ -125,7 +124,6 @@ async def test_members_share_partitions_by_heartbeats_alone(version: int) -> Non
         assert ben.share == {topic.id: [0, 1]}
 
 
-@pytest.mark.asyncio
 async def test_a_member_without_an_id_is_given_one_in_the_version_that_has_it_so() -> None:
     async with served() as running:
         client = await running.client()
@@ -134,7 +132,6 @@ async def test_a_member_without_an_id_is_given_one_in_the_version_that_has_it_so
         assert await new.code() == ErrorCode.invalid_request
 
 
-@pytest.mark.asyncio
 async def test_a_static_member_leaves_for_a_while_and_is_not_doubled() -> None:
     async with served() as running:
         topic = await make_topic(running)
@@ -152,7 +149,6 @@ async def test_a_static_member_leaves_for_a_while_and_is_not_doubled() -> None:
         assert await late.code(instance_id="one") == ErrorCode.fenced_instance_id
 
 
-@pytest.mark.asyncio
 async def test_who_is_behind_or_unknown_is_told_so() -> None:
     async with served() as running:
         await make_topic(running)
@@ -168,7 +164,6 @@ async def test_who_is_behind_or_unknown_is_told_so() -> None:
         assert await one.code() == ErrorCode.none
 
 
-@pytest.mark.asyncio
 async def test_a_pattern_subscribes_to_topics_from_version_1_on() -> None:
     async with served() as running:
         news = await make_topic(running, 1)
@@ -184,7 +179,6 @@ async def test_a_pattern_subscribes_to_topics_from_version_1_on() -> None:
         assert "(?=news)" in answer.error_message
 
 
-@pytest.mark.asyncio
 async def test_one_protocol_is_refused_while_members_speak_the_other() -> None:
     async with served_at_once() as running:
         await make_topic(running)
@@ -207,7 +201,6 @@ class FullGroups:
         raise LimitReached("too many")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("groups", "code"),
     [
@@ -251,7 +244,6 @@ async def fetch(one: Newer, topic: Topic, version: int, member_id: str | None, e
     return answer.groups[0]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [9, 10])
 async def test_offsets_are_committed_and_fetched_in_the_members_epoch(version: int) -> None:
     async with served() as running:
@@ -278,7 +270,6 @@ async def test_offsets_are_committed_and_fetched_in_the_members_epoch(version: i
 # --- looking after groups -----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_VERSION
 async def test_a_group_is_described_with_its_members_and_their_targets(version: int) -> None:
     async with served() as running:
@@ -321,7 +312,6 @@ async def test_a_group_is_described_with_its_members_and_their_targets(version: 
         assert plain.groups[0].authorized_operations < 0
 
 
-@pytest.mark.asyncio
 async def test_each_describing_api_knows_the_groups_of_its_kind_alone() -> None:
     async with served_at_once() as running:
         await make_topic(running)
@@ -341,7 +331,6 @@ async def test_each_describing_api_knows_the_groups_of_its_kind_alone() -> None:
             assert (answer.groups[0].error_code, answer.groups[0].group_state) == (code, "Dead")
 
 
-@pytest.mark.asyncio
 async def test_groups_are_listed_with_their_kinds_and_states() -> None:
     async with served_at_once() as running:
         await make_topic(running)
@@ -371,7 +360,6 @@ async def test_groups_are_listed_with_their_kinds_and_states() -> None:
         assert (await listed(states=("Assigning",))).keys() == {"group"}
 
 
-@pytest.mark.asyncio
 async def test_a_group_is_deleted_when_its_members_are_gone_or_removed() -> None:
     async with served() as running:
         await make_topic(running)
@@ -387,7 +375,6 @@ async def test_a_group_is_deleted_when_its_members_are_gone_or_removed() -> None
         assert result.error_code == ErrorCode.none
 
 
-@pytest.mark.asyncio
 async def test_clients_are_told_that_there_is_the_newer_protocol() -> None:
     async with served() as running:
         client = await running.client()

@@ -52,7 +52,6 @@ async def with_news(running: Served) -> Topic:
 NAMED = [(-1, ErrorCode.none), (6, FENCED), (PRESENT, ErrorCode.none), (8, UNKNOWN)]
 
 
-@pytest.mark.asyncio
 @each("version", range(4, 19))
 async def test_a_fetch_in_another_epoch_is_refused_at_once(version: int) -> None:
     async with served(RestartedBroker) as running:
@@ -68,7 +67,6 @@ async def test_a_fetch_in_another_epoch_is_refused_at_once(version: int) -> None
             assert (part.error_code, bool(part.records)) == (expected, expected == ErrorCode.none)
 
 
-@pytest.mark.asyncio
 async def test_partitions_of_a_fetch_that_are_refused_and_not_keep_their_places() -> None:
     async with served(RestartedBroker) as running:
         topic = await with_news(running)
@@ -93,7 +91,6 @@ async def test_partitions_of_a_fetch_that_are_refused_and_not_keep_their_places(
         assert [bool(part.records) for part in answer.partitions] == [False, True, False, False]
 
 
-@pytest.mark.asyncio
 @each("version", range(1, 12))
 async def test_offsets_are_not_listed_in_another_epoch(version: int) -> None:
     async with served(RestartedBroker) as running:
@@ -130,7 +127,6 @@ async def ask(client: Client, version: int = 4, topic: str = "news", **partition
     return part
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [2, 3, 4])
 async def test_the_end_of_an_epoch_is_told(version: int) -> None:
     async with served(RestartedBroker) as running:
@@ -146,7 +142,6 @@ async def test_the_end_of_an_epoch_is_told(version: int) -> None:
         assert {part.error_code for part in ends.values()} == {ErrorCode.none}
 
 
-@pytest.mark.asyncio
 async def test_who_asks_in_another_epoch_for_the_end_of_one_is_refused() -> None:
     async with served(RestartedBroker) as running:
         await with_news(running)
@@ -157,7 +152,6 @@ async def test_who_asks_in_another_epoch_for_the_end_of_one_is_refused() -> None
             assert (part.end_offset == -1) == (code != ErrorCode.none)
 
 
-@pytest.mark.asyncio
 async def test_unknown_topics_and_partitions_have_no_epochs() -> None:
     async with served() as running:
         await with_news(running)

@@ -67,7 +67,6 @@ def records(part: Any) -> list[tuple[int, bytes]]:
     ]
 
 
-@pytest.mark.asyncio
 async def test_batches_come_whole_from_the_one_that_holds_the_offset() -> None:
     async with served() as running:
         await publish(running, news(b"a", b"b"), news(b"c"), news(b"d"))
@@ -79,7 +78,6 @@ async def test_batches_come_whole_from_the_one_that_holds_the_offset() -> None:
         assert records(part) == [(3, b"d")]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_can_be_named_by_its_id() -> None:
     async with served() as running:
         topic = await publish(running, news(b"a"))
@@ -88,7 +86,6 @@ async def test_a_topic_can_be_named_by_its_id() -> None:
         assert records(only_partition(await client.ask(FETCH, 13, **by_id))) == [(0, b"a")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("bound", ["max_bytes", "partition_bytes"])
 async def test_an_answer_keeps_within_its_bounds_but_has_one_batch_at_least(bound: str) -> None:
     async with served() as running:
@@ -100,7 +97,6 @@ async def test_an_answer_keeps_within_its_bounds_but_has_one_batch_at_least(boun
             assert len(records(only_partition(await client.ask(FETCH, 11, **fields)))) == count
 
 
-@pytest.mark.asyncio
 async def test_offsets_out_of_range_and_unknown_partitions_have_their_codes() -> None:
     async with served() as running:
         topic = await publish(running, *[news()] * 5)
@@ -122,7 +118,6 @@ async def test_offsets_out_of_range_and_unknown_partitions_have_their_codes() ->
         assert await code(13, **by_id) == ErrorCode.unknown_topic_id
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("session_id", [0, -1, 5])
 async def test_a_full_fetch_is_granted_whatever_session_it_names(session_id: int) -> None:
     async with served() as running:
@@ -135,7 +130,6 @@ async def test_a_full_fetch_is_granted_whatever_session_it_names(session_id: int
             assert records(only_partition(answer)) == [(0, b"a")]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("session_id", [0, -1, 5])
 async def test_no_session_can_be_continued(session_id: int) -> None:
     async with served() as running:
@@ -148,7 +142,6 @@ async def test_no_session_can_be_continued(session_id: int) -> None:
             assert answer.responses == ()
 
 
-@pytest.mark.asyncio
 async def test_a_fetch_waits_for_what_is_published_and_blocks_nobody() -> None:
     async with served() as running:
         await publish(running)
@@ -161,7 +154,6 @@ async def test_a_fetch_waits_for_what_is_published_and_blocks_nobody() -> None:
         assert records(only_partition(await soon(answer))) == [(0, b"at last")]
 
 
-@pytest.mark.asyncio
 async def test_a_fetch_waits_until_there_are_enough_bytes() -> None:
     async with served() as running:
         batch = news(b"a")
@@ -176,7 +168,6 @@ async def test_a_fetch_waits_until_there_are_enough_bytes() -> None:
         assert len(records(only_partition(await soon(answer)))) == 3
 
 
-@pytest.mark.asyncio
 async def test_a_fetch_that_has_waited_long_enough_is_answered_with_nothing() -> None:
     async with served() as running:
         await publish(running)
@@ -185,7 +176,6 @@ async def test_a_fetch_that_has_waited_long_enough_is_answered_with_nothing() ->
         assert (part.error_code, part.records) == (ErrorCode.none, b"")
 
 
-@pytest.mark.asyncio
 async def test_a_fetch_of_nothing_does_not_wait() -> None:
     async with served() as running:
         client = await running.client()
@@ -195,7 +185,6 @@ async def test_a_fetch_of_nothing_does_not_wait() -> None:
         assert (answer.error_code, answer.responses) == (ErrorCode.none, ())
 
 
-@pytest.mark.asyncio
 async def test_a_waiting_fetch_hears_that_its_topic_is_deleted() -> None:
     async with served() as running:
         await publish(running)
@@ -206,7 +195,6 @@ async def test_a_waiting_fetch_hears_that_its_topic_is_deleted() -> None:
         assert part.error_code == ErrorCode.unknown_topic_or_partition
 
 
-@pytest.mark.asyncio
 async def test_known_and_unknown_topics_of_one_fetch_keep_their_places() -> None:
     async with served() as running:
         await publish(running, news(b"a"), topic="first")

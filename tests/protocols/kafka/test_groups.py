@@ -52,7 +52,6 @@ def state_of(running: Served, group: str = "group") -> GroupState:
 # --- members, version by version ---------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_JOIN_VERSION
 async def test_a_member_joins_syncs_beats_and_leaves(version: int) -> None:
     async with served_at_once() as running:
@@ -75,7 +74,6 @@ async def test_a_member_joins_syncs_beats_and_leaves(version: int) -> None:
         assert state_of(running) == GroupState.EMPTY
 
 
-@pytest.mark.asyncio
 @EVERY_JOIN_VERSION
 async def test_a_second_member_makes_the_first_join_again(version: int) -> None:
     async with served_at_once() as running:
@@ -99,7 +97,6 @@ async def test_a_second_member_makes_the_first_join_again(version: int) -> None:
         assert state_of(running) == GroupState.STABLE
 
 
-@pytest.mark.asyncio
 @EVERY_JOIN_VERSION
 async def test_a_new_member_is_given_its_id_first_if_its_version_knows_of_it(version: int) -> None:
     async with served_at_once() as running:
@@ -114,7 +111,6 @@ async def test_a_new_member_is_given_its_id_first_if_its_version_knows_of_it(ver
         assert answer.protocol_name == (None if version >= 7 else "")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(FIRST_WITH_INSTANCES, versions_of(JOIN_GROUP).stop))
 async def test_a_static_member_that_comes_again_is_given_what_it_had(version: int) -> None:
     async with served_at_once() as running:
@@ -134,7 +130,6 @@ async def test_a_static_member_that_comes_again_is_given_what_it_had(version: in
         assert [part.group_instance_id for part in described.members] == ["pond"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(FIRST_WITH_SEVERAL_LEAVING, 6))
 async def test_several_members_leave_at_once_each_with_its_own_outcome(version: int) -> None:
     async with served_at_once() as running:
@@ -163,7 +158,6 @@ async def test_several_members_leave_at_once_each_with_its_own_outcome(version: 
 # --- what members are refused ------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_JOIN_VERSION
 @each(
     ("wrong", "code"),
@@ -189,7 +183,6 @@ async def test_what_cannot_join_is_told_why(
         assert (answer.generation_id, answer.members) == (-1, ())
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "other",
     [
@@ -206,7 +199,6 @@ async def test_members_of_one_group_have_a_protocol_in_common(other: dict[str, A
         assert state_of(running) == GroupState.STABLE
 
 
-@pytest.mark.asyncio
 async def test_a_group_that_is_full_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GROUP_MEMBERS", 1)
     async with served_at_once() as running:
@@ -215,7 +207,6 @@ async def test_a_group_that_is_full_takes_no_more(monkeypatch: pytest.MonkeyPatc
         assert answer.error_code == ErrorCode.group_max_size_reached
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_is_used_by_last_id_cannot_be_joined_and_the_other_way_round() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -229,7 +220,6 @@ async def test_a_name_that_is_used_by_last_id_cannot_be_joined_and_the_other_way
             await running.broker.get(TESTER, "group", "news", None)
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(SYNC_GROUP))
 async def test_a_sync_of_another_generation_or_by_nobody_is_refused(version: int) -> None:
     async with served_at_once() as running:
@@ -246,7 +236,6 @@ async def test_a_sync_of_another_generation_or_by_nobody_is_refused(version: int
         assert (await known.sync()).error_code == ErrorCode.invalid_group_id
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", versions_of(HEARTBEAT))
 async def test_a_heartbeat_of_another_generation_or_by_nobody_is_refused(version: int) -> None:
     async with served_at_once() as running:
@@ -261,7 +250,6 @@ async def test_a_heartbeat_of_another_generation_or_by_nobody_is_refused(version
         assert await known.beat() == ErrorCode.invalid_group_id
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(LEAVE_GROUP))
 async def test_who_was_never_there_cannot_leave(version: int) -> None:
     async with served_at_once() as running:
@@ -274,7 +262,6 @@ async def test_who_was_never_there_cannot_leave(version: int) -> None:
         assert await stranger.leave() == ErrorCode.invalid_group_id
 
 
-@pytest.mark.asyncio
 async def test_a_sync_that_should_name_its_protocol_and_does_not_is_refused() -> None:
     async with served_at_once() as running:
         only = await member(running)
@@ -355,7 +342,6 @@ class GoneGroups:
         return call
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -386,7 +372,6 @@ async def test_a_broker_that_cannot_go_on_sends_clients_to_look_for_the_coordina
 # --- looking at groups -------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @EVERY_DESCRIBE_VERSION
 async def test_a_group_is_described_with_its_members(version: int) -> None:
     async with served_at_once() as running:
@@ -413,7 +398,6 @@ async def test_a_group_is_described_with_its_members(version: int) -> None:
         assert (empty.protocol_type, empty.protocol_data) == ("consumer", "")
 
 
-@pytest.mark.asyncio
 @EVERY_DESCRIBE_VERSION
 @each("name", ["none", "", "ü" * 200])
 async def test_a_group_that_is_not_there_is_dead(version: int, name: str) -> None:
@@ -428,7 +412,6 @@ async def test_a_group_that_is_not_there_is_dead(version: int, name: str) -> Non
             assert described.error_message
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(3, 7))
 async def test_what_one_may_do_with_a_group_is_told_if_asked_for(version: int) -> None:
     async with served_at_once() as running:
@@ -440,7 +423,6 @@ async def test_what_one_may_do_with_a_group_is_told_if_asked_for(version: int) -
         assert asked.authorized_operations == sum(1 << number for number in (3, 6, 8, 10, 11))
 
 
-@pytest.mark.asyncio
 async def test_a_group_asked_for_twice_is_described_once_and_large_ones_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -462,7 +444,6 @@ async def test_a_group_asked_for_twice_is_described_once_and_large_ones_up_to_a_
         assert "fewer groups" in answer.groups[1].error_message
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(LIST_GROUPS))
 async def test_groups_are_listed(version: int) -> None:
     async with served_at_once() as running:
@@ -487,7 +468,6 @@ async def test_groups_are_listed(version: int) -> None:
         }
 
 
-@pytest.mark.asyncio
 @each(
     ("version", "states", "types", "names"),
     [
@@ -515,7 +495,6 @@ async def test_groups_are_listed_by_state_and_type(
         assert [group.group_id for group in answer.groups] == names
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", versions_of(DELETE_GROUPS))
 async def test_an_empty_group_can_be_deleted(version: int) -> None:
     async with served_at_once() as running:
@@ -537,7 +516,6 @@ async def test_an_empty_group_can_be_deleted(version: int) -> None:
 # --- who looks after them ----------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(FIND_COORDINATOR))
 @each(
     ("key_type", "code"),

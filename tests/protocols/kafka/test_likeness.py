@@ -12,7 +12,6 @@ from tests.protocols.kafka.client import served
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.asyncio
 async def test_the_answers_are_those_of_kafka(name: str) -> None:
     async with served(settings=BrokerSettings(group_initial_delay_ms=0)) as running:
         broker = Broker(running.client, name)

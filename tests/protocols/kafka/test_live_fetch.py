@@ -32,7 +32,6 @@ from tests.protocols.kafka.client import (
 )
 
 READERS = 40
-pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager

@@ -47,7 +47,6 @@ async def ask(client: Client, timestamp: int, version: int = NEWEST, **more: Any
     return only_partition(answer)
 
 
-@pytest.mark.asyncio
 @each("version", range(1, NEWEST + 1))
 async def test_the_ends_of_a_partition_are_told(version: int) -> None:
     async with served() as running:
@@ -61,7 +60,6 @@ async def test_the_ends_of_a_partition_are_told(version: int) -> None:
             assert latest.leader_epoch >= 0
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("timestamp", "first_version", "offset"),
     [
@@ -85,7 +83,6 @@ async def test_what_can_be_asked_for_depends_on_the_version(
                 assert (part.error_code, part.offset) == (ErrorCode.none, offset)
 
 
-@pytest.mark.asyncio
 async def test_a_partition_that_is_asked_for_twice_is_refused() -> None:
     async with served() as running:
         await with_timestamps(running, 100)
@@ -103,7 +100,6 @@ async def test_a_partition_that_is_asked_for_twice_is_refused() -> None:
         assert codes == {ErrorCode.invalid_request}
 
 
-@pytest.mark.asyncio
 async def test_the_first_record_at_or_after_a_time_is_told() -> None:
     async with served() as running:
         await with_timestamps(running, 100, 200, 300)
@@ -119,7 +115,6 @@ async def test_the_first_record_at_or_after_a_time_is_told() -> None:
         assert {part.error_code for part in found.values()} == {ErrorCode.none}
 
 
-@pytest.mark.asyncio
 async def test_the_record_with_the_greatest_timestamp_is_told() -> None:
     async with served() as running:
         await with_timestamps(running, 100, 900, 50, 900, 899)
@@ -127,7 +122,6 @@ async def test_the_record_with_the_greatest_timestamp_is_told() -> None:
         assert (part.offset, part.timestamp) == (1, 900)
 
 
-@pytest.mark.asyncio
 async def test_an_empty_partition_has_its_ends_and_no_times() -> None:
     async with served() as running:
         await with_timestamps(running)
@@ -136,7 +130,6 @@ async def test_an_empty_partition_has_its_ends_and_no_times() -> None:
             assert (await ask(client, at)).offset == offset
 
 
-@pytest.mark.asyncio
 async def test_a_time_before_all_times_is_refused() -> None:
     async with served() as running:
         await with_timestamps(running, 100)
@@ -144,7 +137,6 @@ async def test_a_time_before_all_times_is_refused() -> None:
         assert (await ask(client, -99)).error_code == ErrorCode.unsupported_version
 
 
-@pytest.mark.asyncio
 async def test_unknown_topics_and_partitions_have_their_code() -> None:
     async with served() as running:
         client = await running.client()
@@ -158,7 +150,6 @@ async def test_unknown_topics_and_partitions_have_their_code() -> None:
 # --- producer ids ----------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_every_producer_gets_an_id_of_its_own() -> None:
     async with served() as running:
         client, other = await running.client(), await running.client()

@@ -46,7 +46,6 @@ def wish(count: int, name: str = "news", nodes: list[list[int]] | None = None) -
     return {"name": name, "count": count, "assignments": assignments}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(4))
 async def test_topics_get_more_partitions(version: int) -> None:
     async with served() as running:
@@ -76,7 +75,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.asyncio
 @each("what", REFUSED)
 @each("validate_only", [False, True])
 async def test_partitions_that_cannot_be_added_are_refused(what: str, validate_only: bool) -> None:
@@ -92,7 +90,6 @@ async def test_partitions_that_cannot_be_added_are_refused(what: str, validate_o
         assert running.broker.topic("good").partitions == (2 if validate_only else 3)
 
 
-@pytest.mark.asyncio
 async def test_a_topic_named_twice_is_refused_once() -> None:
     async with served() as running:
         await with_records(running)
@@ -121,7 +118,6 @@ async def delete(client: Client, *wishes: tuple[str, int, int], version: int = 2
     return [(part.error_code, part.low_watermark) for _, part in parts]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(3))
 async def test_records_before_an_offset_go(version: int) -> None:
     async with served() as running:
@@ -136,7 +132,6 @@ async def test_records_before_an_offset_go(version: int) -> None:
         assert firsts == [2, 5, 0]
 
 
-@pytest.mark.asyncio
 async def test_what_is_gone_already_is_no_error_and_what_is_not_there_is() -> None:
     async with served() as running:
         await with_records(running)
@@ -169,7 +164,6 @@ async def sizes(client: Client, topics: Any, version: int = 5) -> dict[tuple[str
     return {(topic.name, part.partition_index): part.partition_size for topic, part in partitions}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(1, 6))
 async def test_the_sizes_of_all_partitions_are_told(version: int) -> None:
     async with served() as running:
@@ -180,7 +174,6 @@ async def test_the_sizes_of_all_partitions_are_told(version: int) -> None:
         assert told == {("news", 0): size, ("news", 1): size, ("empty", 0): 0}
 
 
-@pytest.mark.asyncio
 async def test_the_sizes_of_those_asked_for_are_told_and_others_left_out() -> None:
     async with served() as running:
         await with_records(running)

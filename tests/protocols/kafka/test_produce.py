@@ -38,7 +38,6 @@ async def values(running: Served, topic: str = "news", partition: int = 0) -> li
     return [value for _, value in offsets_and_values(part)]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("acks", [1, -1])
 async def test_a_batch_is_answered_with_its_offset(acks: int) -> None:
     async with served() as running:
@@ -53,7 +52,6 @@ async def test_a_batch_is_answered_with_its_offset(acks: int) -> None:
         assert await values(running) == [b"a", b"b"] * 2
 
 
-@pytest.mark.asyncio
 async def test_large_batches_are_kept_as_they_came_whatever_comes_after_them(
     tmp_path: Path,
 ) -> None:
@@ -71,7 +69,6 @@ async def test_large_batches_are_kept_as_they_came_whatever_comes_after_them(
         assert await values(running) == sent * 2
 
 
-@pytest.mark.asyncio
 async def test_a_topic_can_be_named_by_its_id() -> None:
     async with served() as running:
         topic = await running.broker.create_topic(TESTER, "news")
@@ -81,7 +78,6 @@ async def test_a_topic_can_be_named_by_its_id() -> None:
         assert (part.error_code, part.base_offset) == (ErrorCode.none, 0)
 
 
-@pytest.mark.asyncio
 async def test_partitions_of_one_request_are_answered_each_for_itself() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news", partitions=3)
@@ -133,7 +129,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.asyncio
 @each("what", REFUSED)
 async def test_a_batch_that_cannot_be_taken_is_refused_and_nothing_is_appended(what: str) -> None:
     batch, code = REFUSED[what]
@@ -148,7 +143,6 @@ async def test_a_batch_that_cannot_be_taken_is_refused_and_nothing_is_appended(w
         assert part.error_code == ErrorCode.none
 
 
-@pytest.mark.asyncio
 async def test_a_batch_of_too_many_records_is_too_large() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -162,7 +156,6 @@ async def test_a_batch_of_too_many_records_is_too_large() -> None:
         assert "smaller batches" in part.error_message
 
 
-@pytest.mark.asyncio
 async def test_a_batch_above_the_limit_is_too_large() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -176,7 +169,6 @@ async def test_a_batch_above_the_limit_is_too_large() -> None:
         assert part.error_code == ErrorCode.none
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("acks", [2, -2, 100])
 async def test_acks_that_there_are_not_are_refused(acks: int) -> None:
     async with served() as running:
@@ -187,7 +179,6 @@ async def test_acks_that_there_are_not_are_refused(acks: int) -> None:
         assert part.error_code == ErrorCode.invalid_required_acks
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("version", "by"), [(9, "name"), (13, "topic_id")])
 async def test_an_unknown_topic_is_not_created_by_a_batch(version: int, by: str) -> None:
     async with served() as running:
@@ -203,7 +194,6 @@ async def test_an_unknown_topic_is_not_created_by_a_batch(version: int, by: str)
         assert dict(running.broker.topics()) == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [0, 1, 2])
 async def test_the_oldest_versions_are_told_that_their_format_is_not_taken(version: int) -> None:
     old = struct.pack(">qiIbbii", 0, 14, 0, 0, 0, -1, -1)
@@ -223,7 +213,6 @@ async def test_the_oldest_versions_are_told_that_their_format_is_not_taken(versi
 # --- acks=0 ----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_with_acks_0_there_is_no_answer() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -235,7 +224,6 @@ async def test_with_acks_0_there_is_no_answer() -> None:
         assert await values(running) == [b"%d" % number for number in range(10)]
 
 
-@pytest.mark.asyncio
 async def test_with_acks_0_an_error_closes_the_connection() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -248,7 +236,6 @@ async def test_with_acks_0_an_error_closes_the_connection() -> None:
 # --- idempotence and policies ----------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_a_repeat_is_answered_like_the_first_and_a_gap_refused() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -269,7 +256,6 @@ async def test_a_repeat_is_answered_like_the_first_and_a_gap_refused() -> None:
         assert len(await values(running)) == 3
 
 
-@pytest.mark.asyncio
 async def test_a_full_topic_that_refuses_says_so() -> None:
     async with served() as running:
         policy = Policy(live_entries=2, when_full=WhenFull.REFUSE)
@@ -304,7 +290,6 @@ class TurnCounter:
         self._turn.cancel()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("acks", [-1, 0])
 async def test_many_batches_are_published_in_portions_and_in_order(
     monkeypatch: pytest.MonkeyPatch, acks: int
@@ -339,7 +324,6 @@ async def test_many_batches_are_published_in_portions_and_in_order(
                 assert ours == [b"%s %d %d" % (name, each, partition) for each in requests]
 
 
-@pytest.mark.asyncio
 async def test_a_request_that_arrived_is_published_whole_after_its_connection_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -87,7 +87,6 @@ def request_of(api_key: int, version: int) -> dict[str, Any]:
     return requests[api_key]
 
 
-@pytest.mark.asyncio
 @each("api_key", APIS)
 async def test_every_advertised_version_is_answered(api_key: int) -> None:
     async with served() as running:
@@ -106,7 +105,6 @@ def test_flexible_versions_are_those_of_the_schemas(api: Api) -> None:
             assert flexible == (version >= api.flexible_from)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", range(5))
 async def test_api_versions_tells_what_is_here(version: int) -> None:
     async with served() as running:
@@ -118,7 +116,6 @@ async def test_api_versions_tells_what_is_here(version: int) -> None:
     assert told[PRODUCE][0] == 0, "or librdkafka does not compress"
 
 
-@pytest.mark.asyncio
 async def test_a_version_of_api_versions_from_the_future_is_told_which_to_use() -> None:
     async with served() as running:
         client = await running.client()
@@ -129,7 +126,6 @@ async def test_a_version_of_api_versions_from_the_future_is_told_which_to_use() 
         assert answer.error_code == ErrorCode.none
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["", "-name", "na me", "name."])
 async def test_a_client_whose_name_is_none_is_told_so(name: str) -> None:
     async with served() as running:
@@ -140,7 +136,6 @@ async def test_a_client_whose_name_is_none_is_told_so(name: str) -> None:
         assert (answer.error_code, answer.api_keys) == (ErrorCode.invalid_request, ())
 
 
-@pytest.mark.asyncio
 @each(
     ("api_key", "version"), [(METADATA, 14), (METADATA, -1), (FETCH, 3), (27, 1), (-1, 0), (999, 0)]
 )

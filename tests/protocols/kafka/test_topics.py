@@ -35,7 +35,6 @@ async def create(
     return list(answer.topics)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [2, 5, NEWEST_CREATE])
 async def test_topics_are_created(version: int) -> None:
     async with served() as running:
@@ -49,7 +48,6 @@ async def test_topics_are_created(version: int) -> None:
             assert (made[0].num_partitions, made[0].replication_factor) == (3, 1)
 
 
-@pytest.mark.asyncio
 async def test_what_is_left_to_the_broker_is_as_its_settings_say() -> None:
     settings = BrokerSettings(default_partitions=4, default_policy=Policy(keep_for_ms=5))
     async with served(settings=settings) as running:
@@ -61,7 +59,6 @@ async def test_what_is_left_to_the_broker_is_as_its_settings_say() -> None:
         assert (topic.partitions, topic.policy) == (4, Policy(keep_for_ms=5, keep_bytes=9))
 
 
-@pytest.mark.asyncio
 async def test_configs_become_policies_and_are_told_back() -> None:
     async with served() as running:
         client = await running.client()
@@ -75,7 +72,6 @@ async def test_configs_become_policies_and_are_told_back() -> None:
         assert told["cleanup.policy"].read_only
 
 
-@pytest.mark.asyncio
 async def test_of_a_config_given_twice_the_last_counts() -> None:
     async with served() as running:
         given = [*configs(retention__ms="1"), *configs(retention__ms="5")]
@@ -108,7 +104,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.asyncio
 @each("validate", [False, True])
 @each("what", REFUSED)
 async def test_what_cannot_be_created_is_refused_with_a_reason(what: str, validate: bool) -> None:
@@ -123,7 +118,6 @@ async def test_what_cannot_be_created_is_refused_with_a_reason(what: str, valida
         assert set(running.broker.topics()) == {"taken"} | (set() if validate else {"good"})
 
 
-@pytest.mark.asyncio
 async def test_a_name_given_twice_in_one_request_is_refused_once() -> None:
     async with served() as running:
         (refused,) = await create(await running.client(), wish(), wish())
@@ -131,7 +125,6 @@ async def test_a_name_given_twice_in_one_request_is_refused_once() -> None:
         assert dict(running.broker.topics()) == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("nodes", "code"),
     [
@@ -158,7 +151,6 @@ async def test_partitions_can_be_assigned_to_this_node_only(
 # --- deleting --------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [1, 5])
 async def test_topics_are_deleted_by_name(version: int) -> None:
     async with served() as running:
@@ -174,7 +166,6 @@ async def test_topics_are_deleted_by_name(version: int) -> None:
         assert dict(running.broker.topics()) == {}
 
 
-@pytest.mark.asyncio
 async def test_topics_are_deleted_by_id() -> None:
     async with served() as running:
         topic = await running.broker.create_topic(TESTER, "news")
@@ -189,7 +180,6 @@ async def test_topics_are_deleted_by_id() -> None:
         assert dict(running.broker.topics()) == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [1, 5, NEWEST_DELETE])
 async def test_a_topic_that_is_given_twice_is_not_deleted(version: int) -> None:
     async with served() as running:
@@ -222,7 +212,6 @@ async def test_a_topic_that_is_given_twice_is_not_deleted(version: int) -> None:
         assert sorted(running.broker.topics()) == ["news"]
 
 
-@pytest.mark.asyncio
 async def test_a_topic_to_delete_is_given_by_its_name_or_by_its_id() -> None:
     async with served() as running:
         topic = await running.broker.create_topic(TESTER, "news")
@@ -236,7 +225,6 @@ async def test_a_topic_to_delete_is_given_by_its_name_or_by_its_id() -> None:
         assert sorted(running.broker.topics()) == ["news"]
 
 
-@pytest.mark.asyncio
 async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "a.b_c")
@@ -255,7 +243,6 @@ async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused() -> 
         assert told.error_code == ErrorCode.none
 
 
-@pytest.mark.asyncio
 async def test_whether_a_topic_is_there_is_looked_at_before_anything_else() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")

@@ -40,7 +40,6 @@ FIRST_WITH_PATTERN = 2
 # --- beginning ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(INIT_PRODUCER_ID))
 async def test_who_begins_takes_the_next_epoch(version: int) -> None:
     async with served() as running:
@@ -50,7 +49,6 @@ async def test_who_begins_takes_the_next_epoch(version: int) -> None:
         assert (second.id, second.epoch) == (first.id, first.epoch + 1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [v for v in versions_of(INIT_PRODUCER_ID) if v >= 3])
 async def test_a_producer_may_name_the_epoch_that_it_has(version: int) -> None:
     async with served() as running:
@@ -67,7 +65,6 @@ async def test_a_producer_may_name_the_epoch_that_it_has(version: int) -> None:
         assert await producer.init(version, **before) == fenced
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["tx", None])
 async def test_who_names_half_of_itself_is_refused(name: str | None) -> None:
     async with served() as running:
@@ -82,7 +79,6 @@ async def test_who_names_half_of_itself_is_refused(name: str | None) -> None:
         assert (answer.producer_id, answer.producer_epoch) == (-1, -1)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("timeout_ms", [0, -1, broker_limits.TRANSACTION_MAX_MS + 1, 2**31 - 1])
 async def test_a_timeout_that_is_none_is_refused(timeout_ms: int) -> None:
     async with served() as running:
@@ -92,7 +88,6 @@ async def test_a_timeout_that_is_none_is_refused(timeout_ms: int) -> None:
             assert code == ErrorCode.invalid_transaction_timeout
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(FIND_COORDINATOR) if v >= 1])
 async def test_transactions_are_looked_after_here(version: int) -> None:
     async with served() as running:
@@ -104,7 +99,6 @@ async def test_transactions_are_looked_after_here(version: int) -> None:
         assert (node.error_code, (node.host, node.port)) == (NONE, running.address)
 
 
-@pytest.mark.asyncio
 async def test_newer_clients_are_told_which_way_transactions_go() -> None:
     async with served() as running:
         client = await running.client()
@@ -133,7 +127,6 @@ def test_a_coordinator_that_cannot_go_on_is_to_be_looked_for_again() -> None:
 # --- looking -----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", versions_of(LIST_TRANSACTIONS))
 async def test_transactions_are_listed_by_state_producer_and_duration(version: int) -> None:
     async with begun() as (running, open_one):
@@ -176,7 +169,6 @@ async def test_transactions_are_listed_by_state_producer_and_duration(version: i
             assert await listed(transactional_id_pattern="idl") == {}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("pattern", ["(", "(?=x)", "x" * (limits.PATTERN_CHARS + 1)])
 async def test_a_pattern_of_transactional_ids_that_is_none_is_refused(pattern: str) -> None:
     async with begun() as (_, producer):
@@ -191,7 +183,6 @@ async def test_a_pattern_of_transactional_ids_that_is_none_is_refused(pattern: s
         assert answer.transaction_states == ()
 
 
-@pytest.mark.asyncio
 async def test_a_transaction_is_described() -> None:
     async with begun() as (running, producer):
         assert await producer.send(b"a") == NONE
@@ -210,7 +201,6 @@ async def test_a_transaction_is_described() -> None:
         assert third.error_code == ErrorCode.invalid_request
 
 
-@pytest.mark.asyncio
 async def test_where_nothing_is_open_there_is_no_time_at_which_it_began() -> None:
     async with begun() as (running, producer):
         client = await running.client()
@@ -222,7 +212,6 @@ async def test_where_nothing_is_open_there_is_no_time_at_which_it_began() -> Non
         assert state + timeout_ms + none + who in answer
 
 
-@pytest.mark.asyncio
 async def test_an_answer_describes_only_so_many_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -239,7 +228,6 @@ async def test_an_answer_describes_only_so_many_partitions(
         assert codes == [NONE] * 5 + [ErrorCode.policy_violation] * 2
 
 
-@pytest.mark.asyncio
 async def test_the_producers_of_a_partition_are_described() -> None:
     async with begun() as (running, producer):
         assert await producer.send(b"a", b"b") == NONE

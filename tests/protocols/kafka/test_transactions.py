@@ -65,7 +65,6 @@ def values(part: Any) -> list[bytes]:
 # --- what readers see --------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(FETCH))
 @BOTH_WAYS
 async def test_a_transaction_is_seen_by_who_reads_committed_when_it_is(
@@ -93,7 +92,6 @@ async def test_a_transaction_is_seen_by_who_reads_committed_when_it_is(
         assert (part.high_watermark, part.last_stable_offset) == (3, 3)
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(FETCH) if v < 13])
 @BOTH_WAYS
 async def test_who_reads_committed_is_told_what_was_aborted(version: int, new_way: bool) -> None:
@@ -118,7 +116,6 @@ async def test_who_reads_committed_is_told_what_was_aborted(version: int, new_wa
         assert (part.records, part.aborted_transactions) == (b"", ())
 
 
-@pytest.mark.asyncio
 async def test_who_waits_for_committed_records_is_woken_by_the_end_and_not_before() -> None:
     async with begun() as (running, producer):
         reader = await running.client()
@@ -132,7 +129,6 @@ async def test_who_waits_for_committed_records_is_woken_by_the_end_and_not_befor
         assert values(only_partition(await soon(waiting))) == [b"a"]
 
 
-@pytest.mark.asyncio
 async def test_what_is_published_behind_an_open_transaction_waits_for_it() -> None:
     async with begun() as (running, producer):
         reader = await running.client()
@@ -143,7 +139,6 @@ async def test_what_is_published_behind_an_open_transaction_waits_for_it() -> No
         assert values(await fetch(reader, COMMITTED)) == [b"a", b"plain"]
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(PRODUCE) if v >= 3])
 async def test_transactional_batches_come_by_every_version_of_produce(version: int) -> None:
     new_way = version >= NEW_PRODUCE
@@ -159,7 +154,6 @@ async def test_transactional_batches_come_by_every_version_of_produce(version: i
         assert values(await fetch(reader, COMMITTED)) == [b"0", b"1", b"2"]
 
 
-@pytest.mark.asyncio
 @BOTH_WAYS
 async def test_one_transaction_follows_the_other(new_way: bool) -> None:
     async with begun(new_way=new_way) as (running, producer):
@@ -176,7 +170,6 @@ async def test_one_transaction_follows_the_other(new_way: bool) -> None:
         assert part.last_stable_offset == part.high_watermark == 12
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(LIST_OFFSETS))
 async def test_the_end_is_where_the_first_open_transaction_begins(version: int) -> None:
     async with begun() as (running, producer):
@@ -230,7 +223,6 @@ async def committed(
     return part.committed_offset, part.error_code
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(TXN_OFFSET_COMMIT))
 @each("commit", [True, False])
 async def test_offsets_are_committed_by_the_end_of_their_transaction(
@@ -247,7 +239,6 @@ async def test_offsets_are_committed_by_the_end_of_their_transaction(
         assert await committed(reader) == ((5 if commit else -1), NONE)
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(OFFSET_FETCH) if 7 <= v < 10])
 @each("named", [True, False])
 async def test_who_requires_stable_offsets_hears_that_a_transaction_may_change_them(
@@ -265,7 +256,6 @@ async def test_who_requires_stable_offsets_hears_that_a_transaction_may_change_t
         assert await committed(reader, version, stable=True, named=named) == (3, NONE)
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(TXN_OFFSET_COMMIT))
 async def test_offsets_of_a_group_that_was_not_added_are_refused_in_the_old_way(
     version: int,
@@ -277,7 +267,6 @@ async def test_offsets_of_a_group_that_was_not_added_are_refused_in_the_old_way(
         assert await producer.commit_offset(5, version=version) == expected
 
 
-@pytest.mark.asyncio
 async def test_a_member_that_the_group_does_not_know_commits_no_offsets() -> None:
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "news")
@@ -296,7 +285,6 @@ async def test_a_member_that_the_group_does_not_know_commits_no_offsets() -> Non
         assert await committed(only.client) == (6, NONE)
 
 
-@pytest.mark.asyncio
 async def test_offsets_that_cannot_be_committed_are_named_one_by_one() -> None:
     async with begun() as (_, producer):
         unknown = ErrorCode.unknown_topic_or_partition
@@ -312,7 +300,6 @@ async def test_offsets_that_cannot_be_committed_are_named_one_by_one() -> None:
 # --- where a transaction writes ----------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(ADD_PARTITIONS_TO_TXN))
 async def test_partitions_are_added_in_every_version(version: int) -> None:
     async with begun(partitions=3) as (_, producer):
@@ -322,7 +309,6 @@ async def test_partitions_are_added_in_every_version(version: int) -> None:
         assert refused == ErrorCode.transaction_abortable
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(ADD_PARTITIONS_TO_TXN))
 async def test_if_one_partition_is_not_there_none_is_added(version: int) -> None:
     async with begun() as (_, producer):
@@ -332,7 +318,6 @@ async def test_if_one_partition_is_not_there_none_is_added(version: int) -> None
         assert await producer.send(b"a", version=10) == ErrorCode.invalid_txn_state
 
 
-@pytest.mark.asyncio
 async def test_if_one_topic_is_not_there_nothing_is_attempted_with_the_others() -> None:
     async with begun() as (_, producer):
         topics = [{"name": "news", "partitions": [0]}, {"name": "nowhere", "partitions": [0]}]
@@ -347,7 +332,6 @@ async def test_if_one_topic_is_not_there_nothing_is_attempted_with_the_others() 
         assert code == ErrorCode.unknown_topic_or_partition
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [4, 5])
 async def test_partitions_can_be_verified_without_adding_them(version: int) -> None:
     async with begun() as (running, producer):
@@ -364,7 +348,6 @@ async def test_partitions_can_be_verified_without_adding_them(version: int) -> N
         assert await producer.add(0, version=version, verify_only=True) == mapping
 
 
-@pytest.mark.asyncio
 @each("version", [v for v in versions_of(PRODUCE) if v >= 3])
 async def test_a_partition_that_was_not_added_is_refused_in_the_words_of_the_version(
     version: int,
@@ -383,7 +366,6 @@ async def test_a_partition_that_was_not_added_is_refused_in_the_words_of_the_ver
             assert code == ErrorCode.invalid_txn_state
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_is_no_part_of_the_open_transaction_is_refused() -> None:
     async with begun() as (_, producer):
         assert await producer.send(b"a") == NONE
@@ -395,7 +377,6 @@ async def test_a_batch_that_is_no_part_of_the_open_transaction_is_refused() -> N
 # --- ending ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(END_TXN))
 @each("commit", [True, False])
 async def test_an_end_that_is_repeated_is_answered_like_the_first(
@@ -411,14 +392,12 @@ async def test_an_end_that_is_repeated_is_answered_like_the_first(
         assert (producer.id, producer.epoch) == after
 
 
-@pytest.mark.asyncio
 @each("version", versions_of(END_TXN))
 async def test_what_was_never_begun_cannot_be_committed(version: int) -> None:
     async with begun() as (_, producer):
         assert await producer.end(True, version) == ErrorCode.invalid_txn_state
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("api_key", [ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN])
 async def test_a_producer_that_the_id_is_not_mapped_to_is_told_so(api_key: int) -> None:
     async with begun() as (_, producer):
@@ -440,7 +419,6 @@ async def asked(producer: Transactor, api_key: int, version: int) -> ErrorCode:
     return await producer.end(True, version)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("api_key", [ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN])
 async def test_a_zombie_is_fenced_in_the_words_of_the_version(api_key: int) -> None:
     async with begun() as (running, zombie):
@@ -450,7 +428,6 @@ async def test_a_zombie_is_fenced_in_the_words_of_the_version(api_key: int) -> N
             assert await asked(zombie, api_key, version) == fenced
 
 
-@pytest.mark.asyncio
 async def test_a_zombie_neither_writes_nor_commits_offsets() -> None:
     async with begun() as (running, zombie):
         assert await zombie.send(b"a") == NONE
@@ -465,7 +442,6 @@ async def test_a_zombie_neither_writes_nor_commits_offsets() -> None:
         assert part.last_stable_offset == part.high_watermark == 2
 
 
-@pytest.mark.asyncio
 async def test_a_transaction_whose_time_is_up_is_aborted_and_its_producer_fenced() -> None:
     async with begun() as (running, reader):
         producer = await transactor(running, "slow", timeout_ms=50)
@@ -506,7 +482,6 @@ class SlowStore(MemoryStore):
         return await super().append(*given)
 
 
-@pytest.mark.asyncio
 async def test_a_batch_that_meets_the_end_of_its_transaction_is_to_be_sent_again() -> None:
     store = SlowStore()
     async with served(store=store) as running:

@@ -95,7 +95,6 @@ async def test_q2_a_record_says_who_it_is_by_which_channel_and_of_which_topics(
         assert "sub 7 on pipe 7, topics: b, a ended: terminated" in caplog.messages
 
 
-@pytest.mark.asyncio
 async def test_the_log_says_why_the_first_bad_message_of_a_connection_was_rejected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

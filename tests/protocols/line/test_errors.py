@@ -36,7 +36,6 @@ class Peer:
         self.told.append(end)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("error", [*ERRORS, ValueError], ids=lambda cls: cls.__name__)
 async def test_every_error_has_an_answer(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch

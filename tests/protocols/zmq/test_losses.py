@@ -14,8 +14,6 @@ from quackmq.model.policy import Policy, WhenFull
 from tests.kit.waiting import soon
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Served, served
 
-pytestmark = pytest.mark.asyncio
-
 
 async def overtaken(running: Served, policy: Policy) -> None:
     """Subscribe, put a and b, let the topic go of them by its policy, put c."""

@@ -18,8 +18,6 @@ from tests.kit.waiting import soon, until
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER
 from tests.protocols.zmq.proxied import LONG_LEASE, SHORT_LEASE, Proxied, ask, proxied, receive
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:

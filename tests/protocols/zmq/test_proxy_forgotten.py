@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
-
 from quackmq.broker import Terms
 from quackmq.model.leases import Leases
 from quackmq.model.policy import Policy
@@ -16,8 +14,6 @@ from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER
 from tests.protocols.zmq.proxied import Proxied, ask, proxied, receive
-
-pytestmark = pytest.mark.asyncio
 
 NAMES = ("donald", "daisy")
 MESSAGES = 40

@@ -24,8 +24,6 @@ from tests.protocols.codecs.zmtp_frames import command, frame
 from tests.protocols.zmq.peers import TESTER, SlowStore
 from tests.protocols.zmq.proxied import ask, proxied, receive
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_x1_what_a_pub_socket_sends_a_sub_socket_gets_in_two_frames() -> None:
     async with proxied() as running:

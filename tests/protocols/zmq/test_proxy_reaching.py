@@ -24,8 +24,6 @@ from tests.protocols.http.v1.serving import Client as HttpClient
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER
 from tests.protocols.zmq.proxied import HOST, SHORT_LEASE, Proxied, ask, proxied, receive
 
-pytestmark = pytest.mark.asyncio
-
 LARGE = bytes(range(256)) * 16_384  # 4 MiB
 PIECE_BYTES = 256 * 1024
 

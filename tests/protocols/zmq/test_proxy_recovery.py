@@ -14,8 +14,6 @@ from tests.protocols.zmq.peers import TESTER, SlowStore
 from tests.protocols.zmq.proxied import SHORT_LEASE, ask, proxied, receive
 from tests.protocols.zmq.test_proxy_clients import Client
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_partitions_that_nobody_follows_any_more_leave_room_for_others(
     monkeypatch: pytest.MonkeyPatch,

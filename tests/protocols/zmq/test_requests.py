@@ -18,8 +18,6 @@ from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import command
 from tests.protocols.zmq.peers import TESTER, SlowStore, Socket, WatchedBroker, broker_of, served
 
-pytestmark = pytest.mark.asyncio
-
 
 def id_in(answer: bytes) -> bytes:
     verb, _, _, message_id, _ = answer.split(b" ", 4)

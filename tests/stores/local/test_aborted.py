@@ -22,7 +22,6 @@ from tests.stores.calls import PLENTY_BYTES, append, read_all
 from tests.stores.local.directories import flip, leave_crashed, open_store
 from tests.stores.local.test_inspection import inspection_of
 
-pytestmark = pytest.mark.asyncio
 DEALS = 20
 
 

@@ -23,8 +23,6 @@ from tests.kit.waiting import soon
 from tests.stores.calls import append_values, new_partitions, read_all
 from tests.stores.local.directories import leave_crashed
 
-pytestmark = pytest.mark.asyncio
-
 OPTIONS = LocalOptions()
 
 

@@ -18,7 +18,6 @@ from tests.stores.calls import cursor
 from tests.stores.local.directories import open_store
 from tests.stores.local.held import open_held
 
-pytestmark = pytest.mark.asyncio
 BOUND = 1_000
 
 

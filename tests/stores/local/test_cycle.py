@@ -14,8 +14,6 @@ from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import PartitionLog
 from tests.kit.support import batch_of
 
-pytestmark = pytest.mark.asyncio
-
 TOPIC = uuid.UUID(int=7)
 
 

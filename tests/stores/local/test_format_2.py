@@ -30,8 +30,6 @@ OLD = Path(__file__).parents[2] / "data" / "format-2"
 EXPECTED: dict[str, dict[str, Any]] = orjson.loads((OLD / "expected.json").read_bytes())
 STATES = ("closed", "crashed")
 
-pytestmark = pytest.mark.asyncio
-
 
 def unpacked(state: str, directory: Path) -> Path:
     directory.mkdir()

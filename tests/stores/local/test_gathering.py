@@ -31,8 +31,6 @@ from tests.stores.calls import append, append_values, new_partition, new_partiti
 from tests.stores.local.directories import leave_crashed
 from tests.stores.local.held import HeldDisk, open_held
 
-pytestmark = pytest.mark.asyncio
-
 T = TypeVar("T")
 #: A frame is as large as a slot at the most, so that a few hundred batches need several of them.
 SLOT_BYTES = 16 * limits.KIB

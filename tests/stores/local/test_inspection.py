@@ -40,8 +40,6 @@ from tests.stores.local.directories import (
     segments_of,
 )
 
-pytestmark = pytest.mark.asyncio
-
 
 @contextmanager
 def inspection_of(directory: Path, disk: RealDisk | None = None) -> Iterator[Inspection]:

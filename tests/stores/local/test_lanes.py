@@ -13,8 +13,6 @@ import pytest
 from quackmq.disk import limits as disk_limits
 from quackmq.disk.real import Lane, RealDisk
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.mark.parametrize("lane", ["flush", "checkpoint", "archive"])
 async def test_what_is_given_to_a_lane_is_done_one_after_the_other(

@@ -24,8 +24,6 @@ from tests.kit.waiting import soon, until
 from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all, read_one
 from tests.stores.local.directories import QuickDisk
 
-pytestmark = pytest.mark.asyncio
-
 T = TypeVar("T")
 
 

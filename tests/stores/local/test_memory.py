@@ -8,15 +8,11 @@ import tracemalloc
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.stores.local import LocalStore
 from tests.kit.support import batch_of
 from tests.stores.calls import append, new_partitions, read_all
-
-pytestmark = pytest.mark.asyncio
 
 TOPICS: Final = 400
 #: With its record, in the store alone.

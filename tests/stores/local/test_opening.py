@@ -41,8 +41,6 @@ from tests.stores.local.directories import (
     segments_of,
 )
 
-pytestmark = pytest.mark.asyncio
-
 
 async def offsets_served(directory: Path, key: PartitionKey) -> tuple[set[int], list[str]]:
     """Every offset that a reader gets who goes on behind damage, and the damage it is told of."""

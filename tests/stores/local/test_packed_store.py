@@ -31,8 +31,6 @@ from tests.stores.local.directories import (
     open_store,
 )
 
-pytestmark = pytest.mark.asyncio
-
 Records = list[tuple[int, bytes]]
 
 

@@ -19,8 +19,6 @@ from tests.kit.waiting import soon
 from tests.stores.calls import append_values, new_partition, read_all
 from tests.stores.local.held import open_held
 
-pytestmark = pytest.mark.asyncio
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import START_MS, offsets_and_values
 from tests.stores.calls import PLENTY_BYTES, append_values, new_partitions, read_all, read_one
 
-pytestmark = pytest.mark.asyncio
-
 OPTIONS = LocalOptions(
     segment_bytes=1, tail_bytes=0, journal_inline_bytes=0, region_bytes=1, packed_bytes=0
 )

@@ -33,7 +33,6 @@ from tests.stores.local.directories import (
     open_store,
 )
 
-pytestmark = pytest.mark.asyncio
 META = Meta("a cluster", 4711, 3, 8192)
 
 

@@ -14,7 +14,6 @@ from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import batch_of
 
 
-@pytest.mark.asyncio
 async def test_a_refusal_does_not_grow_with_those_before_it(tmp_path: Path) -> None:
     """One error is raised again and again: the frames of all who met it would stay with it."""
     store = await LocalStore.open(tmp_path, LocalOptions())

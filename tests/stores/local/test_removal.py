@@ -8,16 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.partition_log import PartitionLog
 from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all
-
-pytestmark = pytest.mark.asyncio
 
 BATCHES = 10
 

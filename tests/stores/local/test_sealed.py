@@ -56,7 +56,6 @@ def bytes_by_walking(log: PartitionLog, first: int, next: int) -> int:
     return total
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(4))
 async def test_times_and_sizes_are_those_of_the_batches_whatever_was_trimmed(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +109,6 @@ async def test_times_and_sizes_are_those_of_the_batches_whatever_was_trimmed(
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_a_lookup_by_time_takes_as_many_steps_in_a_log_ten_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from quackmq.disk.real import RealDisk
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import batch_of
 from tests.stores.calls import append, new_partition
-
-pytestmark = pytest.mark.asyncio
 
 
 async def test_an_empty_range_inside_a_region_has_no_append_time(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import ctypes
 import weakref
 from pathlib import Path
 
-import pytest
-
 from quackmq import limits
 from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
@@ -16,8 +14,6 @@ from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import batch_of
 from tests.stores.calls import DEADLINE_S, append_values, new_partition
-
-pytestmark = pytest.mark.asyncio
 
 TAIL_BYTES = 2 * limits.MIB
 LARGE = batch_of(b"x" * limits.MIB)

@@ -17,8 +17,6 @@ from tests.kit.waiting import soon, until
 from tests.protocols.http.v1.serving import Answered, Client
 from tests.protocols.line.peers import DEADLINE_S, Served, served
 
-pytestmark = pytest.mark.asyncio
-
 
 class Listing:
     def __init__(self, running: Served, client: Client) -> None:
