@@ -14,6 +14,7 @@ or that refers to incomplete data.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,7 @@ from quackmq.stores.local.files.format import (
     AppendEntry,
     ChangeEntry,
     Descriptor,
+    Entry,
     Frame,
     Sync,
     TrimEntry,
@@ -225,13 +227,14 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
     recovered.discarded_frames = scan.discarded_frames
     for location, frame in found:
         is_unsynced = frame.sync is not Sync.ALWAYS and frame.number > synced_through
-        if is_unsynced and not _are_references_complete(disk, frame, recovered):
+        decoded = list(entries(frame.payload))
+        if is_unsynced and not _are_references_complete(disk, decoded, recovered):
             end, number = location, frame.number
             recovered.discarded_frames += scan.number - frame.number
             break
-        _apply_frame(frame, options, recovered)
+        _apply_entries(decoded, options, recovered)
         if is_unsynced:
-            recovered.unsynced_references += _references(frame)
+            recovered.unsynced_references += _references(decoded)
         recovered.replayed_frames += 1
     if recovered.removed_segments:  # once for all of them: a journal may delete thousands of topics
         removed_paths = {segment.path for segment in recovered.removed_segments}
@@ -242,9 +245,9 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
     return scan.damage
 
 
-def _apply_frame(frame: Frame, options: LocalOptions, recovered: Recovered) -> None:
-    """Apply the changes of a frame to the recovered state."""
-    for entry in entries(frame.payload):
+def _apply_entries(decoded: Sequence[Entry], options: LocalOptions, recovered: Recovered) -> None:
+    """Apply the entries of a frame to the recovered state."""
+    for entry in decoded:
         match entry:
             case AppendEntry(descriptor, data):
                 log = _find_log(recovered, descriptor.key)
@@ -293,10 +296,10 @@ def _find_log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
         ) from None
 
 
-def _are_references_complete(disk: Disk, frame: Frame, recovered: Recovered) -> bool:
-    """Return whether everything that a frame refers to is completely in the segments."""
+def _are_references_complete(disk: Disk, decoded: Sequence[Entry], recovered: Recovered) -> bool:
+    """Return whether everything that a frame's entries refer to is completely in the segments."""
     checksums: dict[PartitionKey, int] = {}
-    for entry in entries(frame.payload):
+    for entry in decoded:
         if not isinstance(entry, AppendEntry):
             continue
         descriptor, data = entry
@@ -312,15 +315,15 @@ def _are_references_complete(disk: Disk, frame: Frame, recovered: Recovered) -> 
     return True
 
 
-def _references(frame: Frame) -> list[Reference]:
-    """Return the bytes in segments that a frame refers to."""
+def _references(decoded: Sequence[Entry]) -> list[Reference]:
+    """Return the bytes in segments that a frame's entries refer to."""
     return [
         Reference(
             Segment(descriptor.key, descriptor.segment_base).path,
             descriptor.position,
             descriptor.length,
         )
-        for entry in entries(frame.payload)
+        for entry in decoded
         if isinstance(entry, AppendEntry) and entry.data is None
         for descriptor in [entry.descriptor]
     ]
