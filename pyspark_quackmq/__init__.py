@@ -1,5 +1,7 @@
-"""Spark looks for modules of this kind of name and registers what it finds: `format("quackmq")` is
-known in every session, without a line of code."""
+"""Register `format("quackmq")` in every Spark session, without a call of the program.
+
+Spark imports installed modules named `pyspark_*` and registers the `DefaultSource` of each.
+"""
 
 from quackmq.spark.source.source import QuackSource as DefaultSource
 

@@ -1,12 +1,12 @@
 """Read topics as Spark tables and streams, and write DataFrames and streams to topics:
 `format("quackmq")`.
 
-    quackmq.spark.register(spark)                # or nothing: `pyspark_quackmq` is found by itself
+    quackmq.spark.register(spark)                # optional: Spark also finds `pyspark_quackmq`
 
     news = spark.read.format("quackmq").option("kafka.bootstrap.servers", "localhost:9092")
-    news.option("subscribe", "news").load()      # all its history and what is new, as a batch
-    quackmq.spark.table(spark, "news")           # the same by Spark's own scan of the archive
-    spark.readStream.format("quackmq")…          # as a stream, exactly once under a checkpoint
+    news.option("subscribe", "news").load()      # all records of the topic, as a batch
+    quackmq.spark.table(spark, "news")           # the same; Spark itself scans the archive
+    spark.readStream.format("quackmq")…          # a stream, exactly once with a checkpoint
 
 docs/spark.md lists the options of the source and the columns of a topic.
 """
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "release", "table", "write_id"]
 
-#: Imported on first use: Spark starts many processes that need only the source.
-_HOMES: Final = {
+#: The module of each public function. It is imported on first use, because Spark starts many
+#: processes that need only the source.
+_MODULE_BY_NAME: Final = {
     "register": "quackmq.spark.registration",
     "release": "quackmq.spark.registration",
     "table": "quackmq.spark.tables",
@@ -33,6 +34,6 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_BY_NAME[name]), name)

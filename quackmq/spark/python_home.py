@@ -1,4 +1,4 @@
-"""A copy of Spark's home without the file that slows down every Python process.
+"""Make a copy of Spark's home without the file that slows down every Python process.
 
 Spark starts many Python processes: for each planned source and sink, for each stream, on each
 machine. It puts `python/lib/pyspark.zip` first on their path. The zip has no compiled code, so each
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 _VARIABLE: Final = "SPARK_HOME"
-_LEFT_OUT: Final = "python"
+_OMITTED: Final = "python"
 
 
 def use_compiled() -> None:
-    """Set `SPARK_HOME` to such a directory, for this process and its children, unless it is
-    already set."""
+    """Set `SPARK_HOME` to a directory without the zip, for this process and its children. Do
+    nothing if `SPARK_HOME` is already set."""
     if os.environ.get(_VARIABLE):
         return
     spec = importlib.util.find_spec("pyspark")
@@ -36,7 +36,7 @@ def use_compiled() -> None:
         return
     home = Path(tempfile.mkdtemp(prefix="quackmq-spark-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    for each in installed.iterdir():
-        if each.name != _LEFT_OUT:
-            (home / each.name).symlink_to(each)
+    for path in installed.iterdir():
+        if path.name != _OMITTED:
+            (home / path.name).symlink_to(path)
     os.environ[_VARIABLE] = str(home)

@@ -1,9 +1,9 @@
-"""A topic as a DataFrame whose archived part is Spark's own Parquet scan.
+"""Return a topic as a DataFrame; Spark itself scans the archived Parquet files.
 
 Spark reads only the columns and row groups that a query needs, and compiles the rest of the query
-into the scan. The source reads the records that are not archived yet; they are appended. Both parts
-are fixed when the DataFrame is created: together they are the topic at that time, each record once,
-however often it is computed, whatever is archived or merged later.
+into the scan. The source reads the records that are not archived yet. The DataFrame is the union of
+both parts. Both are fixed when the DataFrame is created: it has each record that the topic had at
+that time once. Later archiving and merging do not change it, however often it is computed.
 
 This holds until the lease ends. Then merged or trimmed files are deleted, and a computation that
 needs them fails: create the DataFrame again.
@@ -35,8 +35,8 @@ from quackmq.spark.source.splits import File
 #: The session property with the broker's address.
 BOOTSTRAP_PROPERTY: Final = "spark.quackmq.bootstrap.servers"
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-#: The range of offsets by partition.
-Rest = dict[int, tuple[int, int]]
+#: The range of offsets [first, end) by partition.
+OffsetRanges = dict[int, tuple[int, int]]
 
 
 def table(
@@ -50,14 +50,16 @@ def table(
     lease_ms: int = limits.SPARK_PLAN_MS,
     flatten: bool = False,
 ) -> DataFrame:
-    """All of a topic as it is now. With `value_schema`, values are JSON texts, and the column
-    `value` is a struct of what they say; null where one says something else. With `flatten`, the
-    fields of that struct are columns, in the place of `value`; InvalidRequest if one of them has
-    the name of a column of the topic.
+    """Return all records that a topic has now.
 
-    The broker is the one of `bootstrap_servers`, else of the session's property
-    `spark.quackmq.bootstrap.servers`, else on this machine. `files` says whether the workers reach
-    the archive's directory; without it, whether the driver does."""
+    With `value_schema`, each value is parsed as JSON, and the column `value` is a struct; it is
+    null where the value does not have this schema. With `flatten`, the fields of that struct are
+    columns in the place of `value`. Raise InvalidRequest if such a field has the name of another
+    column.
+
+    The broker is that of `bootstrap_servers`, else of the session's property
+    `spark.quackmq.bootstrap.servers`, else a broker on this machine. `files` says whether the
+    workers can open files in the archive's directory. If it is None, the driver tries to."""
     frame, _ = planned_table(
         spark,
         topic,
@@ -70,8 +72,8 @@ def table(
         if flatten:
             raise InvalidRequest("flatten needs a value_schema: the fields that become columns")
         return frame
-    typed = frame.withColumn("value", _parsed(value_schema))
-    return _flattened(typed) if flatten else typed
+    typed = frame.withColumn("value", _parse_json(value_schema))
+    return _flatten(typed) if flatten else typed
 
 
 def planned_table(
@@ -87,131 +89,140 @@ def planned_table(
     after reading, because a broker has a limited number of plans."""
     bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
     options = Options(bootstrap, Subscribe((topic,)), "earliest")
-    survey = BrokerMetadata(options)
+    metadata = BrokerMetadata(options)
     try:
-        facts = survey.look()
+        facts = metadata.fetch()
         planned = Plan({})
         if files is not False:
-            planned = plan(survey.http, {topic: facts.topics[topic].id}, lease_ms)
-            if files is None and not all(os.path.exists(one.path) for one in _all(planned.files)):
+            planned = plan(metadata.http, {topic: facts.topics[topic].id}, lease_ms)
+            if files is None and not all(
+                os.path.exists(file.path) for file in _all_files(planned.files)
+            ):
                 planned = planned._replace(files={})
             if not planned.files:
-                release(survey.http, planned)
-        archived = planned.files
-        rest = _not_archived(survey.http, topic, facts.topics[topic], archived)
+                release(metadata.http, planned)
+        archived_files = planned.files
+        ranges = _find_unarchived(metadata.http, topic, facts.topics[topic], archived_files)
     finally:
-        survey.close()
+        metadata.close()
     register(spark)
-    parts = [_live(spark, topic, bootstrap, rest, fail_on_data_loss)]
-    if archived:
-        parts.insert(0, _scan(spark, topic, archived, fail_on_data_loss))
-    found = [part for part in parts if part is not None]
-    if not found:
-        found = [spark.createDataFrame([], columns.schema(include_headers=True))]
-    frame = found[0] if len(found) == 1 else found[0].unionByName(found[1])
-    return frame, planned
+    optional_frames = [_read_from_broker(spark, topic, bootstrap, ranges, fail_on_data_loss)]
+    if archived_files:
+        optional_frames.insert(0, _scan_files(spark, topic, archived_files, fail_on_data_loss))
+    frames = [frame for frame in optional_frames if frame is not None]
+    if not frames:
+        frames = [spark.createDataFrame([], columns.schema(include_headers=True))]
+    table = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    return table, planned
 
 
-def _scan(spark: SparkSession, topic: str, archived: Files, fails: bool) -> DataFrame:
+def _scan_files(
+    spark: SparkSession, topic: str, archived_files: Files, fail_on_data_loss: bool
+) -> DataFrame:
     """Return a DataFrame of the archived files, read by Spark's own reader."""
     schema = columns.schema(include_headers=True)
-    frame = spark.read.schema(schema).parquet(*(each.path for each in _all(archived)))
-    for (_, partition), files in archived.items():
-        if fails:
-            _check_whole(topic, partition, files)
+    frame = spark.read.schema(schema).parquet(*(file.path for file in _all_files(archived_files)))
+    for (_, partition), files in archived_files.items():
+        if fail_on_data_loss:
+            _check_for_lost_records(topic, partition, files)
         if files[0].is_edge:
-            gone = (f.col("partition") == partition) & (f.col("offset") < files[0].first)
-            frame = frame.where(~gone)
+            is_deleted = (f.col("partition") == partition) & (f.col("offset") < files[0].first)
+            frame = frame.where(~is_deleted)
     return frame
 
 
-def _check_whole(topic: str, partition: int, files: Sequence[File]) -> None:
-    for first, end in (lost for file in files for lost in file.lost):
+def _check_for_lost_records(topic: str, partition: int, files: Sequence[File]) -> None:
+    for first, end in (lost_range for file in files for lost_range in file.lost):
         raise DamagedData(
             f"offsets {first} to {end - 1} of partition {partition} of topic {topic} were archived "
-            "as a batch that cannot be opened; with fail_on_data_loss=False they are left out"
+            "as a batch that cannot be opened; with fail_on_data_loss=False they are skipped"
         )
 
 
-def _not_archived(broker: Http, name: str, topic: TopicFacts, archived: Files) -> Rest:
+def _find_unarchived(
+    broker: Http, name: str, topic: TopicFacts, archived_files: Files
+) -> OffsetRanges:
     """Return the ranges that are not archived. If they are few and short and none contains a
     record (only transaction markers), return none: planning a scan for them takes longer than
     reading a million archived records."""
-    rest: Rest = {}
-    for partition, of in topic.partitions.items():
-        files = archived.get((name, partition))
-        first = of.first if not files else files[-1].next
-        if first < of.stable:
-            rest[partition] = (first, of.stable)
-    if not archived or len(rest) > limits.SPARK_ENDS_PARTITIONS:
-        return rest
-    if any(end - first > limits.SPARK_ENDS for first, end in rest.values()):
-        return rest
-    empty = (_has_no_record(broker, name, topic.id, each, *rest[each]) for each in rest)
-    return {} if all(empty) else rest
+    ranges: OffsetRanges = {}
+    for partition, facts in topic.partitions.items():
+        files = archived_files.get((name, partition))
+        first = facts.first if not files else files[-1].next
+        if first < facts.stable:
+            ranges[partition] = (first, facts.stable)
+    if not archived_files or len(ranges) > limits.SPARK_TAIL_PARTITIONS:
+        return ranges
+    if any(end - first > limits.SPARK_TAIL_OFFSETS for first, end in ranges.values()):
+        return ranges
+    is_empty = (
+        _has_only_markers(broker, name, topic.id, partition, *ranges[partition])
+        for partition in ranges
+    )
+    return {} if all(is_empty) else ranges
 
 
-def _has_no_record(
+def _has_only_markers(
     broker: Http, topic: str, topic_id: str, partition: int, first: int, end: int
 ) -> bool:
     path = path_of("topics", topic, "partitions", partition, "batches")
-    at = first
-    while at < end:
+    offset = first
+    while offset < end:
         try:
-            answer = broker.get(path, offset=at, end=end, max_bytes=1, topic_id=topic_id)
-            if any(not batch.is_control for batch in batches(answer.body)):
+            response = broker.get(path, offset=offset, end=end, max_bytes=1, topic_id=topic_id)
+            if any(not batch.is_control for batch in batches(response.body)):
                 return False
         except QuackError:
-            return False  # the source reports it when it is read
-        following = answer.next_offset or 0
-        if following <= at:
+            return False  # the source raises this error when it reads the range
+        next_offset = response.next_offset or 0
+        if next_offset <= offset:
             return False
-        at = following
+        offset = next_offset
     return True
 
 
-def _live(
-    spark: SparkSession, topic: str, bootstrap: str, rest: Rest, fails: bool
+def _read_from_broker(
+    spark: SparkSession, topic: str, bootstrap: str, ranges: OffsetRanges, fail_on_data_loss: bool
 ) -> DataFrame | None:
     """Return a DataFrame of the records that are not archived, read by our source; None if there
     are none."""
-    if not rest:
+    if not ranges:
         return None
-    begin = {str(partition): first for partition, (first, _) in rest.items()}
-    end = {str(partition): end for partition, (_, end) in rest.items()}
+    begin = {str(partition): first for partition, (first, _) in ranges.items()}
+    end = {str(partition): end for partition, (_, end) in ranges.items()}
     reader = spark.read.format(NAME).options(
         **{
             "kafka.bootstrap.servers": bootstrap,
-            "assign": json.dumps({topic: [*rest]}),
+            "assign": json.dumps({topic: [*ranges]}),
             "startingOffsets": json.dumps({topic: begin}),
             "endingOffsets": json.dumps({topic: end}),
-            "failOnDataLoss": str(fails).lower(),
+            "failOnDataLoss": str(fail_on_data_loss).lower(),
             "includeHeaders": "true",
         }
     )
     return reader.load()
 
 
-def _all(archived: Files) -> list[File]:
-    return [file for files in archived.values() for file in files]
+def _all_files(archived_files: Files) -> list[File]:
+    return [file for files in archived_files.values() for file in files]
 
 
-def _flattened(frame: DataFrame) -> DataFrame:
+def _flatten(frame: DataFrame) -> DataFrame:
     value = frame.schema["value"].dataType
     if not isinstance(value, StructType):
         raise InvalidRequest(f"flatten needs a struct as value_schema, not {value.simpleString()}")
     others = [name for name in frame.columns if name != "value"]
     # Spark compares names case-insensitively.
-    taken = {name.lower() for name in others}
-    both = [name for name in value.fieldNames() if name.lower() in taken]
-    if both:
+    column_names = {name.lower() for name in others}
+    duplicates = [name for name in value.fieldNames() if name.lower() in column_names]
+    if duplicates:
         raise InvalidRequest(
-            f"a topic has columns {', '.join(both)} of its own: select what is wanted of the "
-            f"struct `value` instead of flatten"
+            f"the topic already has columns named {', '.join(duplicates)}: do not use flatten, but "
+            f"select fields of the struct `value`"
         )
-    place = frame.columns.index("value")
-    return frame.select(*others[:place], "value.*", *others[place:])
+    index = frame.columns.index("value")
+    return frame.select(*others[:index], "value.*", *others[index:])
 
 
-def _parsed(value_schema: StructType | str) -> Column:
+def _parse_json(value_schema: StructType | str) -> Column:
     return f.from_json(f.col("value").cast("string"), value_schema)

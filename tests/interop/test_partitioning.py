@@ -21,7 +21,7 @@ from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.records.codec import decode
-from quackmq.spark.sink.partitioner import partitions_of
+from quackmq.spark.sink.partitioner import choose_partitions
 from tests.interop.driver import Driver, Session
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 
@@ -232,6 +232,6 @@ def test_sparks_sink_agrees_and_keeps_murmur2_in_topics_of_before(
     partitioner: Partitioner,
 ) -> None:
     keys = NO_EMPTY_KEY if partitioner is Partitioner.CRC32 else KEYS
-    found = partitions_of(pa.array(keys, pa.binary()), len(keys), PARTITIONS, 0, partitioner)
+    found = choose_partitions(pa.array(keys, pa.binary()), len(keys), PARTITIONS, 0, partitioner)
     rule = Partitioner.MURMUR2 if partitioner is Partitioner.LEGACY else partitioner
     assert dict(zip(keys, found.tolist(), strict=True)) == expected(keys, rule)

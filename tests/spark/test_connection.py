@@ -16,7 +16,7 @@ from quackmq.errors import InvalidRequest, QuackTimeout, UnknownTopic
 from quackmq.protocols.kafka.api import Node
 from quackmq.protocols.kafka.handlers.config_catalog import broker_configs
 from quackmq.spark import limits as spark_limits
-from quackmq.spark.broker.http import Http, OtherFailure, find
+from quackmq.spark.broker.http import Http, OtherFailure, find_broker
 from tests.kit.server import DEADLINE_S, Server
 from tests.spark.addresses import reserved
 from tests.spark.serving import Broker, batch_reader, rows_of
@@ -36,7 +36,7 @@ def test_a_door_that_listens_everywhere_is_found_where_the_kafka_door_is() -> No
 
 
 def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Broker) -> None:
-    access = find(broker.address)
+    access = find_broker(broker.address)
     assert access.http == f"{broker.host}:{broker.port}"
     with access.connect() as http:
         assert http.get("/v1/topics").json["topics"] == []
@@ -45,13 +45,15 @@ def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Brok
 @pytest.mark.processes
 def test_a_broker_without_an_http_door_is_named_with_what_to_do() -> None:
     with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
-        with pytest.raises(InvalidRequest, match=r"does not say where its HTTP door is.*--http"):
-            find(server.ready())
+        with pytest.raises(
+            InvalidRequest, match=r"does not report the address of its HTTP listener.*--http"
+        ):
+            find_broker(server.ready())
 
 
 def test_a_setting_that_librdkafka_does_not_know_is_quoted(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="kafka.*no.such.setting"):
-        find(broker.address, {"no.such.setting": "1"})
+        find_broker(broker.address, {"no.such.setting": "1"})
 
 
 def test_the_brokers_errors_come_back_as_they_were_raised(broker: Broker) -> None:
@@ -81,18 +83,23 @@ def test_an_answer_that_takes_its_time_is_asked_for_again_as_often_as_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A commit of much: the broker has taken it, and is at work for longer than it may be away."""
-    monkeypatch.setattr(spark_limits, "SPARK_ANSWER_MS", 400)
-    for waits in (1, 10):
+    monkeypatch.setattr(spark_limits, "SPARK_RESPONSE_MS", 400)
+    for max_timeouts in (1, 10):
         with socket.create_server(("127.0.0.1", 0)) as busy, ExitStack() as taken:
             answering = threading.Thread(target=_answer_the_second, args=(busy, taken))
             answering.start()
             try:
                 with Http(f"127.0.0.1:{busy.getsockname()[1]}", retry_ms=200) as http:
-                    if waits == 1:
+                    if max_timeouts == 1:
                         with pytest.raises(QuackTimeout, match="timed out"):
                             http.post("/v1/stages/s/commit")
                     else:
-                        assert http.ask("POST", "/v1/stages/s/commit", waits=waits).status == 204
+                        assert (
+                            http.request(
+                                "POST", "/v1/stages/s/commit", max_timeouts=max_timeouts
+                            ).status
+                            == 204
+                        )
             finally:
                 busy.shutdown(socket.SHUT_RDWR)
                 answering.join()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark.sink import digest
-from quackmq.spark.sink.digest import Digest, digest_of, merged
+from quackmq.spark.sink.digest import Digest, compute_digest, merge_digests
 from quackmq.spark.sink.encode import Rows
 from tests.kit.tables import each
 
@@ -34,7 +34,9 @@ def digested(rows: list[Row], topic: str = "news", *, offset: int = 0) -> Digest
     parts = [each.slice(offset) for each in (key, value, headers)]
     absent = headers.slice(offset).null_count == len(rows)
     numbers = np.zeros(len(rows), np.int64)
-    return digest_of(topic, Rows(numbers, 17, parts[0], parts[1], None if absent else parts[2]))
+    return compute_digest(
+        topic, Rows(numbers, 17, parts[0], parts[1], None if absent else parts[2])
+    )
 
 
 @given(ROWS, st.integers(0, 5), st.randoms(use_true_random=False))
@@ -42,8 +44,8 @@ def test_order_and_pieces_make_no_difference(rows: list[Row], cut: int, chance: 
     whole = digested(rows)
     shuffled = random.Random(17).sample(rows, len(rows))
     assert digested(shuffled, offset=cut) == whole
-    assert merged(digested([row], offset=1) for row in shuffled) == whole
-    assert merged([whole]) == whole and merged([]) == Digest()
+    assert merge_digests(digested([row], offset=1) for row in shuffled) == whole
+    assert merge_digests([whole]) == whole and merge_digests([]) == Digest()
 
 
 @given(ROWS, ROWS)
@@ -51,7 +53,7 @@ def test_other_rows_have_another_digest(some: list[Row], others: list[Row]) -> N
     def seen(rows: list[Row]) -> list[str]:
         return sorted(repr((key, value, headers or [])) for key, value, headers in rows)
 
-    assert (digested(some).word() == digested(others).word()) == (seen(some) == seen(others))
+    assert (digested(some).text() == digested(others).text()) == (seen(some) == seen(others))
 
 
 @each(
@@ -70,8 +72,8 @@ def test_other_rows_have_another_digest(some: list[Row], others: list[Row]) -> N
 )
 def test_each_field_and_the_number_of_rows_count(other: list[Row]) -> None:
     rows: list[Row] = [(b"k", b"v", None), (b"k", b"v", None)]
-    assert digested(rows).word() != digested(other).word()
-    assert digested(rows, "other topic").word() != digested(rows).word()
+    assert digested(rows).text() != digested(other).text()
+    assert digested(rows, "other topic").text() != digested(rows).text()
 
 
 def test_null_and_empty_differ_in_every_field() -> None:
@@ -83,18 +85,18 @@ def test_null_and_empty_differ_in_every_field() -> None:
         (b"", b"", [("", None)]),
         (b"", b"", [("", b"")]),
     ]
-    assert len({digested([row]).word() for row in fields}) == len(fields)
+    assert len({digested([row]).text() for row in fields}) == len(fields)
 
 
 def test_every_byte_of_short_and_long_fields_counts() -> None:
     for size in (1, 7, 8, 9, 16, 511, 512, 513, 2_000):
         value = bytes(range(256)) * 8
-        words = {digested([(None, value[:size], None)]).word()}
+        words = {digested([(None, value[:size], None)]).text()}
         places = {*range(size)[:16], *range(size)[-16:], *range(0, size, 17)}
         for at in places:
             changed = bytearray(value[:size])
             changed[at] ^= 0x80
-            words.add(digested([(None, bytes(changed), None)]).word())
+            words.add(digested([(None, bytes(changed), None)]).text())
         assert len(words) == len(places) + 1
 
 
@@ -113,7 +115,7 @@ def test_very_many_rows_that_differ_by_a_number_have_no_hash_in_common(
         return 0, 0
 
     monkeypatch.setattr(digest._Lanes, "sums", kept)
-    digest_of("news", Rows(np.zeros(count, np.int64), 17, None, value, None))
+    compute_digest("news", Rows(np.zeros(count, np.int64), 17, None, value, None))
     for half in zip(*halves, strict=True):
         assert len(np.unique(np.concatenate(half))) == count
 
@@ -124,4 +126,4 @@ def test_the_word_of_a_digest_is_the_one_that_brokers_have_stored() -> None:
         (b"key", b"value", None),
         (None, b"x" * 600, [("a", b"b"), ("c", None)]),
     ]
-    assert digested(rows).word() == "rows-1:2:da0449a0eddc5cb47659c25e33433e21"
+    assert digested(rows).text() == "rows-1:2:da0449a0eddc5cb47659c25e33433e21"

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from quackmq.spark.source.filters import Bounds, bounds_of
+from quackmq.spark.source.filters import Bounds, derive_bounds
 from tests.kit.tables import each
 
 TIME = datetime.datetime(2026, 11, 16, 9, 0, 0, 1_500, tzinfo=datetime.UTC)
@@ -50,12 +50,12 @@ TIME_MS = 1_794_819_600_001
     ],
 )
 def test_bounds(filters: list[Filter], expected: Bounds) -> None:
-    assert bounds_of(filters) == expected
+    assert derive_bounds(filters) == expected
 
 
 def test_what_may_hold_a_time_is_not_left_out() -> None:
     bounds = Bounds(least_ms=10, greatest_ms=20)
-    assert bounds.may_hold(20, 30) and bounds.may_hold(0, 10) and bounds.may_hold(0, 99)
-    assert not bounds.may_hold(21, 30) and not bounds.may_hold(0, 9)
+    assert bounds.may_match(20, 30) and bounds.may_match(0, 10) and bounds.may_match(0, 99)
+    assert not bounds.may_match(21, 30) and not bounds.may_match(0, 9)
     unknown: Any = None
-    assert bounds.may_hold(unknown, unknown) and Bounds().may_hold(0, 0)
+    assert bounds.may_match(unknown, unknown) and Bounds().may_match(0, 0)

@@ -90,7 +90,7 @@ def test_without_any_it_is_said_so(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", without_java["PATH"])
-    monkeypatch.setattr(java, "_packaged", lambda: None)
+    monkeypatch.setattr(java, "_find_packaged_java", lambda: None)
     assert not java.use_java()
     assert "JAVA_HOME" not in os.environ
     assert "apt-get install" in java.HINT and "pip install 'quackmq[java]'" in java.HINT

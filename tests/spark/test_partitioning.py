@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quackmq.model.partitioning import Partitioner
 from quackmq.spark import limits as spark_limits
-from quackmq.spark.sink.partitioner import murmur2, partitions_of
+from quackmq.spark.sink.partitioner import choose_partitions, murmur2
 from tests.kit import effort
 from tests.kit.tables import each
 
@@ -48,24 +48,24 @@ def test_the_hash_is_that_of_the_java_client(key: bytes, value: int) -> None:
 
 def test_a_key_finds_its_partition_whoever_else_is_there() -> None:
     column = pa.array([b"21", None, b"foobar", b"21"])
-    found = partitions_of(column, 4, 7, 3, MURMUR2).tolist()
+    found = choose_partitions(column, 4, 7, 3, MURMUR2).tolist()
     assert found[0] == found[3] == (-973932308 & 0x7FFFFFFF) % 7
     assert found[2] == (-790332482 & 0x7FFFFFFF) % 7
 
 
 @pytest.mark.parametrize("column", [None, pa.nulls(10_000, pa.binary())])
 def test_rows_without_a_key_are_spread_evenly_in_runs(column: pa.Array | None) -> None:
-    found = partitions_of(column, 10_000, 4, 2, MURMUR2)
+    found = choose_partitions(column, 10_000, 4, 2, MURMUR2)
     assert np.bincount(found).tolist() == [2_500] * 4
     assert len(np.flatnonzero(np.diff(found))) == 3, "each has its rows in one piece"
-    few = partitions_of(None, spark_limits.SPARK_SPREAD_ROWS, 4, 2, MURMUR2)
+    few = choose_partitions(None, spark_limits.SPARK_SPREAD_ROWS, 4, 2, MURMUR2)
     assert set(few.tolist()) == {2}, "few rows make one batch"
 
 
 def test_with_crc32_rows_with_an_empty_key_are_spread_as_those_without_one() -> None:
     spread = spark_limits.SPARK_SPREAD_ROWS
     column = pa.array([b"21"] + [b"", None] * spread)
-    found = partitions_of(column, len(column), 4, 2, Partitioner.CRC32).tolist()
+    found = choose_partitions(column, len(column), 4, 2, Partitioner.CRC32).tolist()
     assert found[0] == zlib.crc32(b"21") % 4
     assert found[1 : 1 + spread] == [2] * spread
     assert found[1 + spread :] == [3] * spread

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.spark import limits as spark_limits
-from quackmq.spark.source.splits import File, Piece, Range, limited, pieces, splits
+from quackmq.spark.source.splits import File, Piece, Range, limit_batch, plan_pieces, plan_tasks
 
 
 def range_of(first: int, end: int, partition: int = 0, record_bytes: float = 1.0) -> Range:
@@ -23,15 +23,15 @@ def spans(found: list[Piece]) -> list[tuple[int, int, bool]]:
 
 def test_a_range_is_covered_by_files_and_by_the_broker_for_the_rest() -> None:
     files = {("ducks", 0): [file_of(10, 20), file_of(20, 30)]}
-    assert spans(pieces([range_of(0, 40)], files)) == [
+    assert spans(plan_pieces([range_of(0, 40)], files)) == [
         (0, 10, False),
         (10, 20, True),
         (20, 30, True),
         (30, 40, False),
     ]
-    assert spans(pieces([range_of(15, 25)], files)) == [(15, 20, True), (20, 25, True)]
-    assert spans(pieces([range_of(30, 40)], files)) == [(30, 40, False)]
-    assert spans(pieces([range_of(0, 5, partition=1)], files)) == [(0, 5, False)]
+    assert spans(plan_pieces([range_of(15, 25)], files)) == [(15, 20, True), (20, 25, True)]
+    assert spans(plan_pieces([range_of(30, 40)], files)) == [(30, 40, False)]
+    assert spans(plan_pieces([range_of(0, 5, partition=1)], files)) == [(0, 5, False)]
 
 
 offsets = st.integers(0, 1_000)
@@ -55,8 +55,8 @@ def test_every_offset_is_in_one_task_in_order(
         files.append(file_of(at, at + length, size=length * 37))
         at += length
     archived = {("ducks", partition): files for partition in range(len(ranges))}
-    found = pieces(ranges, archived)
-    tasks = splits(found, split_bytes=split_bytes, at_least=at_least)
+    found = plan_pieces(ranges, archived)
+    tasks = plan_tasks(found, split_bytes=split_bytes, at_least=at_least)
     assert all(tasks) and all(each.first < each.next for task in tasks for each in task)
     read = [
         (each.partition, offset)
@@ -76,7 +76,7 @@ def test_every_offset_is_in_one_task_in_order(
 def test_shares_are_balanced_by_bytes() -> None:
     small = [range_of(0, 1_000, partition, record_bytes=10) for partition in range(10)]
     large = range_of(0, 1_000, 10, record_bytes=1_000)
-    tasks = splits(pieces([*small, large], {}), split_bytes=100_000)
+    tasks = plan_tasks(plan_pieces([*small, large], {}), split_bytes=100_000)
     sizes = [sum(each.size for each in task) for task in tasks]
     assert 11 <= len(tasks) <= 16
     assert max(sizes) <= 100_000
@@ -85,26 +85,26 @@ def test_shares_are_balanced_by_bytes() -> None:
 
 def test_records_weigh_also_where_they_are_packed_into_nothing() -> None:
     archived = {("ducks", 0): [file_of(0, 10_000_000, size=1_000)]}
-    wanted = pieces([range_of(0, 10_000_000)], archived)
-    assert len(splits(wanted, split_bytes=spark_limits.SPARK_SPLIT_BYTES)) >= 10
+    wanted = plan_pieces([range_of(0, 10_000_000)], archived)
+    assert len(plan_tasks(wanted, split_bytes=spark_limits.SPARK_SPLIT_BYTES)) >= 10
 
 
 def test_a_small_batch_of_many_partitions_is_one_task() -> None:
     ranges = [range_of(0, 3, partition, record_bytes=100) for partition in range(100)]
-    assert len(splits(pieces(ranges, {}), split_bytes=spark_limits.SPARK_SPLIT_BYTES)) == 1
+    assert len(plan_tasks(plan_pieces(ranges, {}), split_bytes=spark_limits.SPARK_SPLIT_BYTES)) == 1
 
 
 def test_there_are_as_many_tasks_as_asked_for_but_none_without_an_offset() -> None:
-    wanted = pieces([range_of(0, 5)], {})
-    assert len(splits(wanted, split_bytes=10**9, at_least=3)) == 3
-    assert len(splits(wanted, split_bytes=10**9, at_least=100)) == 5
-    assert splits([], split_bytes=1) == []
-    tasks = splits(
-        pieces([range_of(0, 5), range_of(0, 4, 1)], {}), split_bytes=10**9, max_records=3
+    wanted = plan_pieces([range_of(0, 5)], {})
+    assert len(plan_tasks(wanted, split_bytes=10**9, at_least=3)) == 3
+    assert len(plan_tasks(wanted, split_bytes=10**9, at_least=100)) == 5
+    assert plan_tasks([], split_bytes=1) == []
+    tasks = plan_tasks(
+        plan_pieces([range_of(0, 5), range_of(0, 4, 1)], {}), split_bytes=10**9, max_records=3
     )
     assert [sum(each.next - each.first for each in task) for task in tasks] == [2, 3, 2, 2]
-    many = pieces([range_of(0, 10**6)], {})
-    assert len(splits(many, split_bytes=1)) <= spark_limits.SPARK_SPLITS
+    many = plan_pieces([range_of(0, 10**6)], {})
+    assert len(plan_tasks(many, split_bytes=1)) <= spark_limits.SPARK_SPLITS
 
 
 partitions = st.dictionaries(
@@ -124,7 +124,7 @@ def test_a_limited_batch_moves_on_and_keeps_within_its_limits(
         key: range_of(first, first + count, key[1], size)
         for key, (first, count, size) in given_sizes.items()
     }
-    ends = limited(sizes, max_offsets=max_offsets, max_bytes=max_bytes)
+    ends = limit_batch(sizes, max_offsets=max_offsets, max_bytes=max_bytes)
     taken = {key: ends[key] - sizes[key].first for key in sizes}
     there = {key: sizes[key].next - sizes[key].first for key in sizes}
     assert all(0 <= taken[key] <= there[key] for key in sizes)
@@ -141,5 +141,5 @@ def test_a_limited_batch_moves_on_and_keeps_within_its_limits(
 
 def test_partitions_that_are_far_behind_get_most_of_a_limited_batch() -> None:
     sizes = {("ducks", 0): range_of(0, 900), ("ducks", 1): range_of(0, 100, 1)}
-    ends = limited(sizes, max_offsets=100, max_bytes=None)
+    ends = limit_batch(sizes, max_offsets=100, max_bytes=None)
     assert ends == {("ducks", 0): 90, ("ducks", 1): 10}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quackmq.errors import InvalidRequest
-from quackmq.spark.source.offsets import Position, TopicPosition, beginning_of, decode, encode
+from quackmq.spark.source.offsets import Position, TopicPosition, decode, encode, find_batch_start
 
 
 def position(at: int, *, initial: bool = False) -> Position:
@@ -36,10 +36,10 @@ def test_the_first_batch_begins_where_it_was_first_planned_also_if_latest_has_mo
     begun = position(5, initial=True)
     end = begun.moved(position(9).topics, "pond")
     again = position(8, initial=True)
-    assert beginning_of(again, end).topics == begun.topics
+    assert find_batch_start(again, end).topics == begun.topics
     later = end.moved(position(12).topics, "pond")
     assert later.begin is None
-    assert beginning_of(end, later).topics == end.topics
+    assert find_batch_start(end, later).topics == end.topics
 
 
 @pytest.mark.parametrize(

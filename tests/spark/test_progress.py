@@ -84,7 +84,7 @@ def test_a_query_that_has_had_no_batch_yet_is_told_again_now_and_then(
     assert release(broker.address, group) == [], "it holds nothing yet"
     admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
     assert committed(broker, group, topic) < 0
-    monkeypatch.setattr(spark_limits, "SPARK_TOLD_MS", 0)
+    monkeypatch.setattr(spark_limits, "SPARK_REPORT_MS", 0)
     assert query.step() is None
     wait_until(lambda: committed(broker, group, topic) == 1)
     broker.publish(topic, ["a"])
@@ -267,13 +267,13 @@ def test_a_request_that_nobody_answers_is_dropped_and_made_again(
             for offset in (7, 8, 9)
         )
         with pytest.raises(QuackTimeout, match="where flock begins"):
-            progress.begun("flock", first.topics)
-        progress.tell(first)
-        request = progress._on_its_way
-        progress.tell(second)
-        assert progress._on_its_way is request
-        monkeypatch.setattr(spark_limits, "SPARK_ANSWER_MS", 0)
-        progress.tell(third)
-        assert progress._on_its_way is not request
+            progress.saved_start("flock", first.topics)
+        progress.report(first)
+        request = progress._in_flight
+        progress.report(second)
+        assert progress._in_flight is request
+        monkeypatch.setattr(spark_limits, "SPARK_RESPONSE_MS", 0)
+        progress.report(third)
+        assert progress._in_flight is not request
         monkeypatch.setattr(spark_limits, "SPARK_STOP_MS", 1)
         progress.close(third)

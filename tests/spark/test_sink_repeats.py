@@ -57,7 +57,7 @@ def test_the_same_rows_in_other_tasks_and_another_order_are_a_repeat(
     assert repeats(caplog) == []
     write(broker, topic, "nightly", [b"c"], [], [b"b"], [b"a"])
     ((level, text),) = repeats(caplog)
-    assert level == "INFO" and "nightly came again, of 3 rows" in text
+    assert level == "INFO" and "nightly was repeated, with 3 rows" in text
     assert values(api, topic) == ["a", "b", "c"]
 
 
@@ -203,7 +203,7 @@ def test_an_earlier_batch_is_an_error_that_names_the_checkpoint_and_the_way_out(
         batch_of(task, topic, number)
         run_batch(broker, topic, number, [b"%d" % number])
     batch_of(task, topic, 1, "restored")
-    told = f"batch 1 of the streaming query {topic} .* batch 2 was committed .*restored.*checkpoint"
+    told = f"batch 1 of the streaming query {topic} .* batch 2 was already committed.*checkpoint"
     with pytest.raises(TurnOutdated, match=told) as refused:
         run_batch(broker, topic, 1, [b"other"])
     with pytest.raises(TurnOutdated, match=told):

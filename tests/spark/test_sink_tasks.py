@@ -374,7 +374,7 @@ def test_a_broker_that_comes_back_in_time_is_not_noticed(
 def _failing(monkeypatch: pytest.MonkeyPatch, fails: int) -> Iterator[int]:
     """The first answers are lost, whatever was asked: the broker did it all the same."""
     asked = count(1)
-    ask: Callable[..., Any] = sink.Http._ask_once
+    ask: Callable[..., Any] = sink.Http._send
 
     def lossy(self: Any, *arguments: Any) -> Any:
         answer = ask(self, *arguments)
@@ -382,5 +382,5 @@ def _failing(monkeypatch: pytest.MonkeyPatch, fails: int) -> Iterator[int]:
             raise ConnectionResetError("the answer is lost")
         return answer
 
-    monkeypatch.setattr(sink.Http, "_ask_once", lossy)
+    monkeypatch.setattr(sink.Http, "_send", lossy)
     return asked

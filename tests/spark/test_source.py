@@ -24,7 +24,7 @@ from quackmq.model.topic import Append, PartitionKey
 from quackmq.records.batch import Batch
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.source import task as reading
-from quackmq.spark.source.rows import opened
+from quackmq.spark.source.rows import decode_group
 from quackmq.spark.source.source import PushingSource, QuackSource
 from tests.broker.transacting import Transactor
 from tests.kit.batches import sealed
@@ -401,7 +401,7 @@ def test_what_is_gone_before_it_was_read_fails_the_query_or_is_gone_over(
     query = stream(startingOffsets="earliest", maxOffsetsPerTrigger=1)
     assert query.step() == 1
     broker.run(broker.broker.trim(CALLER, key_of(broker, topic), 3))
-    with pytest.raises(OffsetOutOfRange, match="offsets 1 to 2 .* gone .* failOnDataLoss"):
+    with pytest.raises(OffsetOutOfRange, match="offsets 1 to 2 .* gone: .* failOnDataLoss"):
         query.step()
     going_on = stream(query.log, failOnDataLoss="false")
     going_on.drain()
@@ -417,7 +417,9 @@ def test_what_is_trimmed_between_plan_and_task_is_noticed_by_the_task(
         tasks = reader.partitions()
         broker.run(broker.broker.trim(CALLER, key_of(broker, topic), 1 if fails == "true" else 2))
         if fails == "true":
-            with pytest.raises(DamagedData, match="offsets 0 to 0 .* is gone.* failOnDataLoss"):
+            with pytest.raises(
+                DamagedData, match="offsets 0 to 0 .* were deleted.* failOnDataLoss"
+            ):
                 rows_of(reader, tasks)
         else:
             assert [row["value"] for row in rows_of(reader, tasks)] == [b"c"]
@@ -444,9 +446,9 @@ def test_batches_that_come_to_too_much_together_are_opened_as_they_are_wanted(
 
     def noted(group: Any) -> Any:
         sizes.append(len(group))
-        return opened(group)
+        return decode_group(group)
 
-    monkeypatch.setattr(reading, "opened", noted)
+    monkeypatch.setattr(reading, "decode_group", noted)
     reader: Any = batch_reader(broker.options(topic))
     (task,) = reader.partitions()
     rows = reader.read(task)

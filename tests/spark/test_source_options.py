@@ -84,8 +84,8 @@ WRONG = [
     ({"startingOfsets": "earliest"}, "'startingofsets'; is startingOffsets meant?"),
     ({"startingOffsets": "erliest"}, "startingOffsets cannot be 'erliest'"),
     ({"startingOffsets": "latest"}, "startingOffsets cannot be 'latest': it is earliest, or JSON"),
-    ({"startingOffsets": '{"ducks":{"0":-1}}'}, r"startingOffsets .* -1 \(latest\) cannot stand"),
-    ({"endingOffsets": '{"ducks":{"0":-2}}'}, r"endingOffsets .* -2 \(earliest\) cannot stand"),
+    ({"startingOffsets": '{"ducks":{"0":-1}}'}, r"startingOffsets .* -1 \(latest\) is not allowed"),
+    ({"endingOffsets": '{"ducks":{"0":-2}}'}, r"endingOffsets .* -2 \(earliest\) is not allowed"),
     ({"endingOffsets": '{"ducks":{"0":-3}}'}, "endingOffsets cannot be"),
     ({"endingOffsets": '{"ducks":{"x":3}}'}, "endingOffsets cannot be"),
     ({"endingOffsets": '{"ducks":{"0":true}}'}, "endingOffsets cannot be"),
@@ -93,7 +93,7 @@ WRONG = [
     ({"endingOffsets": "{}"}, "endingOffsets cannot be"),
     (
         {"endingOffsets": '{"geese":{"0":3}}'},
-        "endingOffsets names the topics geese, but read are d",
+        "endingOffsets names the topics geese, but the query reads d",
     ),
     ({"startingTimestamp": "-1"}, "startingTimestamp cannot be '-1'"),
     ({"startingOffsetsByTimestamp": '{"ducks":{"0":-1}}'}, "startingOffsetsByTimestamp cannot be"),
@@ -109,7 +109,7 @@ WRONG = [
     ({"holdRetentionFor": "long"}, "holdRetentionFor cannot be 'long': it is a time like"),
     ({"subscribe": " , "}, "subscribe cannot be ','"),
     ({"subscribe": "no ducks"}, "subscribe: 'no ducks' is not a topic name"),
-    ({"assign": "{}"}, "given subscribe and assign"),
+    ({"assign": "{}"}, "you set subscribe and assign"),
     ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
 ]
 

@@ -201,7 +201,7 @@ def test_what_retention_took_after_the_plan_is_named_or_gone_over(
         broker.client().delete(f"/v1/archive/plans/{plan['plan']}")
     broker.trim(tiered, 150)
     gone = [elsewhere(task) for task in tasks]
-    with pytest.raises(DamagedData, match="offsets 0 to 99 .* is gone"):
+    with pytest.raises(DamagedData, match="offsets 0 to 99 .* were deleted"):
         rows_of(reader, gone)
     going_on: Any = batch_reader(broker.options(tiered, failOnDataLoss="false"))
     left = found(rows_of(going_on, gone))

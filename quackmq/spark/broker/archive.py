@@ -23,7 +23,7 @@ _NO_ARCHIVE: Final = frozenset({"unknown_route", "no_archive"})
 
 
 class Plan(NamedTuple):
-    """Hold files, and the ids of the broker's plans that pin them."""
+    """The files of topics, and the ids of the broker's plans that pin them."""
 
     files: Files
     ids: tuple[str, ...] = ()
@@ -35,52 +35,52 @@ def plan(broker: Http, topics: Mapping[str, str], lease_ms: int = limits.SPARK_P
     If the broker has too many plans, return the topic's files without a pin. A topic that is
     deleted, and a broker without an archive, give no files: then all records are read from the
     broker."""
-    found: Files = {}
+    files: Files = {}
     ids: list[str] = []
     for name, topic_id in topics.items():
         target = path_of("topics", name, "archive", "plans")
         try:
-            made = broker.post(target, {"for_ms": lease_ms}).json
-            ids.append(made["plan"])
-            pages = _pages(broker, made, path_of("archive", "plans", made["plan"]))
-            found |= _files(pages, name, topic_id)
+            created = broker.post(target, {"for_ms": lease_ms}).json
+            ids.append(created["plan"])
+            pages = _fetch_pages(broker, created, path_of("archive", "plans", created["plan"]))
+            files |= _parse_pages(pages, name, topic_id)
         except LimitReached:
-            found |= files_now(broker, name, topic_id)
+            files |= list_current_files(broker, name, topic_id)
         except NotFound:
             continue  # reading the topic raises the error
         except OtherFailure as error:
             if error.reason not in _NO_ARCHIVE:
                 raise
-    return Plan(found, tuple(ids))
+    return Plan(files, tuple(ids))
 
 
-def held(broker: Http, plan_id: str, topics: Mapping[str, str]) -> Plan:
-    """Return the files of a plan that another process holds and releases. If that plan has ended,
-    make a new one."""
+def files_of_plan(broker: Http, plan_id: str, topics: Mapping[str, str]) -> Plan:
+    """Return the files of a plan that another process made and will release. If that plan has
+    ended, make a new one."""
     target = path_of("archive", "plans", plan_id)
     try:
         first = broker.get(target).json
-        pages = _pages(broker, first, target)
-        return Plan(_files(pages, first["topic"], topics.get(first["topic"], "")))
+        pages = _fetch_pages(broker, first, target)
+        return Plan(_parse_pages(pages, first["topic"], topics.get(first["topic"], "")))
     except NotFound:
         return plan(broker, topics)
 
 
-def release(broker: Http, made: Plan) -> None:
-    """End the plans of `made`: nothing reads their files any more."""
-    for plan_id in made.ids:
+def release(broker: Http, plan: Plan) -> None:
+    """Release the plan: its files may be deleted from now on."""
+    for plan_id in plan.ids:
         try:
-            broker.ask("DELETE", path_of("archive", "plans", plan_id))
+            broker.request("DELETE", path_of("archive", "plans", plan_id))
         except NotFound:
             continue  # the plan had ended already
 
 
-def files_now(broker: Http, topic: str, topic_id: str) -> Files:
+def list_current_files(broker: Http, topic: str, topic_id: str) -> Files:
     """Return the present archived files of a topic, without a pin: the broker may remove them at
     any time. Return none if there is no topic or no archive."""
     target = path_of("topics", topic, "archive")
     try:
-        return _files(_pages(broker, broker.get(target).json, target), topic, topic_id)
+        return _parse_pages(_fetch_pages(broker, broker.get(target).json, target), topic, topic_id)
     except NotFound:
         return {}
     except OtherFailure as error:
@@ -89,47 +89,47 @@ def files_now(broker: Http, topic: str, topic_id: str) -> Files:
         return {}
 
 
-def _pages(broker: Http, first: Any, target: str) -> Iterator[Any]:
+def _fetch_pages(broker: Http, first: Any, target: str) -> Iterator[Any]:
     page = first
     while True:
         yield page
-        following = page.get("next_partition")
-        if following is None:
+        next_partition = page.get("next_partition")
+        if next_partition is None:
             return
-        page = broker.get(target, from_partition=following).json
+        page = broker.get(target, from_partition=next_partition).json
 
 
-def _files(pages: Iterator[Any], topic: str, topic_id: str) -> Files:
-    found: Files = {}
+def _parse_pages(pages: Iterator[Any], topic: str, topic_id: str) -> Files:
+    files_by_partition: Files = {}
     for page in pages:
         if page["topic_id"] != topic_id:
             return {}
         for partition in page["partitions"]:
-            files = _files_of(page["directory"], partition)
+            files = _parse_files(page["directory"], partition)
             if files:
-                found[topic, int(partition["partition"])] = files
-    return found
+                files_by_partition[topic, int(partition["partition"])] = files
+    return files_by_partition
 
 
-def _files_of(directory: str, partition: Any) -> tuple[File, ...]:
-    lost = [(each["first_offset"], each["next_offset"]) for each in partition["quarantined"]]
+def _parse_files(directory: str, partition: Any) -> tuple[File, ...]:
+    unreadable = [(file["first_offset"], file["next_offset"]) for file in partition["quarantined"]]
     return tuple(
         File(
-            name=each["name"],
-            path=os.path.join(directory, str(partition["partition"]), each["name"]),
-            is_edge=each["first_offset"] < partition["first_offset"],
-            first=max(each["first_offset"], partition["first_offset"]),
-            next=each["next_offset"],
-            size=each["size"],
-            tail_bytes=each["tail_bytes"],
-            tail_crc32c=each["tail_crc32c"],
-            least_timestamp_ms=each["least_timestamp_ms"],
-            greatest_timestamp_ms=each["greatest_timestamp_ms"],
+            name=file["name"],
+            path=os.path.join(directory, str(partition["partition"]), file["name"]),
+            is_edge=file["first_offset"] < partition["first_offset"],
+            first=max(file["first_offset"], partition["first_offset"]),
+            next=file["next_offset"],
+            size=file["size"],
+            tail_bytes=file["tail_bytes"],
+            tail_crc32c=file["tail_crc32c"],
+            least_timestamp_ms=file["least_timestamp_ms"],
+            greatest_timestamp_ms=file["greatest_timestamp_ms"],
             lost=tuple(
                 (first, end)
-                for first, end in lost
-                if first < each["next_offset"] and end > each["first_offset"]
+                for first, end in unreadable
+                if first < file["next_offset"] and end > file["first_offset"]
             ),
         )
-        for each in partition["files"]
+        for file in partition["files"]
     )

@@ -1,12 +1,12 @@
 """Connect Spark's driver and tasks to the broker over HTTP; find its address over Kafka.
 
-A user gives `kafka.bootstrap.servers` and nothing else. The broker config `quackmq.http.address`
-says where the HTTP listener is. All data goes there: one request and one response at a time, on one
-connection that is kept.
+A user sets only `kafka.bootstrap.servers`. The broker config `quackmq.http.address` is the address
+of the HTTP listener. All data goes there: one request and one response at a time, on one
+persistent connection.
 
-A request is repeated until its time is over if the broker is away or answers 503. Then it fails
-with QuackTimeout, which names the request and the broker. Every request made here can be repeated:
-none adds anything twice. An error of the broker is raised as the same QuackError class that the
+A request is repeated until its deadline if the broker is unreachable or responds with 503. Then it
+fails with QuackTimeout, which names the request and the broker. Repeating is safe: no request made
+here adds anything twice. An error of the broker is raised as the same QuackError class that the
 broker raised.
 
 An `Http` is not thread-safe: call each from one thread at a time. An `Access` is a value that Spark
@@ -43,7 +43,7 @@ HTTP_ADDRESS_CONFIG: Final = "quackmq.http.address"
 NEXT_OFFSET_HEADER: Final = "quackmq-next-offset"
 
 _JSON: Final = "application/json"
-_COME_BACK: Final = 503
+_UNAVAILABLE: Final = 503
 _ERRORS: Final[Mapping[str, type[QuackError]]] = {
     kind.code: kind
     for kind in vars(errors).values()
@@ -53,7 +53,7 @@ _ERRORS: Final[Mapping[str, type[QuackError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Hold the addresses of a broker. `kafka` holds further settings for librdkafka."""
+    """The addresses of a broker. `kafka` has further settings for librdkafka."""
 
     bootstrap: str
     http: str
@@ -64,24 +64,25 @@ class Access:
         return Http(self.http, self.retry_ms)
 
 
-def find(
+def find_broker(
     bootstrap: str,
     kafka: Mapping[str, str] | None = None,
     http_address: str | None = None,
     retry_ms: int = limits.SPARK_RETRY_MS,
 ) -> Access:
-    """Return the access to a broker; ask the broker for its HTTP address unless it is given.
+    """Return the access to a broker. Without `http_address`, ask the broker for that address.
 
-    Raise QuackTimeout if no broker answers. Raise InvalidRequest if the address is not HOST:PORT,
-    if the answering server is not a QuackMQ broker, or if the broker has no HTTP listener."""
-    extra = dict(kafka or {})
+    Raise QuackTimeout if no broker responds. Raise InvalidRequest if the address is not HOST:PORT,
+    if the responding server is not a QuackMQ broker, or if the broker has no HTTP listener."""
+    kafka_settings = dict(kafka or {})
     if http_address is None:
-        http_address = _ask_for_address(bootstrap, extra, Deadline(retry_ms / 1000))
+        http_address = _fetch_http_address(bootstrap, kafka_settings, Deadline(retry_ms / 1000))
     if http_address.rpartition(":")[2].isdigit() is False:
         raise InvalidRequest(
-            f"{HTTP_ADDRESS_CONFIG} cannot be {http_address!r}: it is HOST:PORT of the HTTP door"
+            f"{HTTP_ADDRESS_CONFIG} cannot be {http_address!r}: set it to HOST:PORT of the HTTP "
+            f"listener"
         )
-    return Access(bootstrap, http_address, extra, retry_ms)
+    return Access(bootstrap, http_address, kafka_settings, retry_ms)
 
 
 def path_of(*segments: str | int) -> str:
@@ -100,8 +101,8 @@ class OtherFailure(QuackError):
         self.reason = reason
 
 
-class Answer(NamedTuple):
-    """Hold the response to a request. Header names are in lower case."""
+class Response(NamedTuple):
+    """The response to a request. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -118,7 +119,7 @@ class Answer(NamedTuple):
 
 
 class Http:
-    """Keep one connection to the HTTP listener: open it when needed, and again after a failure."""
+    """One connection to the HTTP listener. It is opened on first use, and again after a failure."""
 
     def __init__(self, address: str, retry_ms: int = limits.SPARK_RETRY_MS) -> None:
         self.address = address
@@ -143,7 +144,7 @@ class Http:
             self._connection.close()
             self._connection = None
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -153,32 +154,35 @@ class Http:
         body: bytes | memoryview | None = None,
         content_type: str = _JSON,
         headers: Mapping[str, str] | None = None,
-        waits: int = 1,
-    ) -> Answer:
-        """Send a request and return the response. `value` is sent as JSON, `body` as it is.
+        max_timeouts: int = 1,
+    ) -> Response:
+        """Send a request and return the response. `value` is sent as JSON, `body` as raw bytes.
 
         Raise the broker's error if it refuses the request. Raise QuackTimeout if the broker stays
-        away or keeps answering 503. A broker that has taken the request and does not respond in
-        time is asked again, `waits` times in all; then QuackTimeout is raised."""
+        unreachable or keeps responding with 503. If the broker does not respond in time, the
+        request is sent again; after `max_timeouts` timeouts, QuackTimeout is raised."""
         if value is not None:
             body = json.dumps(value).encode()
         target = f"{path}?{urlencode(query)}" if query else path
-        said = {**(headers or {}), **({} if body is None else {"content-type": content_type})}
+        all_headers = {
+            **(headers or {}),
+            **({} if body is None else {"content-type": content_type}),
+        }
         deadline = Deadline(self._retry_ms / 1000)
         while True:
             try:
-                answer = self._ask_once(method, target, body, said)
+                response = self._send(method, target, body, all_headers)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 reason: object = error
-                if isinstance(error, TimeoutError) and waits > 1:
-                    waits -= 1
+                if isinstance(error, TimeoutError) and max_timeouts > 1:
+                    max_timeouts -= 1
                     deadline = Deadline(self._retry_ms / 1000)
             else:
-                if answer.status < 400:
-                    return answer
-                reason = _failure(answer)
-                if answer.status != _COME_BACK:
+                if response.status < 400:
+                    return response
+                reason = _error_in(response)
+                if response.status != _UNAVAILABLE:
                     raise reason
             if deadline.has_passed():
                 raise QuackTimeout(
@@ -187,38 +191,37 @@ class Http:
                 ) from (reason if isinstance(reason, Exception) else None)
             time.sleep(min(limits.SPARK_PAUSE_MS / 1000, deadline.remaining_s()))
 
-    def get(self, path: str, **query: str | int) -> Answer:
-        return self.ask("GET", path, query=query)
+    def get(self, path: str, **query: str | int) -> Response:
+        return self.request("GET", path, query=query)
 
-    def post(self, path: str, value: object = None) -> Answer:
-        return self.ask("POST", path, value)
+    def post(self, path: str, value: object = None) -> Response:
+        return self.request("POST", path, value)
 
-    def _ask_once(
+    def _send(
         self,
         method: str,
         target: str,
-        body: bytes | memoryview | None,
+        request_body: bytes | memoryview | None,
         headers: Mapping[str, str],
-    ) -> Answer:
-        connection = self._connection or self._connected()
-        connection.request(method, target, body, dict(headers))
-        answer = connection.getresponse()
-        data = answer.read()
-        said = {name.lower(): text for name, text in answer.getheaders()}
-        if answer.will_close:
+    ) -> Response:
+        connection = self._connection or self._connect()
+        connection.request(method, target, request_body, dict(headers))
+        response = connection.getresponse()
+        body = response.read()
+        response_headers = {name.lower(): text for name, text in response.getheaders()}
+        if response.will_close:
             self.close()
-        return Answer(answer.status, said, data)
+        return Response(response.status, response_headers, body)
 
-    def _connected(self) -> http.client.HTTPConnection:
-        """Open the connection. A host that does not respond counts as away, like one that refuses:
-        raise ConnectionError."""
-        connect_ms = min(self._retry_ms, limits.SPARK_ANSWER_MS)
+    def _connect(self) -> http.client.HTTPConnection:
+        """Open the connection. Raise ConnectionError if the host refuses it or does not respond."""
+        connect_ms = min(self._retry_ms, limits.SPARK_RESPONSE_MS)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=connect_ms / 1000)
         try:
             connection.connect()
         except TimeoutError as error:
             raise ConnectionError(f"no connection within {connect_ms} ms") from error
-        connection.sock.settimeout(limits.SPARK_ANSWER_MS / 1000)
+        connection.sock.settimeout(limits.SPARK_RESPONSE_MS / 1000)
         self._connection = connection
         return connection
 
@@ -226,60 +229,64 @@ class Http:
 # --- responses of the broker ---------------------------------------------------------------------
 
 
-def _failure(answer: Answer) -> QuackError:
+def _error_in(response: Response) -> QuackError:
     """Return the error that a response describes."""
     try:
-        problem = answer.json
-        code, detail = str(problem["code"]), str(problem["detail"])
+        error_document = response.json
+        code, detail = str(error_document["code"]), str(error_document["detail"])
     except (ValueError, KeyError, TypeError):
-        return QuackError(f"the broker answered {answer.status}: {answer.body[:200]!r}")
-    kind = _ERRORS.get(code)
-    if kind is None:
+        return QuackError(f"the broker answered {response.status}: {response.body[:200]!r}")
+    error_class = _ERRORS.get(code)
+    if error_class is None:
         return OtherFailure(detail, code)
-    if kind is DamagedData:
-        return DamagedData(detail, answer.next_offset)
-    return kind(detail)
+    if error_class is DamagedData:
+        return DamagedData(detail, response.next_offset)
+    return error_class(detail)
 
 
-def _ask_for_address(bootstrap: str, extra: Mapping[str, str], deadline: Deadline) -> str:
+def _fetch_http_address(
+    bootstrap: str, kafka_settings: Mapping[str, str], deadline: Deadline
+) -> str:
     try:
-        admin = AdminClient(KafkaConfig(bootstrap, "quackmq-spark", extra).shared())
-        node = _node_of(admin, bootstrap, deadline)
-        resource = ConfigResource(ResourceType.BROKER, str(node))
-        asked = admin.describe_configs([resource], request_timeout=max(deadline.remaining_s(), 0.1))
-        configs = asked[resource].result(deadline.remaining_s() + 1)
-    except (KafkaException, TimeoutError) as exception:
-        raise _unreachable(bootstrap, exception, deadline) from exception
+        admin = AdminClient(KafkaConfig(bootstrap, "quackmq-spark", kafka_settings).shared())
+        broker_id = _find_broker_id(admin, bootstrap, deadline)
+        resource = ConfigResource(ResourceType.BROKER, str(broker_id))
+        config_futures = admin.describe_configs(
+            [resource], request_timeout=max(deadline.remaining_s(), 0.1)
+        )
+        configs = config_futures[resource].result(deadline.remaining_s() + 1)
+    except (KafkaException, TimeoutError) as error:
+        raise _connection_error(bootstrap, error, deadline) from error
     if HTTP_ADDRESS_CONFIG not in configs:
         raise InvalidRequest(
-            f"kafka.bootstrap.servers: {bootstrap} does not say where its HTTP door is (broker "
-            f"config {HTTP_ADDRESS_CONFIG}): is it a QuackMQ broker, served with --http? Else give "
-            f"the option {HTTP_ADDRESS_CONFIG}"
+            f"kafka.bootstrap.servers: {bootstrap} does not report the address of its HTTP "
+            f"listener (broker config {HTTP_ADDRESS_CONFIG}): is it a QuackMQ broker, started with "
+            f"--http? If so, set the option {HTTP_ADDRESS_CONFIG}"
         )
     return str(configs[HTTP_ADDRESS_CONFIG].value)
 
 
-def _node_of(admin: AdminClient, bootstrap: str, deadline: Deadline) -> int:
-    """Return the id of a broker in the cluster; ask again until the deadline while none answers."""
+def _find_broker_id(admin: AdminClient, bootstrap: str, deadline: Deadline) -> int:
+    """Return the id of a broker in the cluster. Retry until the deadline while none responds."""
     while True:
         try:
-            told = admin.list_topics(timeout=max(min(deadline.remaining_s(), 2.0), 0.1))
-        except KafkaException as exception:
+            cluster = admin.list_topics(timeout=max(min(deadline.remaining_s(), 2.0), 0.1))
+        except KafkaException as error:
             if deadline.has_passed():
-                raise _unreachable(bootstrap, exception, deadline) from exception
+                raise _connection_error(bootstrap, error, deadline) from error
             continue
-        if told.brokers:
-            return min(told.brokers)
+        if cluster.brokers:
+            return min(cluster.brokers)
         if deadline.has_passed():
-            raise deadline.timeout_error(f"a broker to be told of by {bootstrap}")
+            raise deadline.timeout_error(f"{bootstrap} to name a broker of its cluster")
         time.sleep(limits.SPARK_PAUSE_MS / 1000)
 
 
-def _unreachable(bootstrap: str, exception: Exception, deadline: Deadline) -> QuackError:
-    error = kafka_error(exception)
-    if error is not None and error.code() == error._INVALID_ARG:
-        return InvalidRequest(f"options beginning with `kafka.`: {error.str()}")
-    reason = exception if error is None else error.str()
+def _connection_error(bootstrap: str, error: Exception, deadline: Deadline) -> QuackError:
+    kafka_failure = kafka_error(error)
+    if kafka_failure is not None and kafka_failure.code() == kafka_failure._INVALID_ARG:
+        return InvalidRequest(f"options beginning with `kafka.`: {kafka_failure.str()}")
+    reason = error if kafka_failure is None else kafka_failure.str()
     return QuackTimeout(
         f"waited {deadline.duration_text()} for a broker at kafka.bootstrap.servers={bootstrap}: "
         f"{reason}"

@@ -1,4 +1,4 @@
-"""Ask the broker for the facts that the driver needs to plan: topics, offsets and times.
+"""Fetch what the driver needs to plan from the broker: topics, offsets and times.
 
 Each request asks for many partitions at once. Not thread-safe: call from one thread.
 """
@@ -25,18 +25,18 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.spark.broker import http as connection
+from quackmq.spark.broker import http as broker_http
 from quackmq.spark.broker.http import Access, Http
 from quackmq.spark.source.offsets import Position, TopicPosition
 from quackmq.spark.source.options import (
     EARLIEST,
     LATEST,
     Assign,
+    Boundary,
     ByPartition,
     Offsets,
     Options,
     Pattern,
-    Place,
     Selection,
     Times,
 )
@@ -44,8 +44,8 @@ from quackmq.spark.source.options import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Describe a partition: [first, stable) is readable. `record_bytes` is the mean stored size of
-    a record."""
+    """The offsets [first, stable) of a partition that can be read. `record_bytes` is the mean
+    stored size of a record."""
 
     first: int
     stable: int
@@ -60,19 +60,21 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Hold the facts of the partitions that a query reads."""
+    """The offsets of the partitions that a query reads."""
 
     cluster: str
     topics: Mapping[str, TopicFacts]
 
-    def of(self, topic: str, partition: int) -> PartitionFacts | None:
-        found = self.topics.get(topic)
-        return None if found is None else found.partitions.get(partition)
+    def find_partition(self, topic: str, partition: int) -> PartitionFacts | None:
+        topic_facts = self.topics.get(topic)
+        return None if topic_facts is None else topic_facts.partitions.get(partition)
 
     def ends(self) -> dict[str, TopicPosition]:
         return {
-            name: TopicPosition(each.id, {at: of.stable for at, of in each.partitions.items()})
-            for name, each in self.topics.items()
+            name: TopicPosition(
+                topic.id, {partition: facts.stable for partition, facts in topic.partitions.items()}
+            )
+            for name, topic in self.topics.items()
         }
 
 
@@ -87,7 +89,7 @@ class BrokerMetadata:
     def access(self) -> Access:
         if self._access is None:
             options = self.options
-            self._access = connection.find(
+            self._access = broker_http.find_broker(
                 options.bootstrap, options.kafka, options.http_address, options.retry_ms
             )
         return self._access
@@ -105,56 +107,62 @@ class BrokerMetadata:
 
     # --- offsets ----------------------------------------------------------------------------
 
-    def look(self, beyond: Position | None = None, wait_ms: int = 0) -> TopicOffsets:
+    def fetch(self, beyond: Position | None = None, wait_ms: int = 0) -> TopicOffsets:
         """Return the facts of the selected topics and partitions. With `beyond`, wait up to
         `wait_ms` for a record after that position. Raise UnknownTopic for a named topic that does
         not exist."""
         selection = self.options.selection
-        names = self._names(selection)
-        facts = self._ask(names, beyond, wait_ms)
+        names = self._selected_topics(selection)
+        facts = self._fetch_facts(names, beyond, wait_ms)
         if isinstance(selection, Assign):
-            facts = TopicOffsets(facts.cluster, _assigned(facts, selection))
+            facts = TopicOffsets(facts.cluster, _select_assigned(facts, selection))
         return facts
 
-    def offsets_at(self, place: Place, facts: TopicOffsets) -> dict[str, TopicPosition]:
-        """Return the offset in each partition that a place stands for. Raise InvalidRequest,
-        OffsetOutOfRange or UnknownTopic, which quotes the option."""
-        if isinstance(place, Times):
-            return self._at_times(place, facts)
-        found: dict[str, TopicPosition] = {}
-        if isinstance(place, Offsets):
-            _check_complete(place.option, place.offsets, facts)
+    def resolve(self, boundary: Boundary, facts: TopicOffsets) -> dict[str, TopicPosition]:
+        """Return the offset in each partition that a start or end option stands for. Raise
+        InvalidRequest, OffsetOutOfRange or UnknownTopic; the message names the option."""
+        if isinstance(boundary, Times):
+            return self._resolve_times(boundary, facts)
+        positions: dict[str, TopicPosition] = {}
+        if isinstance(boundary, Offsets):
+            _check_complete(boundary.option, boundary.offsets, facts)
         for name, topic in facts.topics.items():
             offsets: dict[int, int] = {}
-            for partition, of in topic.partitions.items():
-                if isinstance(place, Offsets):
-                    at = place.offsets[name][partition]
-                    offsets[partition] = self._at_number(place.option, name, partition, at, of)
+            for partition, partition_facts in topic.partitions.items():
+                if isinstance(boundary, Offsets):
+                    offset = boundary.offsets[name][partition]
+                    offsets[partition] = self._resolve_offset(
+                        boundary.option, name, partition, offset, partition_facts
+                    )
                 else:
-                    offsets[partition] = of.first if place == "earliest" else of.stable
-            found[name] = TopicPosition(topic.id, offsets)
-        return found
+                    offsets[partition] = (
+                        partition_facts.first if boundary == "earliest" else partition_facts.stable
+                    )
+            positions[name] = TopicPosition(topic.id, offsets)
+        return positions
 
-    def first_at(self, timestamp_ms: int, facts: TopicOffsets) -> dict[tuple[str, int], int]:
+    def first_offsets_since(
+        self, timestamp_ms: int, facts: TopicOffsets
+    ) -> dict[tuple[str, int], int]:
         """Return the offset of the first record at or after a time, for each partition that has
         one."""
-        found: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         for name, topic in facts.topics.items():
-            for partition, at in self._ask_times(name, topic, timestamp_ms).items():
-                if at >= 0:
-                    found[name, partition] = at
-        return found
+            for partition, offset in self._find_offsets_at_time(name, topic, timestamp_ms).items():
+                if offset >= 0:
+                    offsets[name, partition] = offset
+        return offsets
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _names(self, selection: Selection) -> list[str]:
+    def _selected_topics(self, selection: Selection) -> list[str]:
         if isinstance(selection, Pattern):
             matches = selection.pattern.fullmatch
-            return [name for name in self._all_names() if matches(name)]
+            return [name for name in self._list_topics() if matches(name)]
         named = selection.partitions if isinstance(selection, Assign) else selection.topics
         return list(named)
 
-    def _all_names(self) -> list[str]:
+    def _list_topics(self) -> list[str]:
         names: list[str] = []
         after = ""
         while True:
@@ -165,17 +173,19 @@ class BrokerMetadata:
                 return names
             after = page["next"]
 
-    def _ask(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> TopicOffsets:
+    def _fetch_facts(
+        self, names: Sequence[str], beyond: Position | None, wait_ms: int
+    ) -> TopicOffsets:
         cluster = ""
         topics: dict[str, TopicFacts] = {}
-        some = limits.HTTP_OFFSETS_TOPICS
-        for start in range(0, max(len(names), 1), some):
-            asked = names[start : start + some]
+        page_size = limits.HTTP_OFFSETS_TOPICS
+        for start in range(0, max(len(names), 1), page_size):
+            page_names = names[start : start + page_size]
             # Only the last of several requests waits.
-            is_last = start + some >= len(names)
-            for answer in self._answers(asked, beyond, wait_ms if is_last else 0):
-                cluster = answer["cluster_id"]
-                topics |= {topic["topic"]: _facts(topic) for topic in answer["topics"]}
+            is_last = start + page_size >= len(names)
+            for response in self._fetch_responses(page_names, beyond, wait_ms if is_last else 0):
+                cluster = response["cluster_id"]
+                topics |= {topic["topic"]: _parse_topic(topic) for topic in response["topics"]}
         if not isinstance(self.options.selection, Pattern):
             for name in names:
                 if name not in topics and (beyond is None or self.options.fail_on_data_loss):
@@ -183,73 +193,89 @@ class BrokerMetadata:
                     raise UnknownTopic(f"{option}: there is no topic {name}")
         return TopicOffsets(cluster, topics)
 
-    def _answers(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> list[Any]:
+    def _fetch_responses(
+        self, names: Sequence[str], beyond: Position | None, wait_ms: int
+    ) -> list[Any]:
         """Return the response for these topics; several responses if the topics have more
         partitions than one response may hold. Raise LimitReached if one topic alone has too
         many."""
         try:
-            return [self._ask_some(names, beyond, wait_ms)]
+            return [self._request_offsets(names, beyond, wait_ms)]
         except LimitReached:
             if len(names) < 2:
                 raise
         middle = len(names) // 2
-        first = self._answers(names[:middle], beyond, 0)
-        return [*first, *self._answers(names[middle:], beyond, wait_ms)]
+        first = self._fetch_responses(names[:middle], beyond, 0)
+        return [*first, *self._fetch_responses(names[middle:], beyond, wait_ms)]
 
-    def _ask_some(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> Any:
-        asked: dict[str, Any] = {"topics": list(names)}
+    def _request_offsets(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> Any:
+        request: dict[str, Any] = {"topics": list(names)}
         if beyond is not None and wait_ms:
-            here = set(names)
-            places = [
+            requested_topics = set(names)
+            positions = [
                 {"topic": topic, "partition": partition, "offset": offset}
                 for topic, partition, offset in beyond.partitions()
-                if topic in here
+                if topic in requested_topics
             ]
-            if len(places) > limits.HTTP_OFFSETS_PARTITIONS:
-                raise LimitReached(f"{len(places)} partitions in one question")
-            if not places:  # the broker has no partition to wait for, so wait here
+            if len(positions) > limits.HTTP_OFFSETS_PARTITIONS:
+                raise LimitReached(f"{len(positions)} partitions in one request")
+            if not positions:  # the broker has no partition to wait for, so wait here
                 time.sleep(wait_ms / 1000)
-            asked |= {"beyond": places, "wait_ms": wait_ms}
-        return self.http.post("/v1/offsets", asked).json
+            request |= {"beyond": positions, "wait_ms": wait_ms}
+        return self.http.post("/v1/offsets", request).json
 
-    def _at_number(
-        self, option: str, topic: str, partition: int, at: int, of: PartitionFacts
+    def _resolve_offset(
+        self, option: str, topic: str, partition: int, offset: int, facts: PartitionFacts
     ) -> int:
-        if at == EARLIEST:
-            return of.first
-        if at == LATEST:
-            return of.stable
-        if of.first <= at <= of.stable:
-            return at
+        if offset == EARLIEST:
+            return facts.first
+        if offset == LATEST:
+            return facts.stable
+        if facts.first <= offset <= facts.stable:
+            return offset
         if self.options.fail_on_data_loss:
             raise OffsetOutOfRange(
-                f"{option}: partition {partition} of topic {topic} has offsets {of.first} to "
-                f"{of.stable}, not {at}; with failOnDataLoss=false the nearest is taken"
+                f"{option}: partition {partition} of topic {topic} has offsets {facts.first} to "
+                f"{facts.stable}, not {offset}; with failOnDataLoss=false the query uses the "
+                f"nearest offset"
             )
-        return min(max(at, of.first), of.stable)
+        return min(max(offset, facts.first), facts.stable)
 
-    def _at_times(self, place: Times, facts: TopicOffsets) -> dict[str, TopicPosition]:
-        if place.all_ms is None:
-            _check_complete(place.option, place.by_partition, facts)
-        found: dict[str, TopicPosition] = {}
+    def _resolve_times(self, boundary: Times, facts: TopicOffsets) -> dict[str, TopicPosition]:
+        if boundary.all_ms is None:
+            _check_complete(boundary.option, boundary.by_partition, facts)
+        positions: dict[str, TopicPosition] = {}
         for name, topic in facts.topics.items():
-            wanted = place.by_partition.get(name, {})
-            times = {wanted.get(each, place.all_ms or 0) for each in topic.partitions}
-            by_time = {time: self._ask_times(name, topic, time) for time in times}
+            times_ms = boundary.by_partition.get(name, {})
+            distinct_times_ms = {
+                times_ms.get(each, boundary.all_ms or 0) for each in topic.partitions
+            }
+            offsets_by_time = {
+                time_ms: self._find_offsets_at_time(name, topic, time_ms)
+                for time_ms in distinct_times_ms
+            }
             offsets: dict[int, int] = {}
-            for partition, of in topic.partitions.items():
-                at = by_time[wanted.get(partition, place.all_ms or 0)].get(partition, -1)
-                if at < 0 and not place.or_latest:
+            for partition, partition_facts in topic.partitions.items():
+                offset = offsets_by_time[times_ms.get(partition, boundary.all_ms or 0)].get(
+                    partition, -1
+                )
+                if offset < 0 and not boundary.or_latest:
                     raise InvalidRequest(
-                        f"{place.option}: partition {partition} of topic {name} has nothing at or "
-                        "after that time; with startingOffsetsByTimestampStrategy=latest what "
-                        "comes is read"
+                        f"{boundary.option}: partition {partition} of topic {name} has nothing at "
+                        "or after that time; with startingOffsetsByTimestampStrategy=latest the "
+                        "query starts at the end"
                     )
-                offsets[partition] = of.stable if at < 0 else min(max(at, of.first), of.stable)
-            found[name] = TopicPosition(topic.id, offsets)
-        return found
+                offsets[partition] = (
+                    partition_facts.stable
+                    if offset < 0
+                    else min(max(offset, partition_facts.first), partition_facts.stable)
+                )
+            positions[name] = TopicPosition(topic.id, offsets)
+        return positions
 
-    def _ask_times(self, name: str, topic: TopicFacts, timestamp_ms: int) -> dict[int, int]:
+    def _find_offsets_at_time(
+        self, name: str, topic: TopicFacts, timestamp_ms: int
+    ) -> dict[int, int]:
         """Return the first offset at or after a time by partition; -1 if there is none."""
         if self._cluster is None:
             access = self.access
@@ -266,7 +292,7 @@ class BrokerMetadata:
 # --- responses of the broker ---------------------------------------------------------------------
 
 
-def _facts(topic: Any) -> TopicFacts:
+def _parse_topic(topic: Any) -> TopicFacts:
     partitions: dict[int, PartitionFacts] = {}
     for each in topic["partitions"]:
         first, end = each["first_offset"], each["next_offset"]
@@ -275,8 +301,8 @@ def _facts(topic: Any) -> TopicFacts:
     return TopicFacts(topic["id"], partitions)
 
 
-def _assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
-    found: dict[str, TopicFacts] = {}
+def _select_assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
+    assigned: dict[str, TopicFacts] = {}
     for name, topic in facts.topics.items():
         for partition in selection.partitions[name]:
             if partition not in topic.partitions:
@@ -284,26 +310,28 @@ def _assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
                     f"assign: topic {name} has {len(topic.partitions)} partitions, and no "
                     f"{partition}"
                 )
-        partitions = {each: topic.partitions[each] for each in selection.partitions[name]}
-        found[name] = TopicFacts(topic.id, partitions)
-    return found
+        partitions = {
+            partition: topic.partitions[partition] for partition in selection.partitions[name]
+        }
+        assigned[name] = TopicFacts(topic.id, partitions)
+    return assigned
 
 
 def _check_complete(option: str, numbers: ByPartition, facts: TopicOffsets) -> None:
-    """Check that each partition that is read has a number, and no other has: Spark's Kafka source
-    requires it too. Raise InvalidRequest, UnknownTopic."""
+    """Check that exactly the partitions that are read have a number, as Spark's Kafka source
+    requires. Raise InvalidRequest or UnknownTopic."""
     for name, topic in facts.topics.items():
-        given, there = set(numbers.get(name, {})), set(topic.partitions)
-        if given != there:
+        numbered, read_partitions = set(numbers.get(name, {})), set(topic.partitions)
+        if numbered != read_partitions:
             raise InvalidRequest(
-                f"{option}: of topic {name} the partitions {_list(there)} are read, and "
-                f"{_list(given) or 'none'} have a number: give one to each (-2 for the earliest, "
-                "-1 for the latest offset)"
+                f"{option}: of topic {name} the partitions {_join_numbers(read_partitions)} are "
+                f"read, and {_join_numbers(numbered) or 'none'} have a number: give one to each "
+                "(-2 for the earliest, -1 for the latest offset)"
             )
     for name in numbers:
         if name not in facts.topics:
             raise UnknownTopic(f"{option}: there is no topic {name}, or it is not read")
 
 
-def _list(partitions: Iterable[int]) -> str:
+def _join_numbers(partitions: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(partitions)))

@@ -37,12 +37,12 @@ from quackmq import limits as shared_limits
 from quackmq.errors import StageCommitted, StageConflict, TurnOutdated, UnknownStage
 from quackmq.spark import limits
 from quackmq.spark.broker.http import Http, path_of
-from quackmq.spark.sink.digest import Digest, merged
-from quackmq.spark.sink.encode import Encoded
+from quackmq.spark.sink.digest import Digest, merge_digests
+from quackmq.spark.sink.encode import EncodedBatch
 
 log = logging.getLogger(__name__)
 
-_BYTES: Final = "application/octet-stream"
+_OCTET_STREAM: Final = "application/octet-stream"
 _PARTITION: Final = struct.Struct(">I")
 _SERIES_PREFIX: Final = "spark/"
 #: The prefix of the keys of writes with a `writeId`. The topic follows, or a star where rows name
@@ -57,7 +57,7 @@ _PLAIN_PREFIX: Final = "spark-write/"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Name what one commit publishes: a key and, for a stream, the turn of a series.
+    """The name of one commit: a key and, for a stream, the turn of a series.
 
     `name` is the `writeId` of a batch write. `older_key` is the key that versions without digests
     gave to that write."""
@@ -76,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Describe what one attempt staged.
+    """The staged rows of one attempt.
 
     `receipt` is None if the attempt had no rows, or if the target was committed before; in the
     second case `was_committed` is true. `digest` is set for writes with a `writeId`."""
@@ -108,7 +108,7 @@ def batch_target(query: str, batch: int, run: str) -> Target:
 
 
 class Part:
-    """Stage the part of one attempt."""
+    """The part of a stage that one attempt fills."""
 
     def __init__(self, http: Http, target: Target) -> None:
         self._http = http
@@ -116,45 +116,47 @@ class Part:
         self._path = path_of("stages", target.key, "parts", uuid.uuid4().hex)
         self._calls = 0
         self._receipt: dict[str, Any] | None = None
-        #: Whether the target was committed before: then nothing is staged any more.
+        #: Whether the target was already committed: then nothing more is staged.
         self.is_committed = False
 
-    def add(self, topic: str, batches: Iterable[Encoded]) -> None:
-        """Stage batches for partitions of a topic, in as few calls as possible. Raise
+    def add(self, topic: str, batches: Iterable[EncodedBatch]) -> None:
+        """Stage batches for partitions of a topic, in as few requests as possible. Raise
         TurnOutdated."""
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         for partition, batch in batches:
-            if pieces and (
+            if chunks and (
                 size + len(batch) > shared_limits.STAGE_CALL_BYTES - shared_limits.MIB
-                or len(pieces) >= 2 * shared_limits.STAGE_CALL_BATCHES
+                or len(chunks) >= 2 * shared_limits.STAGE_CALL_BATCHES
             ):
-                self._call(topic, pieces)
-                pieces, size = [], 0
-            pieces += (_PARTITION.pack(partition), batch)
+                self._stage(topic, chunks)
+                chunks, size = [], 0
+            chunks += (_PARTITION.pack(partition), batch)
             size += len(batch) + _PARTITION.size
-        if pieces:
-            self._call(topic, pieces)
+        if chunks:
+            self._stage(topic, chunks)
 
     def staged(self, records: int, topics: Iterable[str], digest: Digest | None) -> Staged:
         receipt = None if self.is_committed else self._receipt
         names = tuple(sorted(topics))
         return Staged(self._target, receipt, records, names, digest, self.is_committed)
 
-    def _call(self, topic: str, pieces: Sequence[bytes]) -> None:
+    def _stage(self, topic: str, chunks: Sequence[bytes]) -> None:
         if self.is_committed:
             return
         query: dict[str, str | int] = {"topic": topic, **self._target.turn_fields()}
         path = f"{self._path}/{self._calls}"
-        body = b"".join(pieces)
+        body = b"".join(chunks)
         try:
-            answer = self._http.ask("PUT", path, query=query, body=body, content_type=_BYTES)
+            response = self._http.request(
+                "PUT", path, query=query, body=body, content_type=_OCTET_STREAM
+            )
         except StageCommitted:
             self.is_committed = True
             return
         except TurnOutdated as error:
-            raise _went_back(self._http, self._target) from error
-        self._receipt = answer.json
+            raise _outdated_turn_error(self._http, self._target) from error
+        self._receipt = response.json
         self._calls += 1
 
 
@@ -166,13 +168,13 @@ def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
     elif target.name is not None:
         _commit_named(http, target, staged)
     elif _receipts(staged):
-        _ask_to_commit(http, target, staged, target.key)
+        _request_commit(http, target, staged, target.key)
 
 
 def abort(http: Http, target: Target) -> None:
     """Discard the staged rows of a target, if there are any and they are not committed."""
     try:
-        http.ask("DELETE", path_of("stages", target.key))
+        http.request("DELETE", path_of("stages", target.key))
     except (UnknownStage, StageConflict):
         return
 
@@ -181,28 +183,28 @@ def abort(http: Http, target: Target) -> None:
 
 
 def _commit_turn(http: Http, target: Target, staged: Sequence[Staged]) -> None:
-    if _is_to_be_committed(staged):
+    if _are_all_rows_staged(staged):
         try:
-            if not _ask_to_commit(http, target, staged, "")["repeated"]:
+            if not _request_commit(http, target, staged, "")["repeated"]:
                 return
         except TurnOutdated as error:
-            raise _went_back(http, target) from error
-    last = _last_turn(http, target)
+            raise _outdated_turn_error(http, target) from error
+    last = _fetch_last_turn(http, target)
     if last is not None and target.turn is not None and last["turn"] > target.turn:
-        raise _went_back(http, target)
+        raise _outdated_turn_error(http, target)
     if last is None or last["turn"] != target.turn:
-        if any(each.was_committed for each in staged):
-            raise _forgotten(f"batch {target.turn} of {_query(target)}")
+        if any(part.was_committed for part in staged):
+            raise _forgotten_error(f"batch {target.turn} of {_query_name(target)}")
         return  # there are no rows
     _check_same_topics(http, target, staged, last)
-    records = sum(each.records for each in staged)
-    level = logging.INFO if records == last["records"] else logging.WARNING
+    row_count = sum(part.records for part in staged)
+    level = logging.INFO if row_count == last["records"] else logging.WARNING
     log.log(
         level,
-        "batch %s of %s came again, with %d rows; it was committed with %d: nothing is added",
+        "batch %s of %s was repeated, with %d rows; it was committed with %d: nothing is added",
         target.turn,
-        _query(target),
-        records,
+        _query_name(target),
+        row_count,
         last["records"],
     )
 
@@ -213,43 +215,44 @@ def _check_same_topics(
     """Raise StageConflict if a repeated batch has other topics: its rows would be missing there.
     The check is skipped for a repeat without rows, and for a batch that an older version committed
     without its topics."""
-    topics = sorted({name for each in staged for name in each.topics})
+    topics = sorted({name for part in staged for name in part.topics})
     if not topics or last["topics"] is None or topics == last["topics"]:
         return
     raise StageConflict(
-        f"batch {target.turn} of {_query(target)} was committed to {_listed(last['topics'])}, and "
-        f"comes again for {_listed(topics)}. Nothing was written. Run the query with its earlier "
-        f"topics until this batch is done; or make the broker forget the query, so that the batch "
-        f"is written to {_listed(topics)} as well: {_forgetting(http, target)}"
+        f"batch {target.turn} of {_query_name(target)} was committed to "
+        f"{_join_names(last['topics'])}, and comes again for {_join_names(topics)}. Nothing was "
+        f"written. Run the query with its earlier topics until this batch is done; or make the "
+        f"broker forget the query, so that the batch is written to {_join_names(topics)} as well: "
+        f"{_forget_command(http, target)}"
     )
 
 
-def _went_back(http: Http, target: Target) -> TurnOutdated:
-    last = _last_turn(http, target)
+def _outdated_turn_error(http: Http, target: Target) -> TurnOutdated:
+    last = _fetch_last_turn(http, target)
     later = "a later one" if last is None else f"batch {last['turn']}"
     return TurnOutdated(
-        f"batch {target.turn} of {_query(target)} was not written, for {later} was committed "
-        f"before. The query was started from a restored or copied checkpoint that is older than "
-        f"the last batch it wrote. Start it from its newest checkpoint, or with a new "
+        f"batch {target.turn} of {_query_name(target)} was not written, because {later} was "
+        f"already committed. The query was started from a restored or copied checkpoint that is "
+        f"older than the last batch it wrote. Start it from its newest checkpoint, or with a new "
         f"checkpointLocation. To write its batches once more instead, make the broker forget the "
-        f"query: {_forgetting(http, target)}"
+        f"query: {_forget_command(http, target)}"
     )
 
 
-def _last_turn(http: Http, target: Target) -> dict[str, Any] | None:
+def _fetch_last_turn(http: Http, target: Target) -> dict[str, Any] | None:
     assert target.series is not None
     try:
-        last: dict[str, Any] = http.ask("GET", path_of("series", target.series)).json
+        last: dict[str, Any] = http.request("GET", path_of("series", target.series)).json
     except UnknownStage:
         return None
     return last
 
 
-def _query(target: Target) -> str:
+def _query_name(target: Target) -> str:
     return f"the streaming query {(target.series or '').removeprefix(_SERIES_PREFIX)}"
 
 
-def _forgetting(http: Http, target: Target) -> str:
+def _forget_command(http: Http, target: Target) -> str:
     return f"curl -X DELETE http://{http.address}{path_of('series', target.series or '')}"
 
 
@@ -257,24 +260,26 @@ def _forgetting(http: Http, target: Target) -> str:
 
 
 def _commit_named(http: Http, target: Target, staged: Sequence[Staged]) -> None:
-    digest = merged(each.digest for each in staged if each.digest is not None)
+    digest = merge_digests(part.digest for part in staged if part.digest is not None)
     if _is_repeat_of_older_version(http, target, digest):
         return
-    if _is_to_be_committed(staged):
+    if _are_all_rows_staged(staged):
         try:
-            if not _ask_to_commit(http, target, staged, digest.word())["repeated"]:
+            if not _request_commit(http, target, staged, digest.text())["repeated"]:
                 return
         except StageConflict:
-            if _committed(http, target.key) is None:
+            if _fetch_commit(http, target.key) is None:
                 raise
-    committed = _committed(http, target.key)
+    committed = _fetch_commit(http, target.key)
     if committed is None:
-        if any(each.was_committed for each in staged):
-            raise _forgotten(f"the write {target.name!r}")
+        if any(part.was_committed for part in staged):
+            raise _forgotten_error(f"the write {target.name!r}")
         return  # there are no rows
-    if committed["contents"] != digest.word():
-        raise _other_rows(target, committed["records"], digest.records)
-    log.info("the write %s came again, of %d rows: nothing is added", target.name, digest.records)
+    if committed["contents"] != digest.text():
+        raise _other_rows_error(target, committed["records"], digest.records)
+    log.info(
+        "the write %s was repeated, with %d rows: nothing is added", target.name, digest.records
+    )
 
 
 def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> bool:
@@ -282,13 +287,13 @@ def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> b
     store the topic, so only the number of rows is compared: raise StageConflict if it differs."""
     if target.older_key is None:
         return False
-    committed = _committed(http, target.older_key)
-    if committed is None:
+    older_commit = _fetch_commit(http, target.older_key)
+    if older_commit is None:
         return False
-    if committed["records"] != digest.records:
-        raise _other_rows(target, committed["records"], digest.records)
+    if older_commit["records"] != digest.records:
+        raise _other_rows_error(target, older_commit["records"], digest.records)
     log.warning(
-        "an older version committed a write %s of as many rows (%d): this one is taken for its "
+        "an older version committed a write %s with as many rows (%d): this write counts as its "
         "repeat, and nothing is added",
         target.name,
         digest.records,
@@ -297,55 +302,57 @@ def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> b
     return True
 
 
-def _other_rows(target: Target, committed: int, now: int) -> StageConflict:
+def _other_rows_error(target: Target, committed_rows: int, present_rows: int) -> StageConflict:
     return StageConflict(
         f"writeId {target.name!r} was used before, for other rows: it was committed with "
-        f"{committed} rows, and this write has {now}. Nothing was written. Give each write an id "
-        f"of its own; one made from a batch's number needs the query's id as well, since a query "
-        f"with a new checkpoint counts from 0 again"
+        f"{committed_rows} rows, and this write has {present_rows}. Nothing was written. Use a "
+        f"different id for each write. An id made from a batch's number needs the query's id as "
+        f"well, since a query with a new checkpoint counts from 0 again"
     )
 
 
-def _committed(http: Http, key: str) -> dict[str, Any] | None:
+def _fetch_commit(http: Http, key: str) -> dict[str, Any] | None:
     """Return the commit of a key; None if the key was not committed."""
     try:
-        commit: dict[str, Any] | None = http.get(path_of("stages", key), limit=1).json["commit"]
+        commit_fields: dict[str, Any] | None = http.get(path_of("stages", key), limit=1).json[
+            "commit"
+        ]
     except UnknownStage:
         return None
-    return commit
+    return commit_fields
 
 
 # --- both ----------------------------------------------------------------------------------------
 
 
 def _receipts(staged: Sequence[Staged]) -> list[dict[str, Any]]:
-    return [each.receipt for each in staged if each.receipt is not None]
+    return [part.receipt for part in staged if part.receipt is not None]
 
 
-def _is_to_be_committed(staged: Sequence[Staged]) -> bool:
+def _are_all_rows_staged(staged: Sequence[Staged]) -> bool:
     """Return whether all rows are staged. They are not if an attempt found the target committed."""
-    return bool(_receipts(staged)) and not any(each.was_committed for each in staged)
+    return bool(_receipts(staged)) and not any(part.was_committed for part in staged)
 
 
-def _ask_to_commit(
+def _request_commit(
     http: Http, target: Target, staged: Sequence[Staged], contents: str
 ) -> dict[str, Any]:
-    answer = http.ask(
+    response = http.request(
         "POST",
         path_of("stages", target.key, "commit"),
         {"receipts": _receipts(staged), "contents": contents, **target.turn_fields()},
-        waits=limits.SPARK_COMMIT_WAITS,
+        max_timeouts=limits.SPARK_COMMIT_WAITS,
     )
-    committed: dict[str, Any] = answer.json
+    committed: dict[str, Any] = response.json
     return committed
 
 
-def _forgotten(what: str) -> StageConflict:
+def _forgotten_error(write: str) -> StageConflict:
     return StageConflict(
-        f"{what} was committed when its tasks began, and the broker has forgotten it since: run "
+        f"{write} was committed when its tasks started, and the broker has forgotten it since: run "
         f"it again"
     )
 
 
-def _listed(topics: Sequence[str]) -> str:
+def _join_names(topics: Sequence[str]) -> str:
     return ", ".join(topics[:10]) + (" and others" if len(topics) > 10 else "")

@@ -81,7 +81,7 @@ class Options:
         "the topics to audit (default: all)", default=(), metavar="TOPIC,…"
     )
     named: int = option(
-        "how many findings of each kind are named", default=limits.AUDIT_NAMED, metavar="N"
+        "how many findings of each kind are named", default=limits.AUDIT_PRINTED, metavar="N"
     )
 
 
@@ -255,7 +255,7 @@ class _Audit:
             SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest")
         )
         try:
-            return survey.look()
+            return survey.fetch()
         except UnknownTopic as error:
             raise UnknownTopic(str(error).removeprefix("subscribe: ")) from None
         finally:

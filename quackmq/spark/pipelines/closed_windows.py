@@ -62,7 +62,9 @@ class Trends:
         return [row for end in sorted(self._rows) for row in self._rows[end]]
 
     def _keep(self, batch: DataFrame, closed: DataFrame) -> None:
-        last = closed.orderBy(f.desc("window_end")).limit(limits.PIPELINE_KEPT_WINDOWS).collect()
+        last = (
+            closed.orderBy(f.desc("window_end")).limit(limits.PIPELINE_REPORTED_WINDOWS).collect()
+        )
         by_entries = Window.partitionBy("window_end").orderBy(f.desc("entries"), "name")
         found = (
             batch.where(f.col("window_end") >= f.lit(min(row[0] for row in last)))
@@ -76,7 +78,7 @@ class Trends:
         for row in found:
             fresh.setdefault(row["window_end"], []).append(tuple(row))
         self._rows |= fresh
-        for end in sorted(self._rows)[: -limits.PIPELINE_KEPT_WINDOWS]:
+        for end in sorted(self._rows)[: -limits.PIPELINE_REPORTED_WINDOWS]:
             del self._rows[end]
         for end, rows in fresh.items():
             self._job.note(_words(end, rows))

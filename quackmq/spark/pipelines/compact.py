@@ -35,9 +35,9 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.spark import limits
-from quackmq.spark.broker.http import Access, Http, find, path_of
+from quackmq.spark.broker.http import Access, Http, find_broker, path_of
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.merge_tasks.plan import Listed, Plan, all_topics, look
+from quackmq.spark.pipelines.merge_tasks.plan import Listed, Plan, all_topics, fetch
 from quackmq.spark.pipelines.merge_tasks.task import (
     Damaged,
     Failed,
@@ -88,11 +88,11 @@ class Compacted:
 
 def run(job: Job, options: Options) -> Report:
     settings = settings_of(options.target_bytes, options.by_day)
-    access = find(job.address)
+    access = find_broker(job.address)
     with access.connect() as broker:
         names = list(dict.fromkeys(options.topics))
         # Raise UnknownTopic for a named topic before any work begins.
-        listed = [look(broker, name) for name in names] if names else _look_at_all(broker)
+        listed = [fetch(broker, name) for name in names] if names else _look_at_all(broker)
     if options.dry_run:
         return _report(
             [_foreseen(each, settings) for each in listed], "what the first plan would make of it"
@@ -123,9 +123,9 @@ def compact(
 
     Raise UnknownTopic. Raise StorageError if workers cannot work in the archive's directory. Raise
     StateChanged if other programs merged the same files first, several times in a row."""
-    access = find(bootstrap_servers)
+    access = find_broker(bootstrap_servers)
     with access.connect() as broker:
-        listed = look(broker, topic)
+        listed = fetch(broker, topic)
     settings = settings_of(target_bytes, by_day)
     return _Compaction(spark, access, listed, settings, tell, threading.Event()).run()
 
@@ -167,12 +167,12 @@ class _Compaction:
                 if not self._round(broker, ends):
                     break
                 futile = 0 if self.merges + len(self.damaged) > before else futile + 1
-                if futile == limits.COMPACT_TRIES:
+                if futile == limits.COMPACT_ATTEMPTS:
                     raise StateChanged(
                         f"topic {self.begun.topic}: others were faster with all that was planned, "
                         f"{futile} times in a row: is it being compacted twice?"
                     )
-            return self._compacted(look(broker, self.begun.topic), ends)
+            return self._compacted(fetch(broker, self.begun.topic), ends)
 
     def _round(self, broker: Http, ends: dict[int, int]) -> bool:
         """Plan once and run the merges. Return whether there was anything to merge."""
@@ -197,14 +197,14 @@ class _Compaction:
             context.setJobGroup(group, f"compact {order.topic}", interruptOnCancel=True)
             return context.parallelize([order], 1).map(carry_out).collect()[0]
 
-        at_once = min(context.defaultParallelism, len(orders), limits.COMPACT_AT_ONCE)
+        at_once = min(context.defaultParallelism, len(orders), limits.COMPACT_CONCURRENT_MERGES)
         with ThreadPoolExecutor(at_once, "quackmq-compact") as threads:
             waiting = {threads.submit(job, order): order for order in orders}
             try:
                 while waiting and not self.stopping.is_set():
                     self._tell(len(orders), len(waiting))
                     ended, _ = wait(
-                        waiting, limits.COMPACT_LOOK_MS / 1000, return_when=FIRST_COMPLETED
+                        waiting, limits.COMPACT_STOP_CHECK_MS / 1000, return_when=FIRST_COMPLETED
                     )
                     for future in ended:
                         if self.stopping.is_set():
@@ -237,9 +237,9 @@ class _Compaction:
         )
         asked = {"version": merge.version, "old": merge.names, "new": [made.name]}
         try:
-            broker.ask("POST", target, asked, waits=limits.SPARK_COMMIT_WAITS)
+            broker.request("POST", target, asked, max_timeouts=limits.SPARK_COMMIT_WAITS)
         except (StateChanged, UnknownPlan, InvalidRequest) as error:
-            if _is_merged(look(broker, order.topic), merge):
+            if _is_merged(fetch(broker, order.topic), merge):
                 return True
             if isinstance(error, InvalidRequest):
                 raise
@@ -275,7 +275,7 @@ def _look_at_all(broker: Http) -> list[Listed]:
     found: list[Listed] = []
     for name in all_topics(broker):
         try:
-            found.append(look(broker, name))
+            found.append(fetch(broker, name))
         except UnknownTopic:
             continue  # it was deleted meanwhile
     return found

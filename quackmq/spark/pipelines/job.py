@@ -158,7 +158,7 @@ class Job:
         configured, and a busy machine may need longer. Then the stream is started again: it has not
         done anything yet."""
         self._is_streaming = True
-        for _ in range(limits.PIPELINE_STARTS):
+        for _ in range(limits.PIPELINE_START_ATTEMPTS):
             query = writer.start()
             while query.isActive and query.status["message"].startswith(_BEGINNING):
                 time.sleep(_LOOK_EVERY_S)
@@ -175,7 +175,7 @@ class Job:
         try:
             while not self.stopping.wait(_LOOK_EVERY_S):
                 for tally in tallies:
-                    tally.look()
+                    tally.update()
                 self.tell(tallies[0].words())
                 if not all(query.isActive for query in queries):
                     break
@@ -186,10 +186,10 @@ class Job:
 
     def finish(self, query: StreamingQuery) -> None:
         """Wait until a stream with `availableNow` ends, even if the job was asked to stop. Use it
-        for a stream that follows another and has little to do. After `PIPELINE_FOLLOW_MS` it is
+        for a stream that follows another and has little to do. After `PIPELINE_DRAIN_MS` it is
         stopped, and the next run continues it. Raise its error in short."""
         try:
-            deadline = time.monotonic() + limits.PIPELINE_FOLLOW_MS / 1000
+            deadline = time.monotonic() + limits.PIPELINE_DRAIN_MS / 1000
             while query.isActive and time.monotonic() < deadline:
                 time.sleep(_LOOK_EVERY_S)
             failure = query.exception()
@@ -206,10 +206,10 @@ class Job:
             if is_cut:
                 tally.query.stop()
             while tally.query.isActive and not self.stopping.wait(_LOOK_EVERY_S):
-                tally.look()
+                tally.update()
                 self.tell(tally.words())
             tally.query.stop()
-            tally.look()
+            tally.update()
         for tally in tallies:
             failure = tally.failure()
             # A failure after a stop is a consequence of the stop.
@@ -261,7 +261,7 @@ class _Tally:
         self._last: tuple[int, int, int] | None = None
         self._rate = 0.0
 
-    def look(self) -> None:
+    def update(self) -> None:
         last = self.query.lastProgress
         if last is None or (self._last is not None and last["batchId"] == self._last[0]):
             if last is not None:
@@ -271,8 +271,8 @@ class _Tally:
             self._take(progress)
 
     def words(self) -> str:
-        waits = "" if self.rows or not self.query.isActive else ", waiting"
-        return f"{self.batches} batches, {self.rows:,} rows, {self._rate:,.0f} rows/s{waits}"
+        state = "" if self.rows or not self.query.isActive else ", waiting"
+        return f"{self.batches} batches, {self.rows:,} rows, {self._rate:,.0f} rows/s{state}"
 
     def failure(self) -> BaseException | None:
         return self.query.exception()

@@ -120,7 +120,7 @@ def _stress(job: Job, options: Options, name: str) -> None:
         with Workers("stress", _arguments(job, options, name)) as workers:
             while not workers.are_done():
                 workers.tend()
-                watch.look()
+                watch.check()
                 job.tell(f"run {name}: {options.processes} processes at work")
                 job.stopping.wait(_POLL_S)
                 job.check()

@@ -239,7 +239,7 @@ def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
 
 def _look(survey: BrokerMetadata, name: str) -> TopicFacts:
     try:
-        return survey.look().topics[name]
+        return survey.fetch().topics[name]
     except UnknownTopic as error:
         raise UnknownTopic(str(error).removeprefix("subscribe: ")) from None
 
@@ -306,7 +306,7 @@ def _offsets(
     if where is None:
         return {at: of.stable if is_end else of.first for at, of in ranges.items()}
     if where.time is not None:
-        found = survey.first_at(int(where.time.timestamp() * 1000), survey.look())
+        found = survey.first_offsets_since(int(where.time.timestamp() * 1000), survey.fetch())
         there = {at: found.get((options.topic, at), of.stable) for at, of in ranges.items()}
         return {at: min(max(there[at], of.first), of.stable) for at, of in ranges.items()}
     offset = where.offset or 0

@@ -187,7 +187,7 @@ def _wait_for_results(
                 workers.kill(killed % options.workers)
                 killed += 1
             workers.tend()
-            watch.look()
+            watch.check()
             job.tell(f"run {name}: {len(answered)} of {options.requests} simulations done")
     finally:
         consumer.close()

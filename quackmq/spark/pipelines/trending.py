@@ -220,7 +220,7 @@ def _ends(given: Mapping[str, str]) -> dict[str, dict[str, int]]:
     """Return the end of each partition of the selected topics. Raise UnknownTopic, QuackTimeout."""
     survey = BrokerMetadata(batch_options(given))
     try:
-        ends = survey.look().ends()
+        ends = survey.fetch().ends()
     finally:
         survey.close()
     return {

@@ -13,7 +13,7 @@ differences by accident or mistake. It is not collision-resistant: an attacker c
 with the same digest.
 
 The functions are pure: columns in, numbers out. Numpy does each step for all rows at once. The
-broker stores the text form of a digest (`Digest.word`). After a change of the hash, a repeat of a
+broker stores the text form of a digest (`Digest.text`). After a change of the hash, a repeat of a
 stored write would look like another write. So a change needs a new `_VERSION`.
 """
 
@@ -36,60 +36,62 @@ _MASK: Final = 2**64 - 1
 #: fields take one numpy step over all rows for every 8 bytes of the longest field.
 _LONG_BYTES: Final = 512
 #: How many rows are hashed at once: their lanes fit in the processor's cache.
-_ROWS: Final = 8_192
+_ROWS_AT_ONCE: Final = 8_192
 #: The encoded headers of a row that has none.
 _NO_HEADERS: Final = b"\x00"
 # Odd numbers without a pattern: fractional parts of square roots, as in SHA-512.
-_WORD: Final = np.uint64(0x6A09E667F3BCC909)
-_FIRST: Final = np.uint64(0xBB67AE8584CAA73B)
-_SECOND: Final = np.uint64(0x3C6EF372FE94F82B)
-_LAST: Final = np.uint64(0xA54FF53A5F1D36F1)
+_WORD_FACTOR: Final = np.uint64(0x6A09E667F3BCC909)
+_FIRST_FACTOR: Final = np.uint64(0xBB67AE8584CAA73B)
+_SECOND_FACTOR: Final = np.uint64(0x3C6EF372FE94F82B)
+_FINAL_FACTOR: Final = np.uint64(0xA54FF53A5F1D36F1)
 
 
 class Digest(NamedTuple):
-    """Hold the number of rows and the sums of the two halves of their hashes."""
+    """The number of rows, and the sums of the two halves of their hashes."""
 
     records: int = 0
     first: int = 0
     second: int = 0
 
-    def word(self) -> str:
+    def text(self) -> str:
         """Return the text form, which the broker stores and the driver compares."""
         return f"{_VERSION}:{self.records}:{self.first:016x}{self.second:016x}"
 
 
-def merged(digests: Iterable[Digest]) -> Digest:
-    """Return the digest of the rows of all given digests together."""
+def merge_digests(digests: Iterable[Digest]) -> Digest:
+    """Return the digest of all rows of these digests together."""
     records = first = second = 0
-    for each in digests:
-        records += each.records
-        first += each.first
-        second += each.second
+    for digest in digests:
+        records += digest.records
+        first += digest.first
+        second += digest.second
     return Digest(records, first & _MASK, second & _MASK)
 
 
-def digest_of(topic: str, rows: Rows) -> Digest:
+def compute_digest(topic: str, rows: Rows) -> Digest:
     """Return the digest of rows that are written to a topic."""
     headers = None if rows.headers is None else encode_headers(rows.headers)
-    return merged(
-        _digest(
+    return merge_digests(
+        _digest_rows(
             topic,
-            None if rows.key is None else rows.key.slice(start, _ROWS),
-            rows.value.slice(start, _ROWS),
-            None if headers is None else headers.slice(start, _ROWS),
+            None if rows.key is None else rows.key.slice(start, _ROWS_AT_ONCE),
+            rows.value.slice(start, _ROWS_AT_ONCE),
+            None if headers is None else headers.slice(start, _ROWS_AT_ONCE),
         )
-        for start in range(0, len(rows.value), _ROWS)
+        for start in range(0, len(rows.value), _ROWS_AT_ONCE)
     )
 
 
-def _digest(topic: str, key: pa.Array | None, value: pa.Array, headers: pa.Array | None) -> Digest:
+def _digest_rows(
+    topic: str, key: pa.Array | None, value: pa.Array, headers: pa.Array | None
+) -> Digest:
     lanes = _Lanes(topic, len(value))
-    lanes.take(key)
-    lanes.take(value)
+    lanes.mix_column(key)
+    lanes.mix_column(value)
     if headers is None:
-        lanes.take_constant(_NO_HEADERS)
+        lanes.mix_constant(_NO_HEADERS)
     else:
-        lanes.take(headers)
+        lanes.mix_column(headers)
     return Digest(len(value), *lanes.sums())
 
 
@@ -97,30 +99,30 @@ class _Lanes:
     """Build the hashes of all rows; each hash is two numbers of 64 bits."""
 
     def __init__(self, topic: str, count: int) -> None:
-        first, second = _halves(topic.encode())
+        first, second = _hash_halves(topic.encode())
         self._first = np.full(count, first, np.uint64)
         self._second = np.full(count, second, np.uint64)
 
-    def take(self, column: pa.Array | None) -> None:
+    def mix_column(self, column: pa.Array | None) -> None:
         """Mix in one field of each row: its length, then its bytes."""
         if column is None:
             self._mix(slice(None), np.zeros(1, np.uint64))
             return
-        begins, lengths, data = _bytes_of(column)
+        begins, lengths, data = _read_buffers(column)
         # Mark a null with 0 and an empty text with 1, so that their hashes differ.
-        marks = lengths.astype(np.uint64) + np.uint64(1)
+        length_marks = lengths.astype(np.uint64) + np.uint64(1)
         if column.null_count:
-            absent = np.asarray(column.is_null())
-            lengths[absent] = 0
-            marks[absent] = 0
-        self._mix(slice(None), marks)
-        long = np.flatnonzero(lengths > _LONG_BYTES)
-        if len(long):
-            self._take_long(long, begins, lengths, data)
-            lengths[long] = 0
-        self._take_short(begins, lengths, data)
+            is_null = np.asarray(column.is_null())
+            lengths[is_null] = 0
+            length_marks[is_null] = 0
+        self._mix(slice(None), length_marks)
+        long_rows = np.flatnonzero(lengths > _LONG_BYTES)
+        if len(long_rows):
+            self._mix_long_fields(long_rows, begins, lengths, data)
+            lengths[long_rows] = 0
+        self._mix_short_fields(begins, lengths, data)
 
-    def take_constant(self, field: bytes) -> None:
+    def mix_constant(self, field: bytes) -> None:
         """Mix the same field into all rows, with the same result as `take`."""
         self._mix(slice(None), np.array([len(field) + 1], np.uint64))
         word = int.from_bytes(field, "little")
@@ -129,15 +131,17 @@ class _Lanes:
     def sums(self) -> tuple[int, int]:
         for lane in (self._first, self._second):
             lane ^= lane >> np.uint64(32)
-            lane *= _LAST
+            lane *= _FINAL_FACTOR
             lane ^= lane >> np.uint64(29)
         return int(self._first.sum()), int(self._second.sum())
 
-    def _take_long(self, rows: Numbers, begins: Numbers, lengths: Numbers, data: bytes) -> None:
+    def _mix_long_fields(
+        self, rows: Numbers, begins: Numbers, lengths: Numbers, data: bytes
+    ) -> None:
         view = memoryview(data)
         halves = np.array(
             [
-                _halves(view[begin : begin + length])
+                _hash_halves(view[begin : begin + length])
                 for begin, length in zip(begins[rows].tolist(), lengths[rows].tolist(), strict=True)
             ],
             np.uint64,
@@ -145,36 +149,36 @@ class _Lanes:
         self._mix(rows, halves[:, 0])
         self._mix(rows, halves[:, 1])
 
-    def _take_short(self, begins: Numbers, lengths: Numbers, data: bytes) -> None:
-        """Mix in whole words, one step over all rows that have that many; then the remaining 1 to 7
-        bytes of each row."""
+    def _mix_short_fields(self, begins: Numbers, lengths: Numbers, data: bytes) -> None:
+        """Mix in the words of 8 bytes, each step for all rows that have that many words; then the
+        last 1 to 7 bytes of each row."""
         words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        counts = lengths >> 3
-        most = int(counts.max(initial=0))
-        everywhere = int(counts.min(initial=0))
-        for step in range(everywhere):
+        word_counts = lengths >> 3
+        max_words = int(word_counts.max(initial=0))
+        common_words = int(word_counts.min(initial=0))
+        for step in range(common_words):
             self._mix(slice(None), words[begins + 8 * step])
-        for step in range(everywhere, most):
-            rows = np.flatnonzero(counts > step)
+        for step in range(common_words, max_words):
+            rows = np.flatnonzero(word_counts > step)
             self._mix(rows, words[begins[rows] + 8 * step])
-        left = lengths & 7
-        rows = np.flatnonzero(left)
+        tail_bytes = lengths & 7
+        rows = np.flatnonzero(tail_bytes)
         if len(rows):
-            bits = np.uint64(8) * left[rows].astype(np.uint64)
+            bits = np.uint64(8) * tail_bytes[rows].astype(np.uint64)
             masks = (np.uint64(1) << bits) - np.uint64(1)
             self._mix(rows, words[begins[rows] + (lengths[rows] & ~7)] & masks)
 
     def _mix(self, rows: slice | Numbers, words: Numbers) -> None:
-        mixed = words * _WORD
+        mixed = words * _WORD_FACTOR
         mixed ^= mixed >> np.uint64(32)
-        first = (self._first[rows] ^ mixed) * _FIRST
+        first = (self._first[rows] ^ mixed) * _FIRST_FACTOR
         first ^= first >> np.uint64(29)
-        second = (self._second[rows] + mixed) * _SECOND
+        second = (self._second[rows] + mixed) * _SECOND_FACTOR
         second ^= second >> np.uint64(31)
         self._first[rows], self._second[rows] = first, second
 
 
-def _bytes_of(column: pa.Array) -> tuple[Numbers, Numbers, bytes]:
+def _read_buffers(column: pa.Array) -> tuple[Numbers, Numbers, bytes]:
     """Return where each value begins, each value's length, and the bytes. The bytes are padded, so
     that a word can be read at every position."""
     offsets = np.frombuffer(column.buffers()[1], np.int32)
@@ -185,6 +189,6 @@ def _bytes_of(column: pa.Array) -> tuple[Numbers, Numbers, bytes]:
     return offsets[:-1] - begin, np.diff(offsets), b"".join((content, bytes(8)))
 
 
-def _halves(field: bytes | memoryview) -> tuple[int, int]:
-    found = hashlib.blake2b(field, digest_size=16).digest()
-    return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:], "little")
+def _hash_halves(field: bytes | memoryview) -> tuple[int, int]:
+    digest = hashlib.blake2b(field, digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -47,7 +47,7 @@ _EMPTY: Final = constant(b"", pa.binary())
 _NULL_LENGTH: Final = constant(b"\x01", pa.binary())
 _NO_HEADERS: Final = constant(b"\x00", pa.binary())
 #: Attributes, and a time delta of 0.
-_AT_ONCE: Final = constant(b"\x00\x00", pa.binary())
+_ATTRIBUTES_AND_NO_DELTA: Final = constant(b"\x00\x00", pa.binary())
 _ATTRIBUTES: Final = constant(b"\x00", pa.binary())
 _COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
     "none": bytes,
@@ -59,8 +59,8 @@ _COMPRESSORS: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 class Rows(NamedTuple):
-    """Hold the rows to write, sorted by partition. `key` and `headers` may be None. `times_ms` may
-    be one time for all rows."""
+    """The rows to write, sorted by partition. `key` and `headers` may be None. `times_ms` may be
+    one time for all rows."""
 
     partitions: Numbers
     times_ms: Numbers | int
@@ -69,35 +69,35 @@ class Rows(NamedTuple):
     headers: pa.Array | None
 
 
-class Encoded(NamedTuple):
-    """Hold one batch and its partition."""
+class EncodedBatch(NamedTuple):
+    """A batch and its partition."""
 
     partition: int
     batch: bytes
 
 
-def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[Encoded]:
-    """Yield batches of at most `batch_bytes` before compression. A record that is larger gets a
-    batch of its own. Raise RecordTooLarge."""
+def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[EncodedBatch]:
+    """Yield batches of at most `batch_bytes` before compression. A larger record is alone in its
+    batch. Raise RecordTooLarge."""
     count = len(rows.value)
     if not count:
         return
     headers = None if rows.headers is None else encode_headers(rows.headers)
-    sizes = _sizes(rows, headers)
-    starts = _starts(rows.partitions, sizes, batch_bytes)
+    sizes = _record_sizes(rows, headers)
+    starts = _batch_starts(rows.partitions, sizes, batch_bytes)
     ends = np.append(starts[1:], count)
-    records = _records(rows, headers, starts, ends)
+    records = _encode_records(rows, headers, starts, ends)
     positions, data = value_positions(records), memoryview(records.buffers()[2])
-    first_times, greatest_times = _times(rows.times_ms, starts)
+    first_times, greatest_times = _batch_times(rows.times_ms, starts)
     for start, end, first_ms, greatest_ms in zip(
         starts.tolist(), ends.tolist(), first_times, greatest_times, strict=True
     ):
         content = data[positions[start] : positions[end]]
-        batch = _sealed(content, compression, end - start, first_ms, greatest_ms)
-        yield Encoded(int(rows.partitions[start]), batch)
+        batch = _seal_batch(content, compression, end - start, first_ms, greatest_ms)
+        yield EncodedBatch(int(rows.partitions[start]), batch)
 
 
-def _sizes(rows: Rows, headers: pa.Array | None) -> Numbers:
+def _record_sizes(rows: Rows, headers: pa.Array | None) -> Numbers:
     sizes = _lengths(rows.value) + _RECORD_OVERHEAD
     for column in (rows.key, headers):
         if column is not None:
@@ -116,29 +116,31 @@ def _offsets(column: pa.Array) -> Numbers:
     ]
 
 
-def _starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numbers:
+def _batch_starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numbers:
     """Return the indices of the rows that begin a batch."""
     # A batch holds rows that end in the same half of the bound. With the row that crosses into that
     # half, the batch takes at most the whole bound.
     half = max(1, batch_bytes // 2)
-    begins = np.empty(len(sizes), bool)
-    begins[0] = True
+    is_start = np.empty(len(sizes), bool)
+    is_start[0] = True
     halves = np.cumsum(sizes) // half
-    np.not_equal(halves[1:], halves[:-1], out=begins[1:])
-    begins[1:] |= partitions[1:] != partitions[:-1]
-    large = sizes > half
-    if large.any():
-        begins |= large
-        begins[1:] |= large[:-1]
-    return np.flatnonzero(begins)
+    np.not_equal(halves[1:], halves[:-1], out=is_start[1:])
+    is_start[1:] |= partitions[1:] != partitions[:-1]
+    is_large = sizes > half
+    if is_large.any():
+        is_start |= is_large
+        is_start[1:] |= is_large[:-1]
+    return np.flatnonzero(is_start)
 
 
-def _records(rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Numbers) -> pa.Array:
+def _encode_records(
+    rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Numbers
+) -> pa.Array:
     count = len(rows.value)
     deltas = np.arange(count) - np.repeat(starts, ends - starts)
     parts: list[pa.Array | pa.Scalar] = [_ATTRIBUTES, *_time_deltas(rows.times_ms, starts, ends)]
     if len(parts) == 1:
-        parts = [_AT_ONCE]
+        parts = [_ATTRIBUTES_AND_NO_DELTA]
     parts.append(encode_varints(pa.array(deltas)))
     for column in (rows.key, rows.value):
         if column is None or column.null_count == count:
@@ -162,29 +164,31 @@ def _time_deltas(times_ms: Numbers | int, starts: Numbers, ends: Numbers) -> lis
     return [encode_varints(pa.array(deltas))] if deltas.any() else []
 
 
-def _times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], list[int]]:
+def _batch_times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], list[int]]:
     """Return the first and the greatest time of each batch."""
     if isinstance(times_ms, int):
         return [times_ms] * len(starts), [times_ms] * len(starts)
     return times_ms[starts].tolist(), np.maximum.reduceat(times_ms, starts).tolist()
 
 
-def _sealed(
+def _seal_batch(
     content: memoryview, compression: str, count: int, first_ms: int, greatest_ms: int
 ) -> bytes:
     if len(content) > limits.DECODED_BATCH_BYTES:
-        raise _too_large(len(content), limits.DECODED_BATCH_BYTES)
-    packed: Any = content if compression == "none" else _COMPRESSORS[compression](bytes(content))
-    if HEADER_BYTES + len(packed) > limits.BATCH_BYTES:
-        raise _too_large(len(packed), limits.BATCH_BYTES - HEADER_BYTES)
-    place = (0, HEADER_BYTES - LENGTH_OVERHEAD + len(packed), NO_EPOCH, 2)
-    checked = (
+        raise _too_large_error(len(content), limits.DECODED_BATCH_BYTES)
+    compressed: Any = (
+        content if compression == "none" else _COMPRESSORS[compression](bytes(content))
+    )
+    if HEADER_BYTES + len(compressed) > limits.BATCH_BYTES:
+        raise _too_large_error(len(compressed), limits.BATCH_BYTES - HEADER_BYTES)
+    log_fields = (0, HEADER_BYTES - LENGTH_OVERHEAD + len(compressed), NO_EPOCH, 2)
+    checksummed_fields = (
         *(COMPRESSIONS.index(compression), count - 1, first_ms, greatest_ms),
         *(NO_PRODUCER_ID, NO_EPOCH, NO_SEQUENCE, count),
     )
-    crc = crc32c(packed, crc32c(HEADER.pack(*place, 0, *checked)[CRC_START:]))
-    return b"".join((HEADER.pack(*place, crc, *checked), packed))
+    crc = crc32c(compressed, crc32c(HEADER.pack(*log_fields, 0, *checksummed_fields)[CRC_START:]))
+    return b"".join((HEADER.pack(*log_fields, crc, *checksummed_fields), compressed))
 
 
-def _too_large(size: int, most: int) -> RecordTooLarge:
-    return RecordTooLarge(f"a record of {size} bytes; {most} is the most that a batch holds")
+def _too_large_error(size: int, max_bytes: int) -> RecordTooLarge:
+    return RecordTooLarge(f"a record of {size} bytes; {max_bytes} is the most that a batch holds")

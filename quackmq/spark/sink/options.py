@@ -24,7 +24,7 @@ WRITE_ID_OPTION: Final = "writeId"
 RETRY_OPTION: Final = "retryTimeoutMs"
 COMPRESSION_OPTION: Final = "kafka.compression.type"
 #: A name that is more similar than this to an option of the sink counts as misspelt.
-_LIKENESS: Final = 0.8
+_MIN_SIMILARITY: Final = 0.8
 _LONGEST_RETRY_MS: Final = 24 * 3_600_000
 #: Leave room for the key's prefix.
 _LONGEST_ID_BYTES: Final = shared_limits.NAME_BYTES - len("spark-write/")
@@ -41,33 +41,33 @@ class SinkOptions:
     write_id: str | None
 
 
-def sink_options(given: Mapping[str, str]) -> SinkOptions:
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse and check the options. Raise InvalidRequest or IllegalTopicName, which quotes the
     option."""
-    options = {name.lower(): value.strip() for name, value in given.items()}
-    _check_names(options)
-    bootstrap, http_address, kafka = source_address(given)
+    texts = {name.lower(): value.strip() for name, value in options.items()}
+    _check_names(texts)
+    bootstrap, http_address, kafka = source_address(options)
     # The sink compresses batches itself. The other settings configure the connection.
     setting = COMPRESSION_OPTION.removeprefix("kafka.")
     return SinkOptions(
         bootstrap,
         http_address,
         {name: value for name, value in kafka.items() if name != setting},
-        _retry_ms(options.get(RETRY_OPTION.lower())),
-        _topic(options.get(TOPIC_OPTION)),
-        _compression(options.get(COMPRESSION_OPTION)),
-        _write_id(options.get(WRITE_ID_OPTION.lower())),
+        _retry_ms(texts.get(RETRY_OPTION.lower())),
+        _topic(texts.get(TOPIC_OPTION)),
+        _compression(texts.get(COMPRESSION_OPTION)),
+        _write_id(texts.get(WRITE_ID_OPTION.lower())),
     )
 
 
 def _check_names(options: Mapping[str, str]) -> None:
-    ours = {each.lower(): each for each in (TOPIC_OPTION, WRITE_ID_OPTION, RETRY_OPTION)}
+    names = {name.lower(): name for name in (TOPIC_OPTION, WRITE_ID_OPTION, RETRY_OPTION)}
     for name in options:
-        if name in ours or name.startswith("kafka."):
+        if name in names or name.startswith("kafka."):
             continue
-        alike = difflib.get_close_matches(name, ours, n=1, cutoff=_LIKENESS)
-        if alike:
-            raise InvalidRequest(f"there is no option {name!r}; is {ours[alike[0]]} meant?")
+        similar = difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY)
+        if similar:
+            raise InvalidRequest(f"there is no option {name!r}; is {names[similar[0]]} meant?")
 
 
 def _retry_ms(text: str | None) -> int:

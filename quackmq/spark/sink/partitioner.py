@@ -33,26 +33,26 @@ _MULTIPLIER: Final = np.uint32(MURMUR2_MULTIPLIER)
 _FEW_KEYS: Final = 16
 
 
-def partitions_of(
-    keys: pa.Array | None, count: int, partitions: int, first: int, partitioner: Partitioner
+def choose_partitions(
+    keys: pa.Array | None, count: int, partition_count: int, first: int, partitioner: Partitioner
 ) -> Numbers:
     """Return the partition of each of `count` rows. Rows without a partitioning key are spread over
     all partitions, starting at `first`."""
-    spread = max(limits.SPARK_SPREAD_ROWS, -(-count // partitions))
+    spread = max(limits.SPARK_SPREAD_ROWS, -(-count // partition_count))
     if keys is None or keys.null_count == count:
-        return (first + np.arange(count) // spread) % partitions
-    absent = np.asarray(keys.is_null())
+        return (first + np.arange(count) // spread) % partition_count
+    has_no_key = np.asarray(keys.is_null())
     if partitioner is Partitioner.CRC32:
-        hashed = _crc32(keys) % partitions
-        absent = absent | (np.asarray(pc.binary_length(keys).fill_null(0)) == 0)
+        chosen = _hash_crc32(keys) % partition_count
+        has_no_key = has_no_key | (np.asarray(pc.binary_length(keys).fill_null(0)) == 0)
     else:
-        hashed = (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
-    if absent.any():
-        hashed[absent] = (first + np.arange(int(absent.sum())) // spread) % partitions
-    return hashed
+        chosen = (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % partition_count
+    if has_no_key.any():
+        chosen[has_no_key] = (first + np.arange(int(has_no_key.sum())) // spread) % partition_count
+    return chosen
 
 
-def _crc32(keys: pa.Array) -> Numbers:
+def _hash_crc32(keys: pa.Array) -> Numbers:
     hashes = (zlib.crc32(key or b"") for key in keys.to_pylist())
     return np.fromiter(hashes, np.int64, len(keys))
 
@@ -62,31 +62,31 @@ def murmur2(keys: pa.Array) -> Numbers:
     value."""
     offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
     begins, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
-    data = _padded(keys.buffers()[2], int(offsets[-1]))
+    data = _pad(keys.buffers()[2], int(offsets[-1]))
     words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
     hashes = lengths.astype(np.uint32) ^ np.uint32(MURMUR2_SEED)
-    counts = lengths >> 2
-    for word in range(int(counts.max(initial=0))):
-        rows = np.flatnonzero(counts > word)
+    word_counts = lengths >> 2
+    for step in range(int(word_counts.max(initial=0))):
+        rows = np.flatnonzero(word_counts > step)
         if len(rows) < _FEW_KEYS:
             for row in rows.tolist():
                 begin, end = int(begins[row]), int(begins[row] + lengths[row])
                 key = data[begin:end]
-                hashes[row] = add_murmur2_words(int(hashes[row]), key, 4 * word, len(key))
+                hashes[row] = add_murmur2_words(int(hashes[row]), key, 4 * step, len(key))
             break
         if len(rows) == len(hashes):
-            hashes = _mixed(hashes, words[begins + 4 * word])
+            hashes = _mix_words(hashes, words[begins + 4 * step])
         else:
-            hashes[rows] = _mixed(hashes[rows], words[begins[rows] + 4 * word])
-    return _finished(hashes, words, begins, lengths)
+            hashes[rows] = _mix_words(hashes[rows], words[begins[rows] + 4 * step])
+    return _finish_hashes(hashes, words, begins, lengths)
 
 
-def _padded(buffer: pa.Buffer | None, size: int) -> bytes:
+def _pad(buffer: pa.Buffer | None, size: int) -> bytes:
     """Return the first `size` bytes and 4 zero bytes: a word can be read at every position."""
     return b"".join((b"" if buffer is None else memoryview(buffer)[:size], bytes(4)))
 
 
-def _mixed(hashes: Numbers, words: Numbers) -> Numbers:
+def _mix_words(hashes: Numbers, words: Numbers) -> Numbers:
     words = words * _MULTIPLIER
     words ^= words >> np.uint32(24)
     words *= _MULTIPLIER
@@ -94,12 +94,12 @@ def _mixed(hashes: Numbers, words: Numbers) -> Numbers:
     return mixed
 
 
-def _finished(hashes: Numbers, words: Numbers, begins: Numbers, lengths: Numbers) -> Numbers:
+def _finish_hashes(hashes: Numbers, words: Numbers, begins: Numbers, lengths: Numbers) -> Numbers:
     """Mix in the one to three bytes after the last whole word of each key; finish the hashes."""
-    left = lengths & 3
-    rows = np.flatnonzero(left)
+    tail_bytes = lengths & 3
+    rows = np.flatnonzero(tail_bytes)
     if len(rows):
-        masks = (np.uint32(1) << (np.uint32(8) * left[rows].astype(np.uint32))) - np.uint32(1)
+        masks = (np.uint32(1) << (np.uint32(8) * tail_bytes[rows].astype(np.uint32))) - np.uint32(1)
         tails = words[begins[rows] + (lengths[rows] & ~3)] & masks
         hashes[rows] = (hashes[rows] ^ tails) * _MULTIPLIER
     hashes ^= hashes >> np.uint32(13)

@@ -55,7 +55,7 @@ from quackmq.errors import InvalidRequest, QuackTimeout, UnknownPartition, Unkno
 from quackmq.model.partitioning import Partitioner
 from quackmq.records.columns import HEADERS_TYPE
 from quackmq.spark import limits
-from quackmq.spark.broker.http import Access, Http, find, path_of
+from quackmq.spark.broker.http import Access, Http, find_broker, path_of
 from quackmq.spark.broker.staging import (
     Part,
     Staged,
@@ -65,10 +65,10 @@ from quackmq.spark.broker.staging import (
     commit,
     write_target,
 )
-from quackmq.spark.sink.digest import Digest, digest_of, merged
+from quackmq.spark.sink.digest import Digest, compute_digest, merge_digests
 from quackmq.spark.sink.encode import Rows, encode
 from quackmq.spark.sink.options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
-from quackmq.spark.sink.partitioner import Numbers, partitions_of
+from quackmq.spark.sink.partitioner import Numbers, choose_partitions
 
 #: The local properties that tell a task which stream it belongs to. Spark has no property for the
 #: run: the run's id is the job group of its jobs.
@@ -97,7 +97,7 @@ class Message(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold the checked options and columns of a write. Spark sends a plan to the tasks."""
+    """The checked options and columns of a write. Spark sends a plan to the tasks."""
 
     bootstrap: str
     http_address: str | None
@@ -109,52 +109,52 @@ class Plan:
     columns: tuple[str, ...]
 
     def connect(self) -> Http:
-        return _found(self.bootstrap, self.http_address, self.kafka, self.retry_ms).connect()
+        return _find_access(self.bootstrap, self.http_address, self.kafka, self.retry_ms).connect()
 
 
-def plan(given: Mapping[str, str], schema: StructType) -> Plan:
+def plan(options: Mapping[str, str], schema: StructType) -> Plan:
     """Check the options and the columns of a write; return its plan. Raise InvalidRequest, which
     names the option or the column."""
-    options = sink_options(given)
-    if options.topic is None and "topic" not in schema.fieldNames():
+    sink = sink_options(options)
+    if sink.topic is None and "topic" not in schema.fieldNames():
         raise InvalidRequest(
-            f"where to? Give the option {TOPIC_OPTION}, or rows with a column `topic`"
+            f"no topic to write to: set the option {TOPIC_OPTION}, or add a column `topic`"
         )
     return Plan(
-        options.bootstrap,
-        options.http_address,
-        tuple(sorted(options.kafka.items())),
-        options.retry_ms,
-        options.topic,
-        options.compression,
-        options.write_id,
-        _columns(schema),
+        sink.bootstrap,
+        sink.http_address,
+        tuple(sorted(sink.kafka.items())),
+        sink.retry_ms,
+        sink.topic,
+        sink.compression,
+        sink.write_id,
+        _check_columns(schema),
     )
 
 
 class BatchSink(DataSourceArrowWriter):
     """Write the rows of `df.write`: all of them become visible at once, or none."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequest(
                 "a topic cannot be overwritten, only added to: write with mode('append')"
             )
-        self._plan = plan(given, schema)
+        self._plan = plan(options, schema)
         self._target = write_target(self._plan.topic, self._plan.write_id)
         if self._plan.topic is not None:
             with self._plan.connect() as http:
-                _Topics(http).of(self._plan.topic)
+                _TopicCache(http).get(self._plan.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        return _write(self._plan, self._target, iterator)
+        return _stage_rows(self._plan, self._target, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _commit(self._plan, self._target, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._plan.write_id is None:
-            # Another run of the job may be writing under the same given id: do not abort its rows.
+            # Another run of the job may be writing under the same writeId: do not abort its rows.
             _abort(self._plan, messages)
 
 
@@ -166,20 +166,19 @@ class StreamSink(DataSourceStreamArrowWriter):
     is true in the output mode `complete`, is ignored, as in Spark's Kafka sink: each batch adds the
     whole result again."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        self._plan = plan(given, schema)
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._plan = plan(options, schema)
         if self._plan.write_id is not None:
             raise InvalidRequest(
-                f"{WRITE_ID_OPTION} is for batch writes: a stream is known by its checkpoint"
+                f"{WRITE_ID_OPTION} is for batch writes: a stream is identified by its checkpoint"
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        return _write(self._plan, stream_target(TaskContext.get()), iterator)
+        return _stage_rows(self._plan, stream_target(TaskContext.get()), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         for target in _targets(messages):
-            # A batch that is committed under another batch's number could not be told from that
-            # batch.
+            # Under another batch's number, the commit would count as a repeat of that batch.
             if target.turn != batchId:
                 raise InvalidRequest(f"staged for batch {target.turn}, committed as {batchId}")
             _commit(self._plan, target, messages)
@@ -191,15 +190,15 @@ class StreamSink(DataSourceStreamArrowWriter):
 def stream_target(context: TaskContext | None) -> Target:
     """Return the target of the query's batch that the task belongs to. Raise InvalidRequest if
     Spark does not set the properties that name the query and the batch."""
-    told = {
+    properties = {
         name: None if context is None else context.getLocalProperty(name)
         for name in (QUERY_PROPERTY, BATCH_PROPERTY, RUN_PROPERTY)
     }
-    query, batch, run = told.values()
+    query, batch, run = properties.values()
     if not query or not batch:
         raise InvalidRequest(
-            f"this Spark does not tell a task its query and batch ({told}): nothing can be written "
-            f"exactly once"
+            f"this Spark does not pass its query and batch to a task ({properties}): nothing can "
+            f"be written exactly once"
         )
     return batch_target(query, int(batch), str(run))
 
@@ -208,39 +207,39 @@ def stream_target(context: TaskContext | None) -> Target:
 
 
 @lru_cache(maxsize=8)
-def _found(
+def _find_access(
     bootstrap: str, http_address: str | None, kafka: tuple[tuple[str, str], ...], retry_ms: int
 ) -> Access:
-    return find(bootstrap, dict(kafka), http_address, retry_ms)
+    return find_broker(bootstrap, dict(kafka), http_address, retry_ms)
 
 
 def _targets(messages: Sequence[WriterCommitMessage | None]) -> set[Target]:
-    return {each.staged.target for each in messages if isinstance(each, Message)}
+    return {message.staged.target for message in messages if isinstance(message, Message)}
 
 
 def _commit(plan: Plan, target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
-    staged = [each.staged for each in messages if isinstance(each, Message)]
-    if any(each.target != target for each in staged):
+    staged = [message.staged for message in messages if isinstance(message, Message)]
+    if any(message.target != target for message in staged):
         raise InvalidRequest(f"tasks of one write staged for {_targets(messages)}")
-    with _asking(plan) as http:
+    with _connection(plan) as http:
         commit(http, target, staged)
 
 
 def _abort(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> None:
     for target in _targets(messages):
-        with _asking(plan) as http:
+        with _connection(plan) as http:
             abort(http, target)
 
 
 @contextmanager
-def _asking(plan: Plan) -> Iterator[Http]:
+def _connection(plan: Plan) -> Iterator[Http]:
     """Open a connection to the broker. After a QuackTimeout, forget the broker's address, so that
-    the next call finds it anew."""
+    the next call looks it up again."""
     try:
         with plan.connect() as http:
             yield http
     except QuackTimeout:
-        _found.cache_clear()
+        _find_access.cache_clear()
         raise
 
 
@@ -249,81 +248,83 @@ def _asking(plan: Plan) -> Iterator[Http]:
 
 class _Topic(NamedTuple):
     name: str
-    partitions: int
+    partition_count: int
     partitioner: Partitioner
     batch_bytes: int
 
 
-class _Topics:
-    """Cache what a task needs to know about its topics: it asks the broker once per topic."""
+class _TopicCache:
+    """The topics that a task writes to. The broker is asked once per topic."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
-        self._known: dict[str, _Topic] = {}
+        self._topics: dict[str, _Topic] = {}
 
-    def of(self, name: str) -> _Topic:
-        """Return the facts of a topic; create the topic if it does not exist. Raise UnknownTopic if
-        the broker does not create topics on first use, and IllegalTopicName."""
-        if name not in self._known:
+    def get(self, name: str) -> _Topic:
+        """Return a topic; create it if it does not exist. Raise UnknownTopic if the broker does not
+        create topics on first use. Raise IllegalTopicName."""
+        if name not in self._topics:
             try:
-                told = self._http.get(path_of("topics", name), limit=1).json
+                response = self._http.get(path_of("topics", name), limit=1).json
             except UnknownTopic:
-                told = self._http.ask("PUT", path_of("topics", name)).json
-            most = told["policy"]["batch_bytes"] or shared_limits.ENCODED_BATCH_BYTES
-            batch_bytes = min(most, shared_limits.ENCODED_BATCH_BYTES)
-            partitioner = Partitioner(told["policy"]["partitioner"])
-            self._known[name] = _Topic(name, told["partition_count"], partitioner, batch_bytes)
-        return self._known[name]
+                response = self._http.request("PUT", path_of("topics", name)).json
+            max_batch_bytes = response["policy"]["batch_bytes"] or shared_limits.ENCODED_BATCH_BYTES
+            batch_bytes = min(max_batch_bytes, shared_limits.ENCODED_BATCH_BYTES)
+            partitioner = Partitioner(response["policy"]["partitioner"])
+            self._topics[name] = _Topic(name, response["partition_count"], partitioner, batch_bytes)
+        return self._topics[name]
 
 
-def _write(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Message:
+def _stage_rows(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Message:
     records = 0
     names: set[str] = set()
     digests: list[Digest] = []
-    with _asking(plan) as http:
-        part, topics = Part(http, target), _Topics(http)
-        first = random.randrange(shared_limits.PARTITIONS_PER_TOPIC)
-        for table in _chunks(iterator, plan.columns):
+    with _connection(plan) as http:
+        staged_part, topics = Part(http, target), _TopicCache(http)
+        first_partition = random.randrange(shared_limits.PARTITIONS_PER_TOPIC)
+        for table in _cut_into_chunks(iterator, plan.columns):
             records += table.num_rows
-            for name, rows in _by_topic(plan, table):
+            for name, rows in _group_by_topic(plan, table):
                 names.add(name)
-                if part.is_committed and plan.write_id is None:
+                if staged_part.is_committed and plan.write_id is None:
                     continue  # Spark needs the iterator to be read to its end
-                topic = topics.of(name)
-                sorted_rows = _sorted(rows, topic, first)
+                topic = topics.get(name)
+                sorted_rows = _sort_by_partition(rows, topic, first_partition)
                 if plan.write_id is not None:
-                    digests.append(digest_of(name, sorted_rows))
-                if not part.is_committed:
-                    part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
-            first += 1
-        digest = None if plan.write_id is None else merged(digests)
-        return Message(part.staged(records, names, digest))
+                    digests.append(compute_digest(name, sorted_rows))
+                if not staged_part.is_committed:
+                    staged_part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
+            first_partition += 1
+        digest = None if plan.write_id is None else merge_digests(digests)
+        return Message(staged_part.staged(records, names, digest))
 
 
-def _chunks(iterator: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the given columns of all rows, in chunks of about `SPARK_CHUNK_BYTES`."""
-    gathered: list[pa.RecordBatch] = []
+def _cut_into_chunks(
+    iterator: Iterator[pa.RecordBatch], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of all rows, in chunks of about `SPARK_CHUNK_BYTES`."""
+    chunk: list[pa.RecordBatch] = []
     size = 0
     for batch in iterator:
         batch = batch.select(columns)
-        pieces = max(1, batch.nbytes // limits.SPARK_CHUNK_BYTES)
-        rows = -(-batch.num_rows // pieces) or 1
-        for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            gathered.append(piece)
+        piece_count = max(1, batch.nbytes // limits.SPARK_CHUNK_BYTES)
+        piece_rows = -(-batch.num_rows // piece_count) or 1
+        for start in range(0, batch.num_rows, piece_rows):
+            piece = batch.slice(start, piece_rows)
+            chunk.append(piece)
             size += piece.nbytes
             if size >= limits.SPARK_CHUNK_BYTES:
-                yield _joined(gathered)
-                gathered, size = [], 0
-    if gathered:
-        yield _joined(gathered)
+                yield _join_batches(chunk)
+                chunk, size = [], 0
+    if chunk:
+        yield _join_batches(chunk)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _group_by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     if plan.topic is not None:
         yield plan.topic, rows
         return
@@ -334,19 +335,21 @@ def _by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Record
         yield name, rows.filter(pc.equal(column, name))
 
 
-def _sorted(rows: pa.RecordBatch, topic: _Topic, first: int) -> Rows:
+def _sort_by_partition(rows: pa.RecordBatch, topic: _Topic, first_partition: int) -> Rows:
     """Sort rows by partition; rows of one partition keep their order."""
     columns = {name: rows.column(name) for name in rows.schema.names}
-    key = _bytes(columns.get("key"))
-    targets = _partitions(columns.get("partition"), key, rows.num_rows, topic, first)
-    value, headers = columns["value"].cast(pa.binary()), _headers(columns.get("headers"))
-    times_ms = _times_ms(columns.get("timestamp"))
-    if len(targets) and targets.min() == targets.max():
-        return Rows(targets, times_ms, key, value, headers)
-    order = np.argsort(targets, kind="stable")
+    key = _to_binary(columns.get("key"))
+    partitions = _assign_partitions(
+        columns.get("partition"), key, rows.num_rows, topic, first_partition
+    )
+    value, headers = columns["value"].cast(pa.binary()), _to_headers(columns.get("headers"))
+    times_ms = _to_times_ms(columns.get("timestamp"))
+    if len(partitions) and partitions.min() == partitions.max():
+        return Rows(partitions, times_ms, key, value, headers)
+    order = np.argsort(partitions, kind="stable")
     indices = pa.array(order)
     return Rows(
-        targets[order],
+        partitions[order],
         times_ms if isinstance(times_ms, int) else times_ms[order],
         None if key is None else key.take(indices),
         value.take(indices),
@@ -357,7 +360,7 @@ def _sorted(rows: pa.RecordBatch, topic: _Topic, first: int) -> Rows:
 # --- columns -------------------------------------------------------------------------------------
 
 
-def _columns(schema: StructType) -> tuple[str, ...]:
+def _check_columns(schema: StructType) -> tuple[str, ...]:
     """Return the names of the columns to write. Raise InvalidRequest if `value` is missing, a
     column occurs twice, or a column has the wrong type."""
     names = schema.fieldNames()
@@ -367,29 +370,31 @@ def _columns(schema: StructType) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise InvalidRequest(f"there are {names.count(name)} columns `{name}`")
     for field in schema.fields:
-        wanted = _TYPES.get(field.name)
-        if wanted is None:
+        allowed_types = _TYPES.get(field.name)
+        if allowed_types is None:
             continue
-        kind = field.dataType
-        if not isinstance(kind, wanted) or (
-            isinstance(kind, ArrayType) and kind.simpleString() != _SPARK_HEADERS
+        data_type = field.dataType
+        if not isinstance(data_type, allowed_types) or (
+            isinstance(data_type, ArrayType) and data_type.simpleString() != _SPARK_HEADERS
         ):
             raise InvalidRequest(
-                f"column `{field.name}` is {kind.simpleString()}, and must be "
+                f"column `{field.name}` is {data_type.simpleString()}, and must be "
                 + (
                     _SPARK_HEADERS
                     if field.name == "headers"
-                    else " or ".join(each().simpleString() for each in wanted)
+                    else " or ".join(
+                        allowed_type().simpleString() for allowed_type in allowed_types
+                    )
                 )
             )
     return tuple(name for name in names if name in _TYPES)
 
 
-def _bytes(column: pa.Array | None) -> pa.Array | None:
+def _to_binary(column: pa.Array | None) -> pa.Array | None:
     return None if column is None else column.cast(pa.binary())
 
 
-def _headers(column: pa.Array | None) -> pa.Array | None:
+def _to_headers(column: pa.Array | None) -> pa.Array | None:
     if column is None or column.null_count == len(column):
         return None
     headers = column.cast(HEADERS_TYPE)
@@ -398,7 +403,7 @@ def _headers(column: pa.Array | None) -> pa.Array | None:
     return headers
 
 
-def _times_ms(column: pa.Array | None) -> Numbers | int:
+def _to_times_ms(column: pa.Array | None) -> Numbers | int:
     now_ms = time.time_ns() // 1_000_000
     if column is None or column.null_count == len(column):
         return now_ms
@@ -411,28 +416,28 @@ def _times_ms(column: pa.Array | None) -> Numbers | int:
     return times_ms
 
 
-def _partitions(
+def _assign_partitions(
     column: pa.Array | None,
     key: pa.Array | None,
     count: int,
     topic: _Topic,
-    first: int,
+    first_partition: int,
 ) -> Numbers:
     """Return the partition of each row: the one in the column `partition`, else the one that the
     key chooses. Raise UnknownPartition for a number that the topic does not have."""
-    partitions = topic.partitions
+    partition_count = topic.partition_count
     if column is None or column.null_count == count:
-        return partitions_of(key, count, partitions, first, topic.partitioner)
-    given: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    absent = np.asarray(column.is_null())
-    wrong = given[~absent & ((given < 0) | (given >= partitions))]
-    if len(wrong):
+        return choose_partitions(key, count, partition_count, first_partition, topic.partitioner)
+    requested: Numbers = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    is_null = np.asarray(column.is_null())
+    invalid = requested[~is_null & ((requested < 0) | (requested >= partition_count))]
+    if len(invalid):
         raise UnknownPartition(
-            f"the column `partition` has {wrong[0]}; topic {topic.name} has partitions 0 to "
-            f"{partitions - 1}"
+            f"the column `partition` has {invalid[0]}; topic {topic.name} has partitions 0 to "
+            f"{partition_count - 1}"
         )
-    if not absent.any():
-        return given
-    hashed = partitions_of(key, count, partitions, first, topic.partitioner)
-    hashed[~absent] = given[~absent]
-    return hashed
+    if not is_null.any():
+        return requested
+    chosen = choose_partitions(key, count, partition_count, first_partition, topic.partitioner)
+    chosen[~is_null] = requested[~is_null]
+    return chosen

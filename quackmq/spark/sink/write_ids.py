@@ -26,8 +26,8 @@ def write_id(batch: DataFrame, batch_id: int) -> str:
         query = None
     if not query:
         raise InvalidRequest(
-            "Spark does not tell the id of the streaming query here. Call write_id within the "
-            "function given to foreachBatch; over Spark Connect, make a writeId of the batch's "
-            "number and a text that is kept with the checkpoint and changes with it"
+            "Spark does not provide the id of the streaming query here. Call write_id within the "
+            "function passed to foreachBatch; over Spark Connect, make a writeId of the batch's "
+            "number and a text that you change whenever you delete the checkpoint"
         )
     return f"{query}/{batch_id}"

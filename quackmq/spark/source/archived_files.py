@@ -1,10 +1,10 @@
 """Read archived files in a task: only the row groups, and the rows in them, that it needs.
 
-A file is read from disk if this machine has it, otherwise over HTTP from the broker, in the same
-pieces: the footer, then one row group at a time. Every byte is checked, as in the broker: the plan
-has the checksum of the footer, and the footer has the checksums of the row groups. A file that
-cannot be read, no longer exists or does not match the plan is `Unusable`; then the task asks the
-broker where these offsets are now.
+A file is read from disk if this machine has it, otherwise over HTTP from the broker. Both ways read
+the footer, then one row group at a time. Every byte is checked, as in the broker: the plan has the
+checksum of the footer, and the footer has the checksums of the row groups. A file that cannot be
+read, no longer exists or does not match the plan raises `Unusable`; then the task asks the broker
+which files have these offsets now.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quackmq.archive.parquet.schema import (
 from quackmq.errors import QuackError
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.source.columns import Shaper
-from quackmq.spark.source.rows import between
+from quackmq.spark.source.rows import cut_rows
 from quackmq.spark.source.splits import File, Piece
 
 #: Fetches bytes of a file: (position, size).
@@ -35,19 +35,19 @@ Fetch = Callable[[int, int], bytes]
 
 
 class Unusable(Exception):
-    """The file cannot be read. Handled within the task."""
+    """The file cannot be read. The task catches this and looks for the records elsewhere."""
 
 
 class Rows(NamedTuple):
-    """Rows of a piece, and the offset after the last one."""
+    """Rows of a piece, and the offset from which to continue."""
 
     rows: pa.RecordBatch
     next_offset: int
 
 
-def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
-    """Yield the records of a piece's file from an offset on, one row group at a time, from the
-    local disk. Raises Unusable, possibly after some rows, which are valid."""
+def read_from_disk(piece: Piece, offset: int, shaper: Shaper) -> Iterator[Rows]:
+    """Yield the records of a piece from an offset on, one row group at a time, from its file on
+    this machine. Raise Unusable; the rows yielded before that are valid."""
     assert piece.file is not None
     path = piece.file.path
     try:
@@ -55,8 +55,8 @@ def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
     except OSError as error:
         raise Unusable(f"{path} cannot be opened here: {error.strerror}") from error
     try:
-        yield from _read(
-            piece, piece.file, at, lambda start, size: os.pread(descriptor, size, start), shaper
+        yield from _read_file(
+            piece, piece.file, offset, lambda start, size: os.pread(descriptor, size, start), shaper
         )
     except OSError as error:
         raise Unusable(f"{path} cannot be read: {error}") from error
@@ -64,51 +64,55 @@ def read_here(piece: Piece, at: int, shaper: Shaper) -> Iterator[Rows]:
         os.close(descriptor)
 
 
-def read_there(piece: Piece, at: int, shaper: Shaper, broker: Http) -> Iterator[Rows]:
-    """Like `read_here`, over HTTP from the broker."""
+def read_over_http(piece: Piece, offset: int, shaper: Shaper, broker: Http) -> Iterator[Rows]:
+    """Yield the records like `read_from_disk`, over HTTP from the broker."""
     assert piece.file is not None
-    target = path_of(
+    path = path_of(
         *("topics", piece.topic, "archive", "partitions", piece.partition),
         *("files", piece.file.name),
     )
 
     def fetch(start: int, size: int) -> bytes:
-        answer = broker.ask("GET", target, headers={"range": f"bytes={start}-{start + size - 1}"})
-        return answer.body
+        response = broker.request(
+            "GET", path, headers={"range": f"bytes={start}-{start + size - 1}"}
+        )
+        return response.body
 
     try:
-        yield from _read(piece, piece.file, at, fetch, shaper)
+        yield from _read_file(piece, piece.file, offset, fetch, shaper)
     except QuackError as error:
-        raise Unusable(f"{target}: {error}") from error
+        raise Unusable(f"{path}: {error}") from error
 
 
-def _read(piece: Piece, file: File, at: int, fetch: Fetch, shaper: Shaper) -> Iterator[Rows]:
-    tail = _fetch(file, fetch, file.size - file.tail_bytes, file.tail_bytes)
-    if crc32c(tail) != file.tail_crc32c:
+def _read_file(
+    piece: Piece, file: File, offset: int, fetch: Fetch, shaper: Shaper
+) -> Iterator[Rows]:
+    footer = _fetch_exactly(file, fetch, file.size - file.tail_bytes, file.tail_bytes)
+    if crc32c(footer) != file.tail_crc32c:
         raise Unusable(f"{file.name}: the checksum of its footer is wrong")
     try:
         # The footer is enough to parse the metadata.
-        metadata = pq.read_metadata(pa.BufferReader(tail))
+        metadata = pq.read_metadata(pa.BufferReader(footer))
         if schema_version(metadata.metadata or {}) > SCHEMA_VERSION:
-            raise Unusable(f"{file.name} is of a later version")
+            raise Unusable(f"{file.name} has the format of a later version")
         groups = decode_row_groups(metadata.metadata or {})
     except (pa.ArrowException, ValueError) as error:
         raise Unusable(f"{file.name}: {error}") from error
     for index, group in enumerate(groups):
-        if group.last_offset < at or group.first_offset >= piece.next:
+        if group.last_offset < offset or group.first_offset >= piece.next:
             continue
-        data = _fetch(file, fetch, group.position, group.size)
+        data = _fetch_exactly(file, fetch, group.position, group.size)
         if crc32c(data) != group.crc32c:
             raise Unusable(f"{file.name}: the checksum of row group {index} is wrong")
         rows = _decode(file, metadata, index, group, data, shaper)
-        shaped = _shape(between(rows, at, piece.next), shaper)
+        shaped = _shape(cut_rows(rows, offset, piece.next), shaper)
         yield Rows(shaped, min(piece.next, group.last_offset + 1))
 
 
-def _fetch(file: File, fetch: Fetch, position: int, size: int) -> bytes:
+def _fetch_exactly(file: File, fetch: Fetch, position: int, size: int) -> bytes:
     data = fetch(position, size) if position >= 0 else b""
     if len(data) != size:
-        raise Unusable(f"{file.name} has not the bytes {position} to {position + size - 1}")
+        raise Unusable(f"{file.name} lacks the bytes {position} to {position + size - 1}")
     return data
 
 
@@ -116,9 +120,9 @@ def _decode(
     file: File, metadata: pq.FileMetaData, index: int, group: RowGroup, data: bytes, shaper: Shaper
 ) -> pa.RecordBatch:
     try:
-        source = open_parquet(CheckedRange(file.size, group.position, data), metadata)
-        wanted = {*shaper.names, "offset"} & {*source.schema_arrow.names}
-        table = source.read_row_group(index, columns=sorted(wanted), use_threads=False)
+        parquet_file = open_parquet(CheckedRange(file.size, group.position, data), metadata)
+        column_names = {*shaper.names, "offset"} & {*parquet_file.schema_arrow.names}
+        table = parquet_file.read_row_group(index, columns=sorted(column_names), use_threads=False)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise Unusable(f"{file.name}, row group {index}: {error}") from error
     if table.num_rows != group.records:

@@ -38,7 +38,7 @@ from quackmq.errors import InvalidRequest
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
-_KAFKA: Final[Mapping[str, DataType]] = {
+_KAFKA_COLUMNS: Final[Mapping[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
     "topic": StringType(),
@@ -47,63 +47,62 @@ _KAFKA: Final[Mapping[str, DataType]] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
 }
-_MORE: Final[Mapping[str, DataType]] = {
+_QUACKMQ: Final[Mapping[str, DataType]] = {
     "append_time": TimestampType(),
     "producer_id": LongType(),
     "producer_epoch": ShortType(),
     "sequence": IntegerType(),
     "publisher": StringType(),
 }
-_ALL: Final[Mapping[str, DataType]] = {**_KAFKA, "headers": _HEADERS, **_MORE}
+_ALL: Final[Mapping[str, DataType]] = {**_KAFKA_COLUMNS, "headers": _HEADERS, **_QUACKMQ}
 
 
 def schema(include_headers: bool) -> StructType:
     """Return all columns; headers only if requested, as in Spark's Kafka source."""
     headers = {"headers": _HEADERS} if include_headers else {}
-    fields = {**_KAFKA, **headers, **_MORE}
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
+    fields = {**_KAFKA_COLUMNS, **headers, **_QUACKMQ}
+    return StructType([StructField(name, data_type) for name, data_type in fields.items()])
 
 
-def check(wanted: StructType) -> None:
-    """Raise InvalidRequest for the first column that a topic does not have, or not with this
-    type."""
-    for each in wanted.fields:
-        kind = _ALL.get(each.name)
-        if kind is None:
-            raise InvalidRequest(f"a topic has no column {each.name!r}; it has {', '.join(_ALL)}")
-        if each.dataType != kind:
+def check(schema: StructType) -> None:
+    """Raise InvalidRequest if a topic does not have one of these columns with this type."""
+    for field in schema.fields:
+        data_type = _ALL.get(field.name)
+        if data_type is None:
+            raise InvalidRequest(f"a topic has no column {field.name!r}; it has {', '.join(_ALL)}")
+        if field.dataType != data_type:
             raise InvalidRequest(
-                f"the column {each.name} is {kind.simpleString()}, not "
-                f"{each.dataType.simpleString()}: cast it afterwards"
+                f"the column {field.name} is {data_type.simpleString()}, not "
+                f"{field.dataType.simpleString()}: cast it afterwards"
             )
-    if not wanted.fields:
+    if not schema.fields:
         raise InvalidRequest("the schema names no column")
 
 
-def arrow_schema(wanted: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects."""
-    return to_arrow_schema(wanted, timezone="UTC")
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 class Shaper:
-    """Gives rows the columns that Spark wants."""
+    """Convert rows to the schema that Spark expects."""
 
-    def __init__(self, wanted: pa.Schema) -> None:
-        self._wanted = wanted
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
 
     @property
     def names(self) -> Sequence[str]:
-        return list(self._wanted.names)
+        return list(self._schema.names)
 
     def shape(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """Return a record batch. `columns` by name: an array, or one value for all rows; missing
-        ones are null."""
-        arrays = [self._column(columns.get(field.name), field, count) for field in self._wanted]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._wanted)
+        """Return a record batch of `count` rows. `columns` maps names to an array, or to one value
+        for all rows. Columns that it lacks are null."""
+        arrays = [self._column(columns.get(field.name), field, count) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _column(self, given: Any, field: pa.Field, count: int) -> pa.Array:
-        if given is None:
+    def _column(self, values: Any, field: pa.Field, count: int) -> pa.Array:
+        if values is None:
             return pa.nulls(count, field.type)
-        if not isinstance(given, pa.Array | pa.ChunkedArray):
-            return pa.repeat(pa.scalar(given, field.type), count)
-        return given if given.type.equals(field.type) else given.cast(field.type)
+        if not isinstance(values, pa.Array | pa.ChunkedArray):
+            return pa.repeat(pa.scalar(values, field.type), count)
+        return values if values.type.equals(field.type) else values.cast(field.type)

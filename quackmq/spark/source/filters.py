@@ -41,8 +41,8 @@ class Bounds:
             self.partitions is None or partition in self.partitions
         )
 
-    def may_hold(self, least_ms: int | None, greatest_ms: int | None) -> bool:
-        """Return whether data with timestamps in this range may contain a wanted one."""
+    def may_match(self, least_ms: int | None, greatest_ms: int | None) -> bool:
+        """Return whether records with timestamps in this range may match the query."""
         if least_ms is None or greatest_ms is None:
             return True
         return not (
@@ -51,103 +51,109 @@ class Bounds:
         )
 
 
-def bounds_of(filters: Iterable[Filter]) -> Bounds:
+def derive_bounds(filters: Iterable[Filter]) -> Bounds:
     bounds = Bounds()
-    for each in filters:
-        attribute = getattr(each, "attribute", None)
-        narrow = _COLUMNS.get(attribute[0]) if attribute and len(attribute) == 1 else None
-        if narrow is not None and type(each) in _KINDS:
-            bounds = narrow(bounds, each)
+    for condition in filters:
+        attribute = getattr(condition, "attribute", None)
+        narrow = _NARROW_BY_COLUMN.get(attribute[0]) if attribute and len(attribute) == 1 else None
+        if narrow is not None and type(condition) in _USABLE_FILTERS:
+            bounds = narrow(bounds, condition)
     return bounds
 
 
 _EQUAL: Final = (EqualTo, EqualNullSafe)
-_KINDS: Final = (*_EQUAL, In, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+_USABLE_FILTERS: Final = (*_EQUAL, In, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
-def _values(each: Any) -> frozenset[Any] | None:
+def _accepted_values(condition: Any) -> frozenset[Any] | None:
     """Return the values that the filter accepts; None if it is not such a filter."""
-    if isinstance(each, In):
-        return frozenset(value for value in each.value if value is not None)
-    return frozenset({each.value}) if isinstance(each, _EQUAL) and each.value is not None else None
-
-
-def _topics(bounds: Bounds, each: Any) -> Bounds:
-    values = _values(each)
-    return bounds if values is None else replace(bounds, topics=_both(bounds.topics, values))
-
-
-def _partitions(bounds: Bounds, each: Any) -> Bounds:
-    values = _values(each)
+    if isinstance(condition, In):
+        return frozenset(value for value in condition.value if value is not None)
     return (
-        bounds if values is None else replace(bounds, partitions=_both(bounds.partitions, values))
+        frozenset({condition.value})
+        if isinstance(condition, _EQUAL) and condition.value is not None
+        else None
     )
 
 
-def _offsets(bounds: Bounds, each: Any) -> Bounds:
-    least, most = _ends(each, lambda value: value if type(value) is int else None)
+def _narrow_topics(bounds: Bounds, condition: Any) -> Bounds:
+    values = _accepted_values(condition)
+    return bounds if values is None else replace(bounds, topics=_intersect(bounds.topics, values))
+
+
+def _narrow_partitions(bounds: Bounds, condition: Any) -> Bounds:
+    values = _accepted_values(condition)
+    return (
+        bounds
+        if values is None
+        else replace(bounds, partitions=_intersect(bounds.partitions, values))
+    )
+
+
+def _narrow_offsets(bounds: Bounds, condition: Any) -> Bounds:
+    least, most = _accepted_range(condition, lambda value: value if type(value) is int else None)
     return replace(
         bounds,
-        first=_later(bounds.first, least),
-        next=_earlier(bounds.next, None if most is None else most + 1),
+        first=_maximum(bounds.first, least),
+        next=_minimum(bounds.next, None if most is None else most + 1),
     )
 
 
-def _timestamps(bounds: Bounds, each: Any) -> Bounds:
-    least, most = _ends(each, _milliseconds, whole=False)
+def _narrow_timestamps(bounds: Bounds, condition: Any) -> Bounds:
+    least, most = _accepted_range(condition, _to_milliseconds, is_whole=False)
     return replace(
         bounds,
-        least_ms=_later(bounds.least_ms, least),
-        greatest_ms=_earlier(bounds.greatest_ms, most),
+        least_ms=_maximum(bounds.least_ms, least),
+        greatest_ms=_minimum(bounds.greatest_ms, most),
     )
 
 
-_COLUMNS: Final[Mapping[str, Callable[[Bounds, Any], Bounds]]] = {
-    "topic": _topics,
-    "partition": _partitions,
-    "offset": _offsets,
-    "timestamp": _timestamps,
+_NARROW_BY_COLUMN: Final[Mapping[str, Callable[[Bounds, Any], Bounds]]] = {
+    "topic": _narrow_topics,
+    "partition": _narrow_partitions,
+    "offset": _narrow_offsets,
+    "timestamp": _narrow_timestamps,
 }
 
 
-def _ends(
-    each: Any, number: Callable[[Any], int | None], whole: bool = True
+def _accepted_range(
+    condition: Any, to_number: Callable[[Any], int | None], is_whole: bool = True
 ) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest accepted value, both inclusive; fractions are rounded
-    so that no value is lost."""
-    values = _values(each)
+    """Return the smallest and the largest accepted value, both inclusive; None means no bound. With
+    `is_whole` false, values were rounded down, so that a strict bound includes its own value."""
+    values = _accepted_values(condition)
     if values is not None:
-        numbers = [number(value) for value in values]
+        numbers = [to_number(value) for value in values]
         if not numbers or any(value is None for value in numbers):
             return None, None
         return min(n for n in numbers if n is not None), max(n for n in numbers if n is not None)
-    value = number(each.value)
+    value = to_number(condition.value)
     if value is None:
         return None, None
-    if isinstance(each, GreaterThan):
-        return value + (1 if whole else 0), None
-    if isinstance(each, GreaterThanOrEqual):
+    if isinstance(condition, GreaterThan):
+        return value + (1 if is_whole else 0), None
+    if isinstance(condition, GreaterThanOrEqual):
         return value, None
-    if isinstance(each, LessThan):
-        return None, value - (1 if whole else 0)
+    if isinstance(condition, LessThan):
+        return None, value - (1 if is_whole else 0)
     return None, value
 
 
-def _milliseconds(value: Any) -> int | None:
+def _to_milliseconds(value: Any) -> int | None:
     """Return whole milliseconds, rounded down."""
     if not isinstance(value, datetime.datetime):
         return None
-    since = value.astimezone(datetime.UTC) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return since // datetime.timedelta(milliseconds=1)
+    elapsed = value.astimezone(datetime.UTC) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return elapsed // datetime.timedelta(milliseconds=1)
 
 
-def _both(one: frozenset[Any] | None, other: frozenset[Any]) -> frozenset[Any]:
-    return other if one is None else one & other
+def _intersect(values: frozenset[Any] | None, other_values: frozenset[Any]) -> frozenset[Any]:
+    return other_values if values is None else values & other_values
 
 
-def _later(one: int | None, other: int | None) -> int | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+def _maximum(first: int | None, second: int | None) -> int | None:
+    return max((value for value in (first, second) if value is not None), default=None)
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((each for each in (one, other) if each is not None), default=None)
+def _minimum(first: int | None, second: int | None) -> int | None:
+    return min((value for value in (first, second) if value is not None), default=None)

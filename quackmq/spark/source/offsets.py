@@ -55,13 +55,13 @@ class Position:
         return None if position is None else position.offsets.get(partition)
 
     def moved(self, topics: Topics, cluster: str) -> Position:
-        """Return the query's position with new offsets, at the broker that it really reads from."""
+        """Return the query's position with new offsets, at the broker that it reads from now."""
         return Position(cluster, self.group, topics, begin=self.topics if self.initial else None)
 
 
-def beginning_of(start: Position, end: Position) -> Position:
-    """Return where the batch between two positions starts; for a repeated first batch, where it
-    started originally."""
+def find_batch_start(start: Position, end: Position) -> Position:
+    """Return the start of the batch between two positions. A repeated first batch starts where it
+    started the first time."""
     if start.initial and end.begin is not None:
         return replace(start, topics=end.begin)
     return start
@@ -101,7 +101,8 @@ def _encode_topics(topics: Topics) -> dict[str, Any]:
         name: {
             "id": topics[name].id,
             "offsets": {
-                str(each): topics[name].offsets[each] for each in sorted(topics[name].offsets)
+                str(partition): topics[name].offsets[partition]
+                for partition in sorted(topics[name].offsets)
             },
         }
         for name in sorted(topics)
@@ -111,7 +112,8 @@ def _encode_topics(topics: Topics) -> dict[str, Any]:
 def _decode_topics(value: Any) -> dict[str, TopicPosition]:
     return {
         str(name): TopicPosition(
-            str(topic["id"]), {int(each): int(at) for each, at in topic["offsets"].items()}
+            str(topic["id"]),
+            {int(partition): int(offset) for partition, offset in topic["offsets"].items()},
         )
         for name, topic in value.items()
     }

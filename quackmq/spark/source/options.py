@@ -2,8 +2,8 @@
 more.
 
 Spark passes texts, with names in any case. They become one frozen value, or an InvalidRequest that
-quotes the option. An unknown option is an error: a misspelt `startingOfsets` must not read from
-somewhere else. Options of Spark's Kafka source that have no meaning here are accepted and ignored,
+quotes the option. An unknown option is an error: a misspelt `startingOfsets` must not start at the
+default offset. Options of Spark's Kafka source that have no meaning here are accepted and ignored,
 so that a program only needs to change the name of the format. Pure: topics are not looked up.
 """
 
@@ -21,12 +21,12 @@ from quackmq.errors import IllegalTopicName, InvalidRequest
 from quackmq.model.topic import check_topic_name
 from quackmq.spark import limits
 
-#: In the JSON of offsets, as in Spark's Kafka source.
+#: Special numbers in the JSON of offsets, as in Spark's Kafka source.
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 T = TypeVar("T")
-#: A number a partition, by topic: offsets, or timestamps in milliseconds.
+#: A number for each partition of each topic: an offset, or a timestamp in milliseconds.
 ByPartition = Mapping[str, Mapping[int, int]]
 
 
@@ -56,8 +56,8 @@ class Offsets(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The first record at or after a time: one time for all partitions, or one for each. If
-    there is none, that is an error or means the end."""
+    """The first record at or after a time: one time for all partitions, or one for each. For a
+    partition without such a record, it is the end if `or_latest`, otherwise an error."""
 
     option: str
     all_ms: int | None
@@ -66,15 +66,15 @@ class Times(NamedTuple):
 
 
 Selection = Subscribe | Pattern | Assign
-Place = Literal["earliest", "latest"] | Offsets | Times
+Boundary = Literal["earliest", "latest"] | Offsets | Times
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     bootstrap: str
     selection: Selection
-    starting: Place
-    ending: Place = "latest"
+    starting: Boundary
+    ending: Boundary = "latest"
     http_address: str | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)
     max_offsets: int | None = None
@@ -96,35 +96,35 @@ class Options:
     retry_ms: int = limits.SPARK_RETRY_MS
 
 
-def batch_options(given: Mapping[str, str]) -> Options:
+def batch_options(options: Mapping[str, str]) -> Options:
     """Parse the options of a batch read, by default of the whole topic. Raises InvalidRequest."""
-    options = _Given(given)
-    return _options(options, _starting(options, "earliest", ("earliest",)), _ending(options))
+    raw = RawOptions(options)
+    return _parse_options(raw, _parse_start(raw, "earliest", ("earliest",)), _parse_end(raw))
 
 
-def stream_options(given: Mapping[str, str]) -> Options:
+def stream_options(options: Mapping[str, str]) -> Options:
     """Parse the options of a stream, by default of new records. Raises InvalidRequest."""
-    options = _Given(given)
+    raw = RawOptions(options)
     for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
-        if options.text(name) is not None:
+        if raw.text(name) is not None:
             raise InvalidRequest(f"{name} is for batch reads: a stream has no end")
-    return _options(options, _starting(options, "latest", ("earliest", "latest")), "latest")
+    return _parse_options(raw, _parse_start(raw, "latest", ("earliest", "latest")), "latest")
 
 
-def includes_headers(given: Mapping[str, str]) -> bool:
+def includes_headers(options: Mapping[str, str]) -> bool:
     """Return the option `includeHeaders`, on which the schema depends."""
-    return _Given(given).flag("includeHeaders", False)
+    return RawOptions(options).flag("includeHeaders", False)
 
 
-def pushes_filters(given: Mapping[str, str], default: bool) -> bool:
-    return _Given(given).flag("filterPushdown", default)
+def pushes_filters(options: Mapping[str, str], default: bool) -> bool:
+    return RawOptions(options).flag("filterPushdown", default)
 
 
-def source_address(given: Mapping[str, str]) -> tuple[str, str | None, Mapping[str, str]]:
+def source_address(options: Mapping[str, str]) -> tuple[str, str | None, Mapping[str, str]]:
     """Return `kafka.bootstrap.servers`, the HTTP address if given, and librdkafka settings. Also
     used by the sink."""
-    options = _Given(given)
-    return _bootstrap(options), options.text(_HTTP_ADDRESS), options.kafka()
+    raw = RawOptions(options)
+    return _parse_bootstrap(raw), raw.text(_HTTP_ADDRESS), raw.kafka()
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ _BOOTSTRAP: Final = "kafka.bootstrap.servers"
 _HTTP_ADDRESS: Final = "quackmq.http.address"
 _GROUP_ALIAS: Final = "kafka.group.id"
 _KAFKA: Final = "kafka."
-_OURS: Final = (
+_SOURCE_OPTIONS: Final = (
     _BOOTSTRAP,
     _HTTP_ADDRESS,
     _GROUP_ALIAS,
@@ -165,7 +165,7 @@ _OURS: Final = (
 )
 #: Accepted and ignored: options of Spark's Kafka source, of a table's definition, and of our sink,
 #: which shares a table's options with the source.
-_LEFT_ALONE: Final = (
+_IGNORED_OPTIONS: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
@@ -176,25 +176,25 @@ _LEFT_ALONE: Final = (
     "writeId",
     "compression",
 )
-_KNOWN: Final = {name.lower(): name for name in (*_OURS, *_LEFT_ALONE)}
+_NAMES_BY_LOWER_CASE: Final = {name.lower(): name for name in (*_SOURCE_OPTIONS, *_IGNORED_OPTIONS)}
 
 
-class _Given:
-    """The given options, with names in lower case."""
+class RawOptions:
+    """Options as Spark passes them: texts, with names in any case."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._texts = {name.lower(): value for name, value in options.items()}
 
     def check_names(self) -> None:
-        for name in self._given:
-            if name in _KNOWN or name.startswith(_KAFKA):
+        for name in self._texts:
+            if name in _NAMES_BY_LOWER_CASE or name.startswith(_KAFKA):
                 continue
-            alike = difflib.get_close_matches(name, _KNOWN, n=1)
-            hint = f"; is {_KNOWN[alike[0]]} meant?" if alike else ""
+            similar = difflib.get_close_matches(name, _NAMES_BY_LOWER_CASE, n=1)
+            hint = f"; is {_NAMES_BY_LOWER_CASE[similar[0]]} meant?" if similar else ""
             raise InvalidRequest(f"there is no option {name!r}{hint}")
 
     def text(self, name: str) -> str | None:
-        value = self._given.get(name.lower())
+        value = self._texts.get(name.lower())
         return None if value is None else value.strip()
 
     def number(self, name: str, least: int, most: int) -> int | None:
@@ -202,39 +202,39 @@ class _Given:
         if text is None:
             return None
         if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= most:
-            raise _wrong(name, text, f"it is a whole number from {least} to {most}")
+            raise _invalid_option(name, text, f"it is a whole number from {least} to {most}")
         return int(text)
 
     def duration_ms(self, name: str, default_ms: int) -> int:
         text = self.text(name)
         if text is None:
             return default_ms
-        found = _DURATION.fullmatch(text.lower())
-        if found is None:
-            raise _wrong(name, text, "it is a time like 500ms, 30s, 15m or 1h")
-        return int(found[1]) * _UNITS_MS[found[2]]
+        match = _DURATION.fullmatch(text.lower())
+        if match is None:
+            raise _invalid_option(name, text, "it is a time like 500ms, 30s, 15m or 1h")
+        return int(match[1]) * _UNITS_MS[match[2]]
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name)
         if text is None:
             return default
         if text.lower() not in ("true", "false"):
-            raise _wrong(name, text, "it is true or false")
+            raise _invalid_option(name, text, "it is true or false")
         return text.lower() == "true"
 
     def kafka(self) -> dict[str, str]:
         """Return the librdkafka settings."""
         return {
             name.removeprefix(_KAFKA): value
-            for name, value in self._given.items()
+            for name, value in self._texts.items()
             if name.startswith(_KAFKA) and name not in (_BOOTSTRAP, _GROUP_ALIAS)
         }
 
 
-# --- all of them ---------------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------
 
-_GREATEST: Final = 2**63 - 1
-_LONGEST_MS: Final = 24 * 3_600_000
+_GREATEST_NUMBER: Final = 2**63 - 1
+_LONGEST_RETRY_MS: Final = 24 * 3_600_000
 #: Spark's units of time; the default is milliseconds.
 _UNITS_MS: Final = {
     "": 1,
@@ -248,169 +248,179 @@ _UNITS_MS: Final = {
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|min|m|h|d|)")
 
 
-def _options(given: _Given, starting: Place, ending: Place) -> Options:
-    given.check_names()
-    selection = _selection(given)
-    for place in (starting, ending):
-        _check_named(place, selection)
-    group = given.text("groupId") or given.text(_GROUP_ALIAS)
+def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Options:
+    raw.check_names()
+    selection = _parse_selection(raw)
+    for boundary in (starting, ending):
+        _check_same_topics(boundary, selection)
+    group = raw.text("groupId") or raw.text(_GROUP_ALIAS)
     if group is not None and not 0 < len(group.encode()) <= shared_limits.NAME_BYTES:
-        raise _wrong("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
-    holds = given.flag("holdRetention", True)
-    if group is not None and holds and not (group.isprintable() and " " not in group):
+        raise _invalid_option("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
+    holds_retention = raw.flag("holdRetention", True)
+    if group is not None and holds_retention and not (group.isprintable() and " " not in group):
         # The first batch creates a subscription, which must not fail then.
-        raise _wrong("groupId", group, "a query that holds retention has a name without spaces")
+        raise _invalid_option(
+            "groupId", group, "a query that holds retention has a name without spaces"
+        )
     return Options(
-        bootstrap=_bootstrap(given),
+        bootstrap=_parse_bootstrap(raw),
         selection=selection,
         starting=starting,
         ending=ending,
-        http_address=given.text(_HTTP_ADDRESS),
-        kafka=given.kafka(),
-        max_offsets=given.number("maxOffsetsPerTrigger", 1, _GREATEST),
-        max_bytes=given.number("maxBytesPerTrigger", 1, _GREATEST),
-        min_offsets=given.number("minOffsetsPerTrigger", 1, _GREATEST),
-        max_delay_ms=given.duration_ms("maxTriggerDelay", limits.SPARK_DELAY_MS),
-        min_partitions=given.number("minPartitions", 1, limits.SPARK_SPLITS) or 1,
-        max_records=given.number("maxRecordsPerPartition", 1, _GREATEST),
-        split_bytes=given.number("splitBytes", shared_limits.KIB, _GREATEST)
+        http_address=raw.text(_HTTP_ADDRESS),
+        kafka=raw.kafka(),
+        max_offsets=raw.number("maxOffsetsPerTrigger", 1, _GREATEST_NUMBER),
+        max_bytes=raw.number("maxBytesPerTrigger", 1, _GREATEST_NUMBER),
+        min_offsets=raw.number("minOffsetsPerTrigger", 1, _GREATEST_NUMBER),
+        max_delay_ms=raw.duration_ms("maxTriggerDelay", limits.SPARK_DELAY_MS),
+        min_partitions=raw.number("minPartitions", 1, limits.SPARK_SPLITS) or 1,
+        max_records=raw.number("maxRecordsPerPartition", 1, _GREATEST_NUMBER),
+        split_bytes=raw.number("splitBytes", shared_limits.KIB, _GREATEST_NUMBER)
         or limits.SPARK_SPLIT_BYTES,
-        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        fail_on_data_loss=raw.flag("failOnDataLoss", True),
         group=group,
-        hold_retention=holds,
-        hold_for_ms=given.duration_ms("holdRetentionFor", limits.SPARK_HOLD_MS),
-        include_headers=given.flag("includeHeaders", False),
-        plan=given.text("archivePlan"),
-        retry_ms=given.number("retryTimeoutMs", 1, _LONGEST_MS) or limits.SPARK_RETRY_MS,
+        hold_retention=holds_retention,
+        hold_for_ms=raw.duration_ms("holdRetentionFor", limits.SPARK_HOLD_MS),
+        include_headers=raw.flag("includeHeaders", False),
+        plan=raw.text("archivePlan"),
+        retry_ms=raw.number("retryTimeoutMs", 1, _LONGEST_RETRY_MS) or limits.SPARK_RETRY_MS,
     )
 
 
-def _bootstrap(given: _Given) -> str:
-    bootstrap = given.text(_BOOTSTRAP)
+def _parse_bootstrap(raw: RawOptions) -> str:
+    bootstrap = raw.text(_BOOTSTRAP)
     if not bootstrap:
         raise InvalidRequest(f"the option {_BOOTSTRAP} is missing: HOST:PORT of the broker")
     return bootstrap
 
 
-def _selection(given: _Given) -> Selection:
-    choices: Mapping[str, Callable[[str], Selection]] = {
-        "subscribe": _subscribe,
-        "subscribePattern": _pattern,
-        "assign": _assign,
+def _parse_selection(raw: RawOptions) -> Selection:
+    parsers: Mapping[str, Callable[[str], Selection]] = {
+        "subscribe": _parse_subscribe,
+        "subscribePattern": _parse_pattern,
+        "assign": _parse_assign,
     }
-    found = [name for name in choices if given.text(name) is not None]
-    if len(found) != 1:
+    chosen = [name for name in parsers if raw.text(name) is not None]
+    if len(chosen) != 1:
         raise InvalidRequest(
-            "one of the options subscribe, subscribePattern and assign says what to read; given "
-            + (" and ".join(found) if found else "is none of them")
+            "set exactly one of the options subscribe, subscribePattern and assign; you set "
+            + (" and ".join(chosen) if chosen else "none of them")
         )
-    return choices[found[0]](given.text(found[0]) or "")
+    return parsers[chosen[0]](raw.text(chosen[0]) or "")
 
 
-def _subscribe(text: str) -> Subscribe:
+def _parse_subscribe(text: str) -> Subscribe:
     names = tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
     if not names:
-        raise _wrong("subscribe", text, "name a topic, or several with commas between them")
+        raise _invalid_option(
+            "subscribe", text, "name a topic, or several with commas between them"
+        )
     for name in names:
         _check_topic("subscribe", name)
     return Subscribe(names)
 
 
-def _pattern(text: str) -> Pattern:
+def _parse_pattern(text: str) -> Pattern:
     try:
         return Pattern(re.compile(text))
     except re.error as error:
-        raise _wrong("subscribePattern", text, f"it is no regular expression: {error}") from None
+        raise _invalid_option(
+            "subscribePattern", text, f"it is no regular expression: {error}"
+        ) from None
 
 
-def _assign(text: str) -> Assign:
-    what = 'it is JSON like {"ducks":[0,1]}'
-    found = _json("assign", text, what)
+def _parse_assign(text: str) -> Assign:
+    expected = 'it is JSON like {"ducks":[0,1]}'
+    numbers_by_topic = _parse_json("assign", text, expected)
     partitions: dict[str, tuple[int, ...]] = {}
-    for topic, numbers in sorted(found.items()):
+    for topic, numbers in sorted(numbers_by_topic.items()):
         _check_topic("assign", topic)
         if not isinstance(numbers, list) or not numbers or not all(map(_is_partition, numbers)):
-            raise _wrong("assign", text, what)
+            raise _invalid_option("assign", text, expected)
         partitions[topic] = tuple(sorted(set(numbers)))
     if not partitions:
-        raise _wrong("assign", text, what)
+        raise _invalid_option("assign", text, expected)
     return Assign(partitions)
 
 
 # --- start and end -------------------------------------------------------------------
 
 
-def _starting(
-    given: _Given, default: Literal["earliest", "latest"], words: tuple[str, ...]
-) -> Place:
-    strategy = given.text("startingOffsetsByTimestampStrategy") or "error"
+def _parse_start(
+    raw: RawOptions, default: Literal["earliest", "latest"], words: tuple[str, ...]
+) -> Boundary:
+    strategy = raw.text("startingOffsetsByTimestampStrategy") or "error"
     if strategy.lower() not in ("error", "latest"):
-        raise _wrong("startingOffsetsByTimestampStrategy", strategy, "it is error or latest")
-    return _place(given, "starting", default, words, or_latest=strategy.lower() == "latest")
+        raise _invalid_option(
+            "startingOffsetsByTimestampStrategy", strategy, "it is error or latest"
+        )
+    return _parse_boundary(raw, "starting", default, words, or_latest=strategy.lower() == "latest")
 
 
-def _ending(given: _Given) -> Place:
-    return _place(given, "ending", "latest", ("latest",), or_latest=True)
+def _parse_end(raw: RawOptions) -> Boundary:
+    return _parse_boundary(raw, "ending", "latest", ("latest",), or_latest=True)
 
 
-def _place(
-    given: _Given,
+def _parse_boundary(
+    raw: RawOptions,
     which: str,
     default: Literal["earliest", "latest"],
     words: tuple[str, ...],
     or_latest: bool,
-) -> Place:
-    """Parse a start or end. A time takes precedence over offsets, and one time for all over one
-    for each, as in Spark's source."""
-    time_ms = given.number(f"{which}Timestamp", 0, _GREATEST)
+) -> Boundary:
+    """Parse a start or end. A time for all partitions takes precedence over a time for each
+    partition, and both over offsets, as in Spark's Kafka source."""
+    time_ms = raw.number(f"{which}Timestamp", 0, _GREATEST_NUMBER)
     if time_ms is not None:
         return Times(f"{which}Timestamp", time_ms, {}, or_latest)
     name = f"{which}OffsetsByTimestamp"
-    text = given.text(name)
+    text = raw.text(name)
     if text is not None:
-        return Times(name, None, _by_partition(name, text, least=0), or_latest)
+        return Times(name, None, _parse_numbers(name, text, least=0), or_latest)
     name = f"{which}Offsets"
-    text = given.text(name)
+    text = raw.text(name)
     if text is None:
         return default
     if text.lower() in words:
         return "earliest" if text.lower() == "earliest" else "latest"
     if not text.startswith("{"):
-        told = " or ".join(words)
-        raise _wrong(name, text, f'it is {told}, or JSON like {{"ducks":{{"0":17,"1":-2}}}}')
-    offsets = _by_partition(name, text, least=EARLIEST)
+        choices = " or ".join(words)
+        raise _invalid_option(
+            name, text, f'it is {choices}, or JSON like {{"ducks":{{"0":17,"1":-2}}}}'
+        )
+    offsets = _parse_numbers(name, text, least=EARLIEST)
     for word, number in (("earliest", EARLIEST), ("latest", LATEST)):
         if word not in words and any(number in each.values() for each in offsets.values()):
-            raise _wrong(name, text, f"{number} ({word}) cannot stand here")
+            raise _invalid_option(name, text, f"{number} ({word}) is not allowed in it")
     return Offsets(name, offsets)
 
 
-def _by_partition(name: str, text: str, least: int) -> ByPartition:
-    what = 'it is JSON like {"ducks":{"0":17,"1":23}}: a number a partition, by topic'
-    found = _json(name, text, what)
+def _parse_numbers(name: str, text: str, least: int) -> ByPartition:
+    expected = 'it is JSON like {"ducks":{"0":17,"1":23}}: a number for each partition, by topic'
+    partitions_by_topic = _parse_json(name, text, expected)
     numbers: dict[str, dict[int, int]] = {}
-    for topic, partitions in sorted(found.items()):
+    for topic, partitions in sorted(partitions_by_topic.items()):
         _check_topic(name, topic)
         if not isinstance(partitions, dict) or not partitions:
-            raise _wrong(name, text, what)
+            raise _invalid_option(name, text, expected)
         for partition, number in partitions.items():
             if not partition.isascii() or not partition.isdigit() or len(partition) > 9:
-                raise _wrong(name, text, what)
-            if type(number) is not int or not least <= number <= _GREATEST:
-                raise _wrong(name, text, what)
+                raise _invalid_option(name, text, expected)
+            if type(number) is not int or not least <= number <= _GREATEST_NUMBER:
+                raise _invalid_option(name, text, expected)
             numbers.setdefault(topic, {})[int(partition)] = number
     if not numbers:
-        raise _wrong(name, text, what)
+        raise _invalid_option(name, text, expected)
     return numbers
 
 
-def _check_named(place: Place, selection: Selection) -> None:
-    """Check that offsets or times per partition name exactly the topics that are read, as far as
-    the options tell."""
-    if isinstance(place, Offsets):
-        option, topics = place.option, set(place.offsets)
-    elif isinstance(place, Times) and place.all_ms is None:
-        option, topics = place.option, set(place.by_partition)
+def _check_same_topics(boundary: Boundary, selection: Selection) -> None:
+    """Raise InvalidRequest if a start or end by partition does not name exactly the topics that
+    are read. A pattern is not checked: its topics are not known here."""
+    if isinstance(boundary, Offsets):
+        option, topics = boundary.option, set(boundary.offsets)
+    elif isinstance(boundary, Times) and boundary.all_ms is None:
+        option, topics = boundary.option, set(boundary.by_partition)
     else:
         return
     if isinstance(selection, Pattern):
@@ -418,22 +428,22 @@ def _check_named(place: Place, selection: Selection) -> None:
     named = selection.topics if isinstance(selection, Subscribe) else selection.partitions
     if topics != set(named):
         raise InvalidRequest(
-            f"{option} names the topics {', '.join(sorted(topics))}, but read are "
-            f"{', '.join(sorted(named))}: give each of its partitions a number"
+            f"{option} names the topics {', '.join(sorted(topics))}, but the query reads "
+            f"{', '.join(sorted(named))}: give each partition of these a number"
         )
 
 
-# --- bits ----------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------
 
 
-def _json(name: str, text: str, what: str) -> dict[str, Any]:
+def _parse_json(name: str, text: str, expected: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        raise _wrong(name, text, what) from None
-    if not isinstance(found, dict):
-        raise _wrong(name, text, what)
-    return found
+        raise _invalid_option(name, text, expected) from None
+    if not isinstance(value, dict):
+        raise _invalid_option(name, text, expected)
+    return value
 
 
 def _check_topic(option: str, name: str) -> None:
@@ -447,5 +457,5 @@ def _is_partition(value: object) -> bool:
     return type(value) is int and 0 <= value < shared_limits.PARTITIONS_PER_TOPIC
 
 
-def _wrong(name: str, text: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} cannot be {text[:200]!r}: {what}")
+def _invalid_option(name: str, text: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} cannot be {text[:200]!r}: {expected}")

@@ -20,7 +20,7 @@ from quackmq.spark.source.decode import open_batches
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
 
-def between(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
+def cut_rows(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
     """Return the rows with offsets in [first, end)."""
     count = rows.num_rows
     if not count:
@@ -28,84 +28,88 @@ def between(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
     offsets = rows.column("offset")
     start, stop = 0, count
     if offsets[0].as_py() < first:
-        start = bisect_left(_Values(offsets), first)
+        start = bisect_left(_ColumnValues(offsets), first)
     if offsets[count - 1].as_py() >= end:
-        stop = bisect_left(_Values(offsets), end)
+        stop = bisect_left(_ColumnValues(offsets), end)
     return rows.slice(start, max(0, stop - start))
 
 
-def groups_of(data: bytes) -> Iterator[list[Batch]]:
-    """Yield groups of batches to decode together: any number of uncompressed ones, whose size is
-    bounded by the answer; of compressed ones, as many as probably stay within the bound."""
+def group_batches(data: bytes) -> Iterator[list[Batch]]:
+    """Yield groups of batches that are decoded together. The size of the response bounds the
+    uncompressed batches; the compressed batches of a group have at most `SPARK_GROUP_BYTES`."""
     group: list[Batch] = []
-    compressed = 0
+    compressed_bytes = 0
     for batch in batches(data):
         if batch.is_control:
             continue
         if batch.compression != "none":
-            if group and compressed + batch.size > limits.SPARK_TOGETHER_BYTES:
+            if group and compressed_bytes + batch.size > limits.SPARK_GROUP_BYTES:
                 yield group
-                group, compressed = [], 0
-            compressed += batch.size
+                group, compressed_bytes = [], 0
+            compressed_bytes += batch.size
         group.append(batch)
     if group:
         yield group
 
 
-def opened(group: Sequence[Batch]) -> pa.RecordBatch:
-    """Decode the records of batches. Raises CorruptBatch if one cannot be decoded, or if they
-    are too large together: then decode them one by one."""
-    with _without_collector():
+def decode_group(group: Sequence[Batch]) -> pa.RecordBatch:
+    """Decode the records of batches. Raise CorruptBatch if one cannot be decoded, or if they are
+    too large together: then the caller decodes them one by one."""
+    with _garbage_collector_disabled():
         if len(group) == 1:
             return open_batches(group)
-        plain = [batch.size for batch in group if batch.compression == "none"]
-        most = max(limits.SPARK_DECODED_BYTES // len(group), *plain, 0)
+        plain_sizes = [batch.size for batch in group if batch.compression == "none"]
+        max_bytes = max(limits.SPARK_DECODED_BYTES // len(group), *plain_sizes, 0)
         try:
-            return open_batches(group, max_bytes=most)
+            return open_batches(group, max_bytes=max_bytes)
         except CorruptBatch:
             raise
         except InvalidRequest as error:
             raise CorruptBatch(str(error)) from error
 
 
-def append_times(header: str) -> list[tuple[int, int]]:
-    """Parse the broker's header: (offset, time in milliseconds) wherever the append time
+def parse_append_times(header: str) -> list[tuple[int, int]]:
+    """Parse the broker's header. Return (offset, time in milliseconds) wherever the append time
     changes."""
     times: list[tuple[int, int]] = []
     offset = time_ms = 0
     for pair in header.split(",") if header else ():
-        more, later = pair.split(":")
-        offset, time_ms = offset + int(more), time_ms + int(later)
+        offset_delta, time_delta_ms = pair.split(":")
+        offset, time_ms = offset + int(offset_delta), time_ms + int(time_delta_ms)
         times.append((offset, time_ms))
     return times
 
 
 def append_time_column(offsets: pa.Array, times: Sequence[tuple[int, int]]) -> pa.Array:
-    """Return the append time of each record; null before the first known one."""
+    """Return the append time of each record; null for records before the first of `times`."""
     count = len(offsets)
-    ends: list[int] = []
-    values: list[int | None] = []
-    column = _Values(offsets)
-    at = bisect_left(column, times[0][0]) if times else count
-    if at:
-        ends.append(at)
-        values.append(None)
+    run_ends: list[int] = []
+    run_times_ms: list[int | None] = []
+    column = _ColumnValues(offsets)
+    row = bisect_left(column, times[0][0]) if times else count
+    if row:
+        run_ends.append(row)
+        run_times_ms.append(None)
     for index, (_, time_ms) in enumerate(times):
-        later = bisect_left(column, times[index + 1][0], at) if index + 1 < len(times) else count
-        if later > at:
-            ends.append(later)
-            values.append(time_ms)
-            at = later
+        next_row = (
+            bisect_left(column, times[index + 1][0], row) if index + 1 < len(times) else count
+        )
+        if next_row > row:
+            run_ends.append(next_row)
+            run_times_ms.append(time_ms)
+            row = next_row
     if not count:
         return pa.nulls(0, TIMESTAMP_TYPE)
-    runs = pa.array(values, _MILLISECONDS).cast(TIMESTAMP_TYPE)
-    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), runs))
+    run_times = pa.array(run_times_ms, _MILLISECONDS).cast(TIMESTAMP_TYPE)
+    return pc.run_end_decode(
+        pa.RunEndEncodedArray.from_arrays(pa.array(run_ends, pa.int32()), run_times)
+    )
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector: decoding creates many objects but no cycles, and collecting
-    would take as long as the work itself."""
+def _garbage_collector_disabled() -> Iterator[None]:
+    """Disable the garbage collector within the `with` block. Decoding creates many objects but no
+    cycles, and collecting would take as long as the decoding."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -115,8 +119,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Values(Sequence[int]):
-    """A column as a sequence, to bisect it without making a list."""
+class _ColumnValues(Sequence[int]):
+    """A column as a sequence, so that `bisect_left` needs no list."""
 
     def __init__(self, column: pa.Array) -> None:
         self._column = column

@@ -40,13 +40,13 @@ from pyspark.sql.types import StructType
 
 from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import Plan, held, plan, release
+from quackmq.spark.broker.archive import Plan, files_of_plan, plan, release
 from quackmq.spark.broker.http import Access
 from quackmq.spark.broker.metadata import BrokerMetadata, PartitionFacts, TopicOffsets
 from quackmq.spark.broker.progress import Progress
 from quackmq.spark.source import columns
 from quackmq.spark.source import offsets as positions
-from quackmq.spark.source.filters import Bounds, bounds_of
+from quackmq.spark.source.filters import Bounds, derive_bounds
 from quackmq.spark.source.offsets import Position, TopicPosition, Topics
 from quackmq.spark.source.options import (
     Options,
@@ -55,7 +55,7 @@ from quackmq.spark.source.options import (
     pushes_filters,
     stream_options,
 )
-from quackmq.spark.source.splits import File, Piece, Range, limited, pieces, splits
+from quackmq.spark.source.splits import File, Piece, Range, limit_batch, plan_pieces, plan_tasks
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ NAME = "quackmq"
 
 
 class Split(InputPartition):
-    """The part of a read that one task performs."""
+    """The pieces that one task reads."""
 
     def __init__(self, access: Access, pieces: Sequence[Piece]) -> None:
         self.access = access
@@ -116,58 +116,63 @@ class BatchReader(DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        survey = BrokerMetadata(self._options)
+        metadata = BrokerMetadata(self._options)
         try:
-            facts = survey.look()
-            starts = survey.offsets_at(self._options.starting, facts)
-            ends = survey.offsets_at(self._options.ending, facts)
-            ranges = self._narrowed(survey, facts, ranges_between(starts, ends, facts))
-            topics = {each.topic: each.topic_id for each in ranges}
+            facts = metadata.fetch()
+            starts = metadata.resolve(self._options.starting, facts)
+            ends = metadata.resolve(self._options.ending, facts)
+            ranges = self._narrow(metadata, facts, ranges_between(starts, ends, facts))
+            topics = {unread.topic: unread.topic_id for unread in ranges}
             if self._options.plan is None:
-                planned = plan(survey.http, topics)
+                archive_plan = plan(metadata.http, topics)
             else:
-                planned = held(survey.http, self._options.plan, topics)
-            found = pieces(ranges, planned.files)
-            wanted = [each for each in found if each.file is None or self._may_hold(each.file)]
-            if all(each.file is None for each in wanted):
-                release(survey.http, planned)  # there are only so many plans, and this is no use
+                archive_plan = files_of_plan(metadata.http, self._options.plan, topics)
+            planned_pieces = plan_pieces(ranges, archive_plan.files)
+            needed_pieces = [
+                piece
+                for piece in planned_pieces
+                if piece.file is None or self._may_match(piece.file)
+            ]
+            if all(piece.file is None for piece in needed_pieces):
+                # No task reads a file, and a broker has a limited number of plans.
+                release(metadata.http, archive_plan)
         finally:
-            survey.close()
-        return split(survey.access, self._options, wanted)
+            metadata.close()
+        return make_splits(metadata.access, self._options, needed_pieces)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition, self._schema, self._options)
 
-    def _narrowed(
-        self, survey: BrokerMetadata, facts: TopicOffsets, ranges: Iterable[Range]
+    def _narrow(
+        self, metadata: BrokerMetadata, facts: TopicOffsets, ranges: Iterable[Range]
     ) -> list[Range]:
         bounds = self._bounds
-        at_time: Mapping[tuple[str, int], int] | None = None
+        time_offsets: Mapping[tuple[str, int], int] | None = None
         if bounds.least_ms is not None:
-            at_time = survey.first_at(max(0, bounds.least_ms), facts)
+            time_offsets = metadata.first_offsets_since(max(0, bounds.least_ms), facts)
         narrowed: list[Range] = []
-        for each in ranges:
-            if not bounds.has(each.topic, each.partition):
+        for unread in ranges:
+            if not bounds.has(unread.topic, unread.partition):
                 continue
-            first, end = each.first, each.next
+            first, end = unread.first, unread.next
             if bounds.first is not None:
                 first = max(first, bounds.first)
             if bounds.next is not None:
                 end = min(end, bounds.next)
-            if at_time is not None:
-                # Nothing is so late where there is no first one.
-                first = max(first, at_time.get((each.topic, each.partition), end))
+            if time_offsets is not None:
+                # A partition without an offset has no record that is late enough.
+                first = max(first, time_offsets.get((unread.topic, unread.partition), end))
             if first < end:
-                narrowed.append(each._replace(first=first, next=end))
+                narrowed.append(unread._replace(first=first, next=end))
         return narrowed
 
-    def _may_hold(self, file: File) -> bool:
-        return self._bounds.may_hold(file.least_timestamp_ms, file.greatest_timestamp_ms)
+    def _may_match(self, file: File) -> bool:
+        return self._bounds.may_match(file.least_timestamp_ms, file.greatest_timestamp_ms)
 
 
 class PushingReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds = bounds_of(filters)
+        self._bounds = derive_bounds(filters)
         return filters
 
 
@@ -179,14 +184,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns.check(schema)
         self._options = options
         self._schema = columns.arrow_schema(schema)
-        self._survey = BrokerMetadata(options)
+        self._metadata = BrokerMetadata(options)
         self._progress: Progress | None = None
-        #: Spark asks repeatedly until it has a batch, and must get the same answer each time.
+        #: Spark asks repeatedly until it has a batch, and must get the same position each time.
         self._initial: Position | None = None
         self._facts: TopicOffsets | None = None
         #: The end of a query with the trigger availableNow.
         self._target: Topics | None = None
-        self._reached: Position | None = None
+        self._last_position: Position | None = None
         self._plan = Plan({})
         self._batch_at = time.monotonic()
 
@@ -198,36 +203,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            facts = self._facts = self._survey.look()
+            facts = self._facts = self._metadata.fetch()
             group = self._options.group or f"spark-{uuid.uuid4()}"
-            topics: Topics = self._survey.offsets_at(self._options.starting, facts)
+            topics: Topics = self._metadata.resolve(self._options.starting, facts)
             if self._options.group is not None and self._options.starting == "latest":
-                topics = self._told_progress().begun(group, topics) or topics
+                topics = self._get_progress().saved_start(group, topics) or topics
             self._initial = Position(facts.cluster, group, topics, initial=True)
-            self._told_progress().begin(self._initial)
+            self._get_progress().store_start(self._initial)
         return positions.encode(self._initial)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        here = self._here(positions.decode(start))
-        self._tell(here)
-        facts = self._look(here)
-        sizes = self._sizes(here, facts)
-        if self._should_wait(sizes, limit):
-            self._survey.look(replace(here, topics=facts.ends()), limits.SPARK_IDLE_MS)
+        position = self._with_configured_group(positions.decode(start))
+        self._report(position)
+        facts = self._fetch_facts(position)
+        unread = self._find_unread(position, facts)
+        if self._should_wait(unread, limit):
+            self._metadata.fetch(replace(position, topics=facts.ends()), limits.SPARK_IDLE_MS)
             return start
-        ends = limited(sizes, **self._limits(limit))
-        is_new = any(ends[key] != each.first for key, each in sizes.items())
-        if not is_new and not _is_elsewhere(here, facts, sizes):
+        ends = limit_batch(unread, **self._batch_limits(limit))
+        has_unread = any(ends[key] != partition.first for key, partition in unread.items())
+        if not has_unread and not _has_start_moved(position, facts, unread):
             if self._target is not None:
                 # Spark now ends the query, and then this process without further calls.
-                self._told_progress().close(self._reached)
+                self._get_progress().close(self._last_position)
             return start
         self._batch_at = time.monotonic()
         moved: dict[str, TopicPosition] = {}
         for name, topic in facts.topics.items():
-            offsets = {each: ends[name, each] for each in topic.partitions if (name, each) in ends}
+            offsets = {
+                partition: ends[name, partition]
+                for partition in topic.partitions
+                if (name, partition) in ends
+            }
             moved[name] = TopicPosition(topic.id, offsets)
-        return positions.encode(here.moved(moved, facts.cluster))
+        return positions.encode(position.moved(moved, facts.cluster))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_offsets is not None:
@@ -239,187 +248,210 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        here = self._reached or self._initial
-        if self._facts is None or here is None:
+        position = self._last_position or self._initial
+        if self._facts is None or position is None:
             return None
-        return positions.encode(Position(self._facts.cluster, here.group, self._facts.ends()))
+        return positions.encode(Position(self._facts.cluster, position.group, self._facts.ends()))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._facts = self._survey.look()
+        self._facts = self._metadata.fetch()
         self._target = self._facts.ends()
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._tell(self._here(positions.decode(end)))
+        self._report(self._with_configured_group(positions.decode(end)))
 
     def stop(self) -> None:
         if self._progress is not None:
-            self._progress.close(self._reached)
+            self._progress.close(self._last_position)
         try:
             if self._plan.ids:
-                release(self._survey.http, self._plan)
+                release(self._metadata.http, self._plan)
         except QuackError as error:
-            log.warning("files stay until their plan is over: %s", error)
-        self._survey.close()
+            log.warning(
+                "the broker keeps the archived files until the plan's lease ends: %s", error
+            )
+        self._metadata.close()
 
     # --- tasks ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, last = positions.decode(start), positions.decode(end)
-        self._let_go_of(begin, last)
-        first = positions.beginning_of(begin, last)
+        start_position, end_position = positions.decode(start), positions.decode(end)
+        self._forget_new_group(start_position, end_position)
+        batch_start = positions.find_batch_start(start_position, end_position)
         facts = self._facts
         if facts is None:  # a batch that is repeated after a restart
-            facts = self._facts = self._survey.look(last)
-        ranges = self._ranges(first, last, facts)
-        # The previous batch is done, and so is its plan.
-        release(self._survey.http, self._plan)
+            facts = self._facts = self._metadata.fetch(end_position)
+        ranges = self._plan_ranges(batch_start, end_position, facts)
+        # The previous batch is committed, so its plan is not needed any more.
+        release(self._metadata.http, self._plan)
         self._plan = Plan({})
-        size = sum(each.record_bytes * (each.next - each.first) for each in ranges)
+        size = sum(unread.record_bytes * (unread.next - unread.first) for unread in ranges)
         if size > self._options.split_bytes:
             # A large batch is history, so use the archive. Recent records are read from the log
             # anyway.
-            topics = {each.topic: each.topic_id for each in ranges}
-            self._plan = plan(self._survey.http, topics)
-        return split(self._survey.access, self._options, pieces(ranges, self._plan.files))
+            topics = {unread.topic: unread.topic_id for unread in ranges}
+            self._plan = plan(self._metadata.http, topics)
+        return make_splits(
+            self._metadata.access, self._options, plan_pieces(ranges, self._plan.files)
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(partition, self._schema, self._options)
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _here(self, position: Position) -> Position:
+    def _with_configured_group(self, position: Position) -> Position:
         group = self._options.group or position.group
         return position if group == position.group else replace(position, group=group)
 
-    def _told_progress(self) -> Progress:
+    def _get_progress(self) -> Progress:
         if self._progress is None:
             hold_ms = self._options.hold_for_ms if self._options.hold_retention else None
-            self._progress = Progress(self._survey.access, hold_ms)
+            self._progress = Progress(self._metadata.access, hold_ms)
         return self._progress
 
-    def _let_go_of(self, begin: Position, end: Position) -> None:
-        """Forget the group name of a new start: a repeated first batch continues the query under
-        its original name."""
-        is_ours = self._initial is not None and begin.group == self._initial.group
-        if is_ours and self._options.group is None and begin.group != end.group:
-            self._told_progress().forget(begin.group)
+    def _forget_new_group(self, start: Position, end: Position) -> None:
+        """Delete the group that this start created, if the batch belongs to another group: a
+        repeated first batch continues the query under its original group."""
+        is_new_group = self._initial is not None and start.group == self._initial.group
+        if is_new_group and self._options.group is None and start.group != end.group:
+            self._get_progress().forget(start.group)
 
-    def _tell(self, here: Position) -> None:
-        if not here.initial:
-            self._reached = here
-        self._told_progress().tell(here)
+    def _report(self, position: Position) -> None:
+        if not position.initial:
+            self._last_position = position
+        self._get_progress().report(position)
 
-    def _look(self, here: Position) -> TopicOffsets:
-        """Return the available offsets. If there are none, wait for more first; with
-        availableNow, return those from the start of the query."""
+    def _fetch_facts(self, position: Position) -> TopicOffsets:
+        """Fetch the present offsets. If nothing is unread, wait a little for new records first,
+        except with availableNow. Check that the checkpoint belongs to this broker."""
         wait_ms = limits.SPARK_IDLE_MS if self._target is None else 0
-        facts = self._facts = self._survey.look(here, wait_ms)
-        self._check_broker(here, facts)
+        facts = self._facts = self._metadata.fetch(position, wait_ms)
+        self._check_broker(position, facts)
         return facts
 
-    def _sizes(self, here: Position, facts: TopicOffsets) -> dict[tuple[str, int], Range]:
+    def _find_unread(self, position: Position, facts: TopicOffsets) -> dict[tuple[str, int], Range]:
         """Return the unread range by topic and partition."""
-        found: dict[tuple[str, int], Range] = {}
+        unread: dict[tuple[str, int], Range] = {}
         for name, topic in facts.topics.items():
-            for partition, of in topic.partitions.items():
-                end = of.stable
+            for partition, partition_facts in topic.partitions.items():
+                end = partition_facts.stable
                 if self._target is not None:
-                    target = _end_in(self._target, name, topic.id, partition)
+                    target = _find_end(self._target, name, topic.id, partition)
                     if target is None:
                         continue  # the partition was added later
                     end = min(target, end)
-                first = self._first(here.topics, name, topic.id, partition, of)
-                found[name, partition] = Range(
-                    name, topic.id, partition, first, max(first, end), of.record_bytes
+                first = self._find_start(
+                    position.topics, name, topic.id, partition, partition_facts
                 )
-        return found
+                unread[name, partition] = Range(
+                    name, topic.id, partition, first, max(first, end), partition_facts.record_bytes
+                )
+        return unread
 
-    def _ranges(self, first: Position, last: Position, facts: TopicOffsets) -> list[Range]:
+    def _plan_ranges(self, start: Position, end: Position, facts: TopicOffsets) -> list[Range]:
         ranges: list[Range] = []
-        for name, topic in last.topics.items():
-            for partition, end in topic.offsets.items():
-                of = facts.of(name, partition)
-                if of is None or facts.topics[name].id != topic.id:
-                    self._lose(UnknownTopic(f"partition {partition} of topic {name} is gone"))
+        for name, topic in end.topics.items():
+            for partition, next_offset in topic.offsets.items():
+                partition_facts = facts.find_partition(name, partition)
+                if partition_facts is None or facts.topics[name].id != topic.id:
+                    self._report_loss(
+                        UnknownTopic(f"partition {partition} of topic {name} was deleted")
+                    )
                     continue
-                begin = self._first(first.topics, name, topic.id, partition, of)
-                if end > of.stable:  # a batch that is repeated
-                    self._lose(
+                first = self._find_start(start.topics, name, topic.id, partition, partition_facts)
+                if next_offset > partition_facts.stable:  # a batch that is repeated
+                    self._report_loss(
                         OffsetOutOfRange(
-                            f"partition {partition} of topic {name} ends at {of.stable}: offsets "
-                            f"up to {end - 1} were read before, and are gone"
+                            f"partition {partition} of topic {name} ends at "
+                            f"{partition_facts.stable}: offsets up to {next_offset - 1} were read "
+                            f"before, and are gone"
                         )
                     )
-                    end = of.stable
-                if begin < end:
-                    ranges.append(Range(name, topic.id, partition, begin, end, of.record_bytes))
+                    next_offset = partition_facts.stable
+                if first < next_offset:
+                    ranges.append(
+                        Range(
+                            name,
+                            topic.id,
+                            partition,
+                            first,
+                            next_offset,
+                            partition_facts.record_bytes,
+                        )
+                    )
         return ranges
 
-    def _first(
-        self, begin: Topics, name: str, topic_id: str, partition: int, of: PartitionFacts
+    def _find_start(
+        self, start: Topics, name: str, topic_id: str, partition: int, facts: PartitionFacts
     ) -> int:
-        """Return where to start in a partition: where the query stopped, or at the beginning of
-        a new partition."""
-        before = begin.get(name)
-        if before is not None and before.id != topic_id:
-            self._lose(
+        """Return the offset to start from: where the query stopped, or the first offset of a new
+        partition."""
+        topic_position = start.get(name)
+        if topic_position is not None and topic_position.id != topic_id:
+            self._report_loss(
                 UnknownTopic(
-                    f"topic {name} was made anew since the checkpoint was written: these are other "
-                    "records under the same offsets"
+                    f"topic {name} was made anew since the checkpoint was written: it has other "
+                    "records at the same offsets"
                 )
             )
-            before = None
-        at = None if before is None else before.offsets.get(partition)
-        if at is None:
-            return of.first
-        if at < of.first:
-            self._lose(
+            topic_position = None
+        offset = None if topic_position is None else topic_position.offsets.get(partition)
+        if offset is None:
+            return facts.first
+        if offset < facts.first:
+            self._report_loss(
                 OffsetOutOfRange(
-                    f"offsets {at} to {of.first - 1} of partition {partition} of topic {name} are "
-                    "gone before they were read"
+                    f"offsets {offset} to {facts.first - 1} of partition {partition} of topic "
+                    f"{name} are gone: they were deleted before they were read"
                 )
             )
-            return of.first
-        if at > of.stable:
-            self._lose(
+            return facts.first
+        if offset > facts.stable:
+            self._report_loss(
                 OffsetOutOfRange(
-                    f"partition {partition} of topic {name} ends at {of.stable}, before offset "
-                    f"{at} that was read already: is this the broker of the checkpoint?"
+                    f"partition {partition} of topic {name} ends at {facts.stable}, before offset "
+                    f"{offset} that was read already: is this the broker of the checkpoint?"
                 )
             )
-            return of.stable
-        return at
+            return facts.stable
+        return offset
 
-    def _check_broker(self, here: Position, facts: TopicOffsets) -> None:
-        if here.cluster != facts.cluster:
-            self._lose(
+    def _check_broker(self, position: Position, facts: TopicOffsets) -> None:
+        if position.cluster != facts.cluster:
+            self._report_loss(
                 InvalidRequest(
-                    f"the checkpoint is of broker {here.cluster}, and kafka.bootstrap.servers="
+                    f"the checkpoint is of broker {position.cluster}, and kafka.bootstrap.servers="
                     f"{self._options.bootstrap} is {facts.cluster}"
                 )
             )
-        for name in here.topics:
+        for name in position.topics:
             if name not in facts.topics:
-                self._lose(
-                    UnknownTopic(f"topic {name} was read, and is gone, or not chosen any more")
+                self._report_loss(
+                    UnknownTopic(
+                        f"topic {name} was read before, and is deleted now or not selected any more"
+                    )
                 )
 
-    def _lose(self, error: Exception) -> None:
+    def _report_loss(self, error: Exception) -> None:
         if self._options.fail_on_data_loss:
-            kind = type(error)
-            raise kind(f"{error}. Set failOnDataLoss to false to go on with what there is.")
+            error_class = type(error)
+            raise error_class(f"{error}. Set failOnDataLoss to false to skip lost records.")
         log.warning("%s", error)
 
-    def _should_wait(self, sizes: Mapping[tuple[str, int], Range], limit: ReadLimit) -> bool:
-        """Return whether to wait for a larger batch. A query with availableNow does not wait."""
-        least = self._options.min_offsets
-        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+    def _should_wait(self, unread: Mapping[tuple[str, int], Range], limit: ReadLimit) -> bool:
+        """Return whether to wait until the batch has `minOffsetsPerTrigger` offsets. A query with
+        availableNow does not wait."""
+        min_offsets = self._options.min_offsets
+        if min_offsets is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
         waited_ms = (time.monotonic() - self._batch_at) * 1000
-        there = sum(each.next - each.first for each in sizes.values())
-        return there < least and waited_ms < self._options.max_delay_ms
+        unread_offsets = sum(
+            partition_range.next - partition_range.first for partition_range in unread.values()
+        )
+        return unread_offsets < min_offsets and waited_ms < self._options.max_delay_ms
 
-    def _limits(self, limit: ReadLimit) -> dict[str, int | None]:
+    def _batch_limits(self, limit: ReadLimit) -> dict[str, int | None]:
         if isinstance(limit, ReadAllAvailable):
             return {"max_offsets": None, "max_bytes": None}
         rows, size = self._options.max_offsets, self._options.max_bytes
@@ -438,46 +470,57 @@ def ranges_between(starts: Topics, ends: Topics, facts: TopicOffsets) -> list[Ra
     for name, topic in starts.items():
         for partition, first in topic.offsets.items():
             end = ends[name].offsets[partition]
-            of = facts.topics[name].partitions[partition]
+            partition_facts = facts.topics[name].partitions[partition]
             if first < end:
-                ranges.append(Range(name, topic.id, partition, first, end, of.record_bytes))
+                ranges.append(
+                    Range(name, topic.id, partition, first, end, partition_facts.record_bytes)
+                )
     return ranges
 
 
-def split(access: Access, options: Options, wanted: Sequence[Piece]) -> list[InputPartition]:
-    tasks = splits(
-        wanted,
+def make_splits(access: Access, options: Options, pieces: Sequence[Piece]) -> list[InputPartition]:
+    tasks = plan_tasks(
+        pieces,
         split_bytes=options.split_bytes,
         at_least=options.min_partitions,
         max_records=options.max_records,
     )
     # With an empty list, Spark would create a partition of its own.
-    return [Split(access, each) for each in tasks] or [Split(access, ())]
+    return [Split(access, task) for task in tasks] or [Split(access, ())]
 
 
 def read(
     partition: InputPartition, schema: pa.Schema, options: Options
 ) -> Iterator[pa.RecordBatch]:
     # Imported in tasks only: importing the decoders takes longer than planning.
-    from quackmq.spark.source.task import Reading
+    from quackmq.spark.source.task import TaskReader
 
     if not isinstance(partition, Split):
-        raise DamagedData(f"{partition!r} is no part of a plan of ours")
-    return Reading(partition.access, schema, options.fail_on_data_loss).read(partition.pieces)
+        raise DamagedData(f"{partition!r} was not planned by this source")
+    return TaskReader(partition.access, schema, options.fail_on_data_loss).read(partition.pieces)
 
 
-def _is_elsewhere(
-    here: Position, facts: TopicOffsets, ahead: Mapping[tuple[str, int], Range]
+def _has_start_moved(
+    position: Position, facts: TopicOffsets, unread: Mapping[tuple[str, int], Range]
 ) -> bool:
-    """Return whether data loss moved a start offset. Then the new position must be stored even
+    """Return whether data loss moved a start offset. Then Spark must store the new position even
     if nothing is unread."""
-    for name, topic in here.topics.items():
+    for name, topic in position.topics.items():
         if name not in facts.topics or facts.topics[name].id != topic.id:
             return True
-    places = ((ahead.get((name, each)), offset) for name, each, offset in here.partitions())
-    return any(found is None or found.first != offset for found, offset in places)
+    starts = (
+        (unread.get((name, partition)), offset) for name, partition, offset in position.partitions()
+    )
+    return any(
+        partition_range is None or partition_range.first != offset
+        for partition_range, offset in starts
+    )
 
 
-def _end_in(topics: Topics, name: str, topic_id: str, partition: int) -> int | None:
-    found = topics.get(name)
-    return None if found is None or found.id != topic_id else found.offsets.get(partition)
+def _find_end(topics: Topics, name: str, topic_id: str, partition: int) -> int | None:
+    topic_position = topics.get(name)
+    return (
+        None
+        if topic_position is None or topic_position.id != topic_id
+        else topic_position.offsets.get(partition)
+    )

@@ -21,7 +21,7 @@ from quackmq.spark import limits
 
 
 class Range(NamedTuple):
-    """Wanted offsets of one partition, and the approximate size of a record."""
+    """The offsets [first, next) of one partition to read, and the mean size of a record."""
 
     topic: str
     topic_id: str
@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 class File(NamedTuple):
     """An archived file as the broker describes it; `path` is its path on the broker's machine.
-    The `lost` offsets contain only batches that cannot be decoded."""
+    `lost` are ranges of offsets whose batches cannot be decoded."""
 
     name: str
     path: str
@@ -51,7 +51,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Offsets that one task reads from one place: a file or the broker."""
+    """Offsets that one task reads from one archived file, or from the broker if `file` is None."""
 
     topic: str
     topic_id: str
@@ -70,96 +70,111 @@ class Piece:
             yield replace(self, first=first, next=end, size=self.size * (end - first) / offsets)
 
 
-def pieces(
+def plan_pieces(
     ranges: Iterable[Range], archived: Mapping[tuple[str, int], Sequence[File]]
 ) -> list[Piece]:
     """Return pieces that cover every offset of the ranges once, in order. `archived` has the
     files by topic and partition, in order of offset."""
-    found: list[Piece] = []
-    for wanted in ranges:
-        at = wanted.first
-        for file in archived.get((wanted.topic, wanted.partition), ()):
-            if file.next <= at or file.first >= wanted.next:
+    planned: list[Piece] = []
+    for unread in ranges:
+        offset = unread.first
+        for file in archived.get((unread.topic, unread.partition), ()):
+            if file.next <= offset or file.first >= unread.next:
                 continue
-            if file.first > at:
-                found.append(_live(wanted, at, file.first))
-                at = file.first
-            end = min(file.next, wanted.next)
-            share = (end - at) / (file.next - file.first)
-            found.append(
+            if file.first > offset:
+                planned.append(_broker_piece(unread, offset, file.first))
+                offset = file.first
+            end = min(file.next, unread.next)
+            share = (end - offset) / (file.next - file.first)
+            planned.append(
                 Piece(
-                    wanted.topic,
-                    wanted.topic_id,
-                    wanted.partition,
-                    at,
+                    unread.topic,
+                    unread.topic_id,
+                    unread.partition,
+                    offset,
                     end,
                     file.size * share,
                     file,
                 )
             )
-            at = end
-        if at < wanted.next:
-            found.append(_live(wanted, at, wanted.next))
-    return found
+            offset = end
+        if offset < unread.next:
+            planned.append(_broker_piece(unread, offset, unread.next))
+    return planned
 
 
-def splits(
-    wanted: Sequence[Piece], *, split_bytes: int, at_least: int = 1, max_records: int | None = None
+def plan_tasks(
+    pieces: Sequence[Piece], *, split_bytes: int, at_least: int = 1, max_records: int | None = None
 ) -> list[tuple[Piece, ...]]:
     """Return the pieces of each task. There are at least `at_least` tasks if there are enough
     offsets, and at most `limits.SPARK_SPLITS`, unless `max_records` per task requires more."""
-    wanted = [each for each in wanted if each.first < each.next]
-    if not wanted:
+    pieces = [each for each in pieces if each.first < each.next]
+    if not pieces:
         return []
-    total = sum(_weight(each) for each in wanted)
-    count = min(max(at_least, math.ceil(total / split_bytes), 1), limits.SPARK_SPLITS)
-    target = total / count
-    most = max_records or sum(each.next - each.first for each in wanted)
-    found: list[tuple[Piece, ...]] = []
-    current: list[Piece] = []
-    weight = records = 0.0
-    for whole in wanted:
+    total_weight = sum(_weight(each) for each in pieces)
+    task_count = min(max(at_least, math.ceil(total_weight / split_bytes), 1), limits.SPARK_SPLITS)
+    target_weight = total_weight / task_count
+    max_offsets = max_records or sum(each.next - each.first for each in pieces)
+    tasks: list[tuple[Piece, ...]] = []
+    task_pieces: list[Piece] = []
+    task_weight = task_offsets = 0.0
+    for piece in pieces:
         # Divide large pieces so that none exceeds a share; join small ones.
-        offsets = whole.next - whole.first
-        parts = max(math.ceil(_weight(whole) / target - _ROUNDING), math.ceil(offsets / most))
-        for part in whole.parts(parts):
-            weight += _weight(part)
-            records += part.next - part.first
-            if current and (weight > target * (1 + _ROUNDING) or records > most):
-                found.append(tuple(current))
-                current = []
-                weight, records = _weight(part), part.next - part.first
-            current.append(part)
-    found.append(tuple(current))
-    return found
+        offsets = piece.next - piece.first
+        part_count = max(
+            math.ceil(_weight(piece) / target_weight - _ROUNDING), math.ceil(offsets / max_offsets)
+        )
+        for part in piece.parts(part_count):
+            task_weight += _weight(part)
+            task_offsets += part.next - part.first
+            if task_pieces and (
+                task_weight > target_weight * (1 + _ROUNDING) or task_offsets > max_offsets
+            ):
+                tasks.append(tuple(task_pieces))
+                task_pieces = []
+                task_weight, task_offsets = _weight(part), part.next - part.first
+            task_pieces.append(part)
+    tasks.append(tuple(task_pieces))
+    return tasks
 
 
-def limited(
-    sizes: Mapping[tuple[str, int], Range], *, max_offsets: int | None, max_bytes: int | None
+def limit_batch(
+    unread_ranges: Mapping[tuple[str, int], Range],
+    *,
+    max_offsets: int | None,
+    max_bytes: int | None,
 ) -> dict[tuple[str, int], int]:
-    """Return where each partition's part of the next batch ends, within both limits. Partitions
-    that are further behind get more. The batch has at least one offset if there is one."""
-    total = sum(each.next - each.first for each in sizes.values())
-    total_bytes = sum((each.next - each.first) * each.record_bytes for each in sizes.values())
+    """Return the end of the next batch in each partition, so that the batch is within both limits.
+    Partitions with more unread offsets get more. The batch has at least one offset if there is
+    one."""
+    total_offsets = sum(unread.next - unread.first for unread in unread_ranges.values())
+    total_bytes = sum(
+        (unread.next - unread.first) * unread.record_bytes for unread in unread_ranges.values()
+    )
     share = 1.0
-    if max_offsets is not None and total > max_offsets:
-        share = max_offsets / total
+    if max_offsets is not None and total_offsets > max_offsets:
+        share = max_offsets / total_offsets
     if max_bytes is not None and total_bytes * share > max_bytes:
         share = max_bytes / total_bytes
     if share >= 1.0:
-        return {key: each.next for key, each in sizes.items()}
-    ends = {key: each.first + int((each.next - each.first) * share) for key, each in sizes.items()}
+        return {key: unread.next for key, unread in unread_ranges.items()}
+    ends = {
+        key: unread.first + int((unread.next - unread.first) * share)
+        for key, unread in unread_ranges.items()
+    }
     # The rounding remainder goes to the first partitions; otherwise shares below one would all be
     # zero.
-    left = max(1, int(total * share)) - sum(ends[key] - sizes[key].first for key in sizes)
-    for key, each in sizes.items():
-        if left > 0 and ends[key] < each.next:
+    remaining = max(1, int(total_offsets * share)) - sum(
+        ends[key] - unread_ranges[key].first for key in unread_ranges
+    )
+    for key, unread in unread_ranges.items():
+        if remaining > 0 and ends[key] < unread.next:
             ends[key] += 1
-            left -= 1
+            remaining -= 1
     return ends
 
 
-#: Ignores floating-point errors.
+#: A relative tolerance for floating-point errors.
 _ROUNDING = 1e-6
 
 
@@ -169,6 +184,6 @@ def _weight(piece: Piece) -> float:
     return piece.size + limits.SPARK_RECORD_BYTES * (piece.next - piece.first)
 
 
-def _live(wanted: Range, first: int, end: int) -> Piece:
-    size = (end - first) * wanted.record_bytes
-    return Piece(wanted.topic, wanted.topic_id, wanted.partition, first, end, size)
+def _broker_piece(unread: Range, first: int, end: int) -> Piece:
+    size = (end - first) * unread.record_bytes
+    return Piece(unread.topic, unread.topic_id, unread.partition, first, end, size)

@@ -7,7 +7,7 @@ vanishes costs only time.
 
 The task returns every committed record of the range once, in order, and no other. Lost records
 (trimmed since the plan, damaged, or in a batch that cannot be decoded) fail the task with their
-offsets, or are skipped with a warning if `failOnDataLoss` is false. Memory: two answers of the
+offsets, or are skipped with a warning if `failOnDataLoss` is false. Memory: two responses of the
 broker, and one decoded group of batches or one row group.
 """
 
@@ -26,139 +26,149 @@ from quackmq import limits as shared_limits
 from quackmq.errors import CorruptBatch, DamagedData, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.records.batch import Batch
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import files_now
-from quackmq.spark.broker.http import Access, Answer, Http, path_of
-from quackmq.spark.source.archived_files import Unusable, read_here, read_there
+from quackmq.spark.broker.archive import list_current_files
+from quackmq.spark.broker.http import Access, Http, Response, path_of
+from quackmq.spark.source.archived_files import Unusable, read_from_disk, read_over_http
 from quackmq.spark.source.columns import Shaper
-from quackmq.spark.source.rows import append_time_column, append_times, between, groups_of, opened
-from quackmq.spark.source.splits import Piece, Range, pieces
+from quackmq.spark.source.rows import (
+    append_time_column,
+    cut_rows,
+    decode_group,
+    group_batches,
+    parse_append_times,
+)
+from quackmq.spark.source.splits import Piece, Range, plan_pieces
 
 log = logging.getLogger(__name__)
 
-_GO_ON: Final = "Set failOnDataLoss to false to go on without it."
-_TIMES: Final = "quackmq-append-times"
+_SKIP_HINT: Final = "Set failOnDataLoss to false to skip these records."
+_APPEND_TIMES_HEADER: Final = "quackmq-append-times"
 
 
-class _Moved(Exception):
-    """From this offset on, the piece has moved since it was planned."""
+class _PieceMoved(Exception):
+    """The piece was archived or merged since it was planned; read it elsewhere from `offset` on."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__(at)
-        self.at = at
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The parameters of a task's reading; pickled with it."""
+class TaskReader:
+    """Reads the pieces of a task. Spark sends a reader to its task."""
 
     access: Access
     schema: pa.Schema
     fail_on_data_loss: bool = True
 
-    def read(self, wanted: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        with self.access.connect() as broker, ThreadPoolExecutor(1) as beside:
-            task = _Task(self, broker, beside)
-            for piece in wanted:
+    def read(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        with self.access.connect() as broker, ThreadPoolExecutor(1) as fetch_thread:
+            task = _Task(self, broker, fetch_thread)
+            for piece in pieces:
                 for rows in task.read(piece):
                     for start in range(0, rows.num_rows, limits.SPARK_ROWS):
                         yield rows.slice(start, limits.SPARK_ROWS)
 
 
 class _Task:
-    def __init__(self, reading: Reading, broker: Http, beside: ThreadPoolExecutor) -> None:
-        self._fails = reading.fail_on_data_loss
-        self._shaper = Shaper(reading.schema)
+    def __init__(self, reader: TaskReader, broker: Http, fetch_thread: ThreadPoolExecutor) -> None:
+        self._fail_on_data_loss = reader.fail_on_data_loss
+        self._shaper = Shaper(reader.schema)
         self._broker = broker
-        #: A thread that fetches the next answer while the last one is decoded.
-        self._beside = beside
+        #: A thread that fetches the next response while the last one is decoded.
+        self._fetch_thread = fetch_thread
         #: Durable names by producer id; None for a producer without one.
         self._publishers: dict[int, str | None] = {}
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Read a piece from where it is now. Look it up again a limited number of times; after
-        that, fetch batches from the broker, which serves all tiers."""
-        waiting = [piece]
-        finds = 0
-        while waiting:
-            part = waiting.pop(0)
+        """Yield the rows of a piece. If its records have moved, look them up again, a limited
+        number of times; after that, fetch batches from the broker, which serves all tiers."""
+        remaining = [piece]
+        lookups = 0
+        while remaining:
+            part = remaining.pop(0)
             try:
-                yield from self._read_as_planned(part, finds < limits.SPARK_FINDS)
-            except _Moved as moved:
-                finds += 1
-                waiting[:0] = self._found(part, moved.at, finds < limits.SPARK_FINDS)
+                yield from self._read_once(part, lookups < limits.SPARK_LOOKUPS)
+            except _PieceMoved as moved:
+                lookups += 1
+                remaining[:0] = self._find_again(part, moved.offset, lookups < limits.SPARK_LOOKUPS)
 
-    def _read_as_planned(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
-        """Read a piece as planned. Raises _Moved with the offset up to which the rows are
-        complete."""
+    def _read_once(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a piece from the file or log that was planned. Raise _PieceMoved with
+        the offset up to which the rows are complete."""
         if piece.file is None:
             yield from self._read_log(piece, may_move)
             return
         for first, end in piece.file.lost:
             if first < piece.next and end > piece.first:
-                self._lose(piece, first, end, "it was archived as a batch that cannot be opened")
-        at = piece.first
+                self._report_loss(
+                    piece, first, end, "it was archived as a batch that cannot be opened"
+                )
+        offset = piece.first
         try:
-            for rows in read_here(piece, at, self._shaper):
+            for rows in read_from_disk(piece, offset, self._shaper):
                 yield rows.rows
-                at = rows.next_offset
+                offset = rows.next_offset
             return
         except Unusable as error:
             log.info("%s", error)
         try:
-            for rows in read_there(piece, at, self._shaper, self._broker):
+            for rows in read_over_http(piece, offset, self._shaper, self._broker):
                 yield rows.rows
-                at = rows.next_offset
+                offset = rows.next_offset
         except Unusable as error:
             log.info("%s", error)
-            raise _Moved(at) from error
+            raise _PieceMoved(offset) from error
 
-    def _found(self, piece: Piece, at: int, may_move: bool) -> list[Piece]:
-        """Return the rest of a piece as pieces with their current places."""
+    def _find_again(self, piece: Piece, offset: int, may_move: bool) -> list[Piece]:
+        """Return the piece from `offset` on as pieces with the files that exist now."""
         files = {}
         if may_move:
             key = (piece.topic, piece.partition)
-            files = {key: files_now(self._broker, piece.topic, piece.topic_id).get(key, ())}
-        rest = Range(piece.topic, piece.topic_id, piece.partition, at, piece.next)
-        return pieces([rest], files)
+            files = {
+                key: list_current_files(self._broker, piece.topic, piece.topic_id).get(key, ())
+            }
+        rest = Range(piece.topic, piece.topic_id, piece.partition, offset, piece.next)
+        return plan_pieces([rest], files)
 
     # --- the log ----------------------------------------------------------------------------
 
     def _read_log(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
-        at = piece.first
-        coming = self._fetch(piece, at)
-        while coming is not None:
+        offset = piece.first
+        next_response = self._fetch(piece, offset)
+        while next_response is not None:
             try:
-                answer = coming.result()
+                response = next_response.result()
             except OffsetOutOfRange as error:
-                first = self._first_offset(piece, at, error)
-                self._lose(piece, at, min(first, piece.next), "it is gone")
-                at = first
-                coming = self._fetch(piece, at)
+                first = self._first_offset(piece, offset, error)
+                self._report_loss(piece, offset, min(first, piece.next), "they were deleted")
+                offset = first
+                next_response = self._fetch(piece, offset)
                 continue
             except UnknownTopic as error:
-                if self._fails:
+                if self._fail_on_data_loss:
                     raise
-                self._lose(piece, at, piece.next, str(error))
+                self._report_loss(piece, offset, piece.next, str(error))
                 return
             except DamagedData as error:
-                if error.next_offset is None or error.next_offset <= at:
+                if error.next_offset is None or error.next_offset <= offset:
                     raise
-                self._lose(piece, at, min(error.next_offset, piece.next), str(error))
-                at = error.next_offset
-                coming = self._fetch(piece, at)
+                self._report_loss(piece, offset, min(error.next_offset, piece.next), str(error))
+                offset = error.next_offset
+                next_response = self._fetch(piece, offset)
                 continue
-            times = append_times(answer.headers.get(_TIMES, ""))
-            if may_move and answer.body and (not times or times[0][0] > at):
+            times = parse_append_times(response.headers.get(_APPEND_TIMES_HEADER, ""))
+            if may_move and response.body and (not times or times[0][0] > offset):
                 # The range has left the log for the archive.
-                raise _Moved(at)
-            begin, at = at, answer.next_offset or 0
-            if at <= begin:
-                raise QuackError(f"the broker has nothing at offset {begin} of {_name(piece)}")
-            coming = self._fetch(piece, at)
-            yield from self._open(piece, answer, begin, times)
+                raise _PieceMoved(offset)
+            start, offset = offset, response.next_offset or 0
+            if offset <= start:
+                raise QuackError(f"the broker has nothing at offset {start} of {_describe(piece)}")
+            next_response = self._fetch(piece, offset)
+            yield from self._decode_response(piece, response, start, times)
 
-    def _fetch(self, piece: Piece, offset: int) -> Future[Answer] | None:
-        """The batches from an offset on, as they come; None behind the last."""
+    def _fetch(self, piece: Piece, offset: int) -> Future[Response] | None:
+        """Start to fetch batches from an offset on; return None at the end of the piece."""
         if offset >= piece.next:
             return None
         path = path_of("topics", piece.topic, "partitions", piece.partition, "batches")
@@ -169,49 +179,49 @@ class _Task:
             "topic_id": piece.topic_id,
             "append_times": "true",
         }
-        return self._beside.submit(self._broker.ask, "GET", path, query=query)
+        return self._fetch_thread.submit(self._broker.request, "GET", path, query=query)
 
-    def _first_offset(self, piece: Piece, at: int, error: OffsetOutOfRange) -> int:
-        """Return the partition's first offset now. An offset beyond its end belongs to another
-        topic of this name."""
-        found = self._broker.post("/v1/offsets", {"topics": [piece.topic]}).json["topics"]
-        for topic in found:
+    def _first_offset(self, piece: Piece, offset: int, error: OffsetOutOfRange) -> int:
+        """Return the partition's first offset if it is after `offset`. Otherwise raise `error`: the
+        offset is after the end, so it belongs to another topic of this name."""
+        topics = self._broker.post("/v1/offsets", {"topics": [piece.topic]}).json["topics"]
+        for topic in topics:
             for partition in topic["partitions"]:
                 if topic["id"] == piece.topic_id and partition["partition"] == piece.partition:
                     first = int(partition["first_offset"])
-                    if first > at:
+                    if first > offset:
                         return first
         raise error
 
     # --- batches to rows --------------------------------------------------------------------
 
-    def _open(
-        self, piece: Piece, answer: Answer, begin: int, times: Sequence[tuple[int, int]]
+    def _decode_response(
+        self, piece: Piece, response: Response, start: int, times: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
-        for group in groups_of(answer.body):
-            found: Iterable[pa.RecordBatch]
+        for group in group_batches(response.body):
+            decoded: Iterable[pa.RecordBatch]
             try:
-                found = [opened(group)]
+                decoded = [decode_group(group)]
             except CorruptBatch:
-                # One by one, because each may be large.
-                found = self._open_each(piece, group, begin)
-            for rows in found:
-                rows = between(rows, begin, piece.next)
+                # Decode one by one, because each may be large.
+                decoded = self._decode_each(piece, group, start)
+            for rows in decoded:
+                rows = cut_rows(rows, start, piece.next)
                 if rows.num_rows:
-                    yield self._shaped(piece, rows, times)
+                    yield self._shape(piece, rows, times)
 
-    def _open_each(
-        self, piece: Piece, group: Sequence[Batch], begin: int
+    def _decode_each(
+        self, piece: Piece, group: Sequence[Batch], start: int
     ) -> Iterator[pa.RecordBatch]:
         for batch in group:
             try:
-                yield opened([batch])
+                yield decode_group([batch])
             except CorruptBatch as error:
-                first, end = max(batch.base_offset, begin), min(batch.next_offset, piece.next)
+                first, end = max(batch.base_offset, start), min(batch.next_offset, piece.next)
                 if first < end:
-                    self._lose(piece, first, end, f"a batch that cannot be opened: {error}")
+                    self._report_loss(piece, first, end, f"a batch that cannot be opened: {error}")
 
-    def _shaped(
+    def _shape(
         self, piece: Piece, rows: pa.RecordBatch, times: Sequence[tuple[int, int]]
     ) -> pa.RecordBatch:
         columns: dict[str, Any] = {name: rows.column(name) for name in rows.schema.names}
@@ -219,36 +229,49 @@ class _Task:
         if "append_time" in self._shaper.names:
             columns["append_time"] = append_time_column(columns["offset"], times)
         if "publisher" in self._shaper.names:
-            columns["publisher"] = self._named(columns["producer_id"])
+            columns["publisher"] = self._find_publishers(columns["producer_id"])
         return self._shaper.shape(columns, rows.num_rows)
 
-    def _named(self, producer_ids: pa.Array) -> pa.Array | None:
-        """Return the durable producer name of each row; None if there is none."""
+    def _find_publishers(self, producer_ids: pa.Array) -> pa.Array | None:
+        """Return the durable producer name of each row; None if no row has one."""
         if producer_ids.null_count == len(producer_ids):
             return None
-        ids = [each for each in pc.unique(producer_ids).to_pylist() if each is not None]
-        unknown = [each for each in ids if each not in self._publishers]
-        for start in range(0, len(unknown), shared_limits.HTTP_PAGE_ITEMS):
-            some = unknown[start : start + shared_limits.HTTP_PAGE_ITEMS]
-            told = self._ask({"producer_ids": some})
-            names = {each["producer_id"]: each["name"] for each in told["publishers"]}
-            self._publishers |= {each: names.get(each) for each in some}
-        if all(self._publishers[each] is None for each in ids):
+        distinct_ids = [
+            producer_id
+            for producer_id in pc.unique(producer_ids).to_pylist()
+            if producer_id is not None
+        ]
+        unknown_ids = [
+            producer_id for producer_id in distinct_ids if producer_id not in self._publishers
+        ]
+        for start in range(0, len(unknown_ids), shared_limits.HTTP_PAGE_ITEMS):
+            page = unknown_ids[start : start + shared_limits.HTTP_PAGE_ITEMS]
+            response = self._fetch_publishers({"producer_ids": page})
+            names = {each["producer_id"]: each["name"] for each in response["publishers"]}
+            self._publishers |= {producer_id: names.get(producer_id) for producer_id in page}
+        if all(self._publishers[producer_id] is None for producer_id in distinct_ids):
             return None
-        known = pa.array(ids, pa.int64())
-        names = pa.array([self._publishers[each] for each in ids], pa.string())
-        return names.take(pc.index_in(producer_ids, known))
+        distinct_column = pa.array(distinct_ids, pa.int64())
+        names = pa.array(
+            [self._publishers[producer_id] for producer_id in distinct_ids], pa.string()
+        )
+        return names.take(pc.index_in(producer_ids, distinct_column))
 
-    def _ask(self, value: object) -> Any:
-        """Send a request in the fetching thread, because only one thread may use the connection."""
-        return self._beside.submit(self._broker.post, "/v1/publishers", value).result().json
+    def _fetch_publishers(self, producer_ids: object) -> Any:
+        """Fetch producer names in the fetch thread, because only one thread may use the
+        connection."""
+        return (
+            self._fetch_thread.submit(self._broker.post, "/v1/publishers", producer_ids)
+            .result()
+            .json
+        )
 
-    def _lose(self, piece: Piece, first: int, end: int, why: str) -> None:
-        lost = f"offsets {first} to {end - 1} of {_name(piece)} cannot be read: {why}"
-        if self._fails:
-            raise DamagedData(f"{lost}. {_GO_ON}", end)
-        log.warning("%s", lost)
+    def _report_loss(self, piece: Piece, first: int, end: int, reason: str) -> None:
+        message = f"offsets {first} to {end - 1} of {_describe(piece)} cannot be read: {reason}"
+        if self._fail_on_data_loss:
+            raise DamagedData(f"{message}. {_SKIP_HINT}", end)
+        log.warning("%s", message)
 
 
-def _name(piece: Piece) -> str:
+def _describe(piece: Piece) -> str:
     return f"partition {piece.partition} of topic {piece.topic}"

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from quackmq.spark.broker.http import find
+from quackmq.spark.broker.http import find_broker
 from quackmq.spark.pipelines.compact import compact
 from tests.spark.session import session
 
@@ -42,7 +42,7 @@ def main(master: str, address: str, topic: str, target_bytes: str, directory: st
 
 def prolong_plans(address: str, for_ms: int) -> None:
     """Or cut them short."""
-    with find(address).connect() as broker:
+    with find_broker(address).connect() as broker:
         for plan in broker.get("/v1/archive/plans").json["plans"]:
             broker.post(f"/v1/archive/plans/{plan['plan']}", {"for_ms": for_ms})
 

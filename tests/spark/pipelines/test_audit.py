@@ -320,7 +320,7 @@ def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
 def test_latencies_of_entries_that_were_archived_before_they_were_taken_come_from_the_archive_s5(
     broker: Broker, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_limits, "AUDIT_STRETCH", 7)
+    monkeypatch.setattr(spark_limits, "AUDIT_LOOKUP_OFFSETS", 7)
     broker.create(topic)
     broker.publish(topic, [f"{at}" for at in range(20)])
     broker.archive(topic)

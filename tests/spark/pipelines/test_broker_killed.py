@@ -153,12 +153,12 @@ def run(pond: Pond, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run
         patience_ms = spark_limits.SPARK_RETRY_MS if pond.is_there else RETRY_MS
         return replace(found(bootstrap, retry_ms=patience_ms), retry_ms=RETRY_MS)
 
-    found = connection.find
+    found = connection.find_broker
     errors = io.StringIO()
     printed = io.StringIO()
     monkeypatch.setattr(command, "Job", Here)
-    monkeypatch.setattr(connection, "find", find)
-    monkeypatch.setattr(compact, "find", find)
+    monkeypatch.setattr(connection, "find_broker", find)
+    monkeypatch.setattr(compact, "find_broker", find)
 
     def told(*arguments: str | Path) -> Told:
         while True:

@@ -21,7 +21,7 @@ from quackmq.archive.merging import planner as merging
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import InvalidRequest, StorageError, UnknownTopic
 from quackmq.spark import limits as spark_limits
-from quackmq.spark.broker.http import find
+from quackmq.spark.broker.http import find_broker
 from quackmq.spark.pipelines import compact as pipeline
 from quackmq.spark.pipelines.compact import Options, compact
 from quackmq.spark.pipelines.errors import Stopped
@@ -343,7 +343,7 @@ def test_workers_that_cannot_reach_the_directory_say_so_in_a_sentence(
     fill(broker, topic, files=4, partitions=1)
     other = f"{topic}-other"
     fill(broker, other, files=1, partitions=1)
-    with Plan(find(broker.address), topic) as plan:
+    with Plan(find_broker(broker.address), topic) as plan:
         order = order_of(plan)
         elsewhere = tmp_path / "archive" / topic
         assert_out_of_reach(replace(order, directory=str(elsewhere)), "there is nothing of it")
@@ -380,7 +380,7 @@ def test_a_task_that_meets_damage_leaves_nothing_behind(broker: Broker, topic: s
     fill(broker, topic, files=4, partitions=1)
     files = paths(broker, topic)
     damage(files[2])
-    with Plan(find(broker.address), topic) as plan:
+    with Plan(find_broker(broker.address), topic) as plan:
         outcome = carry_out(order_of(plan))
         assert isinstance(outcome, Damaged) and outcome.name == Path(files[2]).name
         assert offered(Path(plan.listed.directory)) == []

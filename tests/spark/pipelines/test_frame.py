@@ -375,9 +375,9 @@ def test_a_broker_that_is_not_there_is_one_sentence(
     def find(bootstrap: str, *_: Any) -> connection.Access:
         return found(bootstrap, retry_ms=300)
 
-    found = connection.find
-    monkeypatch.setattr(connection, "find", find)
-    monkeypatch.setattr("quackmq.spark.pipelines.compact.find", find)
+    found = connection.find_broker
+    monkeypatch.setattr(connection, "find_broker", find)
+    monkeypatch.setattr("quackmq.spark.pipelines.compact.find_broker", find)
     assert main(["pipeline", "run", *arguments, "--broker", "127.0.0.1:1"]) == 1
     told = capsys.readouterr()
     assert told.err.startswith("quackmq: waited 0.3 s for a broker at ")

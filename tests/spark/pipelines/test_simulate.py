@@ -115,19 +115,21 @@ def test_a_broker_is_away_from_when_it_was_first_missed(monkeypatch: pytest.Monk
             raise QuackTimeout("nobody is there")
 
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(connection, "find", lambda address: SimpleNamespace(http="127.0.0.1:1"))
+    monkeypatch.setattr(
+        connection, "find_broker", lambda address: SimpleNamespace(http="127.0.0.1:1")
+    )
     away_s = spark_limits.PIPELINE_AWAY_MS / 1000
     with Watch("127.0.0.1:1") as watch:
         monkeypatch.setattr(watch._broker, "get", answered)
         now_s = 10 * away_s
-        watch.look()
+        watch.check()
         is_away, now_s = False, now_s + away_s / 2
-        watch.look()
+        watch.check()
         is_away, now_s = True, now_s + away_s
-        watch.look()
+        watch.check()
         now_s += away_s
         with pytest.raises(QuackTimeout, match=f"away for {away_s:.0f} s: nobody is there"):
-            watch.look()
+            watch.check()
 
 
 def fields(options: simulate.Options) -> dict[str, object]:

@@ -114,9 +114,11 @@ def latencies_of_records(stretches: DataFrame, records: DataFrame) -> DataFrame:
     """Count the latencies of untimed ranges of one topic, by the append times of its records; the
     columns are those of `latencies`. Offsets without a record are left out."""
     # In pieces, because Spark holds all offsets of one piece in memory.
-    starts = f.expr(f"explode(sequence(first_offset, next_offset - 1, {limits.AUDIT_STRETCH}))")
+    starts = f.expr(
+        f"explode(sequence(first_offset, next_offset - 1, {limits.AUDIT_LOOKUP_OFFSETS}))"
+    )
     pieces = stretches.select(*_WHOSE, "time_ms", "next_offset", starts.alias("start"))
-    end = f"least(start + {limits.AUDIT_STRETCH}, next_offset) - 1"
+    end = f"least(start + {limits.AUDIT_LOOKUP_OFFSETS}, next_offset) - 1"
     offsets = f.expr(f"explode(sequence(start, {end}))").alias("offset")
     wanted = pieces.select(*_WHOSE, "time_ms", offsets)
     appended = records.select("partition", "offset", f.unix_millis("append_time").alias("from_ms"))

@@ -44,7 +44,7 @@ def all_topics(broker: Http) -> list[str]:
         after = {"after": page["next"]}
 
 
-def look(broker: Http, topic: str) -> Listed:
+def fetch(broker: Http, topic: str) -> Listed:
     """Return a topic's archive as it is now. Raise UnknownTopic, and NotFound without an
     archive."""
     target = path_of("topics", topic, "archive")
@@ -87,7 +87,7 @@ class Plan:
             access = replace(access, retry_ms=min(access.retry_ms, limits.SPARK_STOP_MS))
         with access.connect() as broker:
             try:
-                broker.ask("DELETE", path_of("archive", "plans", self.id))
+                broker.request("DELETE", path_of("archive", "plans", self.id))
             except NotFound:
                 return  # the broker was restarted
             except QuackError:

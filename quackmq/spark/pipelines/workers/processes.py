@@ -96,8 +96,8 @@ class Watch:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        found = connection.find(address)
-        self._broker = connection.Http(found.http, limits.PIPELINE_LOOK_MS)
+        found = connection.find_broker(address)
+        self._broker = connection.Http(found.http, limits.PIPELINE_CHECK_MS)
         self._looked_at = time.monotonic()
         #: When the first request without a response was sent; None if the broker responds.
         self._missed_at: float | None = None
@@ -113,11 +113,11 @@ class Watch:
     ) -> None:
         self._broker.close()
 
-    def look(self) -> None:
-        """Ask the broker for its health, at most once in `PIPELINE_LOOK_MS`. Raise QuackTimeout if
+    def check(self) -> None:
+        """Ask the broker for its health, at most once in `PIPELINE_CHECK_MS`. Raise QuackTimeout if
         it has been away for `PIPELINE_AWAY_MS`."""
         asked_at = time.monotonic()
-        if asked_at - self._looked_at < limits.PIPELINE_LOOK_MS / 1000:
+        if asked_at - self._looked_at < limits.PIPELINE_CHECK_MS / 1000:
             return
         try:
             self._broker.get("/v1/health")
