@@ -24,10 +24,10 @@ from quackmq.cli.broker.settings import suggest
 from quackmq.cli.text import format_bytes, table
 from quackmq.errors import InvalidRequest, QuackError
 from quackmq.spark.pipelines import Pipeline, pipeline, summaries
-from quackmq.spark.pipelines.errors import Stopped, in_short
+from quackmq.spark.pipelines.errors import Stopped, shorten_error
 from quackmq.spark.pipelines.job import DEFAULT_ADDRESS, DEFAULT_MASTER, Job
 from quackmq.spark.pipelines.options import add_options, options_of
-from quackmq.spark.pipelines.report import Report, drawing, moment
+from quackmq.spark.pipelines.report import Report, import_figure, moment
 
 GOOD: Final = 0
 BAD: Final = 1
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     parsed = _parse_options(args.name, module, args.arguments)
     if parsed.plot is not None:
-        drawing()  # fail now rather than after the run if it is not installed
+        import_figure()  # fail now rather than after the run if it is not installed
     return _run(args.name, module, parsed)
 
 
@@ -97,7 +97,7 @@ def _run(name: str, module: Pipeline, parsed: argparse.Namespace) -> int:
                 return SIGNALLED + job.signal
             if isinstance(error, QuackError | OSError) or not _is_spark_error(error):
                 raise
-            raise in_short(error) from error
+            raise shorten_error(error) from error
     if parsed.plot is not None:
         _draw(report, name, parsed.plot)
     _print_json(report) if parsed.json else _print_report(report)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from quackmq.cli.experiment.latency import percentile_ms
 from quackmq.cli.experiment.report import Outcome
 from quackmq.errors import InvalidRequest
-from quackmq.spark.pipelines.report import drawing
+from quackmq.spark.pipelines.report import import_figure
 
 _KINDS: Final = (".png", ".svg", ".pdf")
 _WIDTH: Final = 11.0
@@ -20,7 +20,7 @@ _LATENCIES: Final = {"half within": 0.5, "99 % within": 0.99}
 def check(file: Path) -> None:
     """Check that the plot can be drawn, before the experiment runs. Raises NotInstalled or
     InvalidRequest."""
-    drawing()
+    import_figure()
     if file.suffix not in _KINDS:
         raise InvalidRequest(f"--plot: {file} does not end with one of {', '.join(_KINDS)}")
     if not file.parent.is_dir():
@@ -29,7 +29,7 @@ def check(file: Path) -> None:
 
 def draw(outcomes: Sequence[Outcome], file: Path) -> None:
     """Draw one row of plots for each experiment and save the picture."""
-    figure = drawing()(figsize=(_WIDTH, _HEIGHT * len(outcomes)), layout="constrained")
+    figure = import_figure()(figsize=(_WIDTH, _HEIGHT * len(outcomes)), layout="constrained")
     rows = figure.subplots(len(outcomes), 2, squeeze=False)
     for outcome, (depth, latency) in zip(outcomes, rows, strict=True):
         title = outcome.experiment.title or outcome.experiment.shape

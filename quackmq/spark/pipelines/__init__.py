@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SUMMARY: Final = "SUMMARY"
 #: The modules of PySpark and of its dependencies, as a ModuleNotFoundError names them.
-_OF_SPARK: Final = ("pyspark", "py4j", "numpy", "pandas")
+_SPARK_MODULES: Final = ("pyspark", "py4j", "numpy", "pandas")
 
 
 class Pipeline(Protocol):
@@ -47,15 +47,15 @@ class Pipeline(Protocol):
 def summaries() -> dict[str, str]:
     """Return the summary of each pipeline by its name. The summaries are read from the source,
     because importing a pipeline needs PySpark and takes a second."""
-    found: dict[str, str] = {}
+    summary_by_name: dict[str, str] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.ispkg:
             continue
         source = Path(__path__[0], f"{module.name}.py").read_text()
-        line = next(filter(None, map(_summary, ast.parse(source).body)), None)
-        if line is not None:
-            found[module.name] = line
-    return found
+        summary = next(filter(None, map(_find_summary, ast.parse(source).body)), None)
+        if summary is not None:
+            summary_by_name[module.name] = summary
+    return summary_by_name
 
 
 def pipeline(name: str) -> Pipeline:
@@ -66,7 +66,7 @@ def pipeline(name: str) -> Pipeline:
     try:
         return cast(Pipeline, import_module(f"{__name__}.{name}"))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _OF_SPARK:
+        if (error.name or "").partition(".")[0] not in _SPARK_MODULES:
             raise
         raise NotInstalled(
             f"pipelines run on Spark, and {error.name} is not installed: "
@@ -74,7 +74,7 @@ def pipeline(name: str) -> Pipeline:
         ) from error
 
 
-def _summary(statement: ast.stmt) -> str | None:
+def _find_summary(statement: ast.stmt) -> str | None:
     """Return the text of the statement `SUMMARY: Final = "…"`; None for any other statement."""
     match statement:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text))):

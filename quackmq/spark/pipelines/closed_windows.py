@@ -1,4 +1,4 @@
-"""Keep the windows that `trending` has closed: all in a Parquet table, the last for the report.
+"""Collect the windows that `trending` has closed: all in a Parquet table, the last for the report.
 
 Each batch of results is one directory of the table, `batch=000000017`. If Spark repeats a batch,
 its directory is overwritten. So each result is in the table once.
@@ -20,9 +20,8 @@ from quackmq.spark.pipelines.job import Job
 _LINES_DRAWN: Final = 8
 
 
-class Trends:
-    """Collect the results of closed windows. One stream at a time calls it, in a thread of
-    Spark."""
+class ClosedWindows:
+    """The results of closed windows. One stream at a time adds to them, in a thread of Spark."""
 
     columns: Final = (
         "window_start",
@@ -42,7 +41,7 @@ class Trends:
         #: The first rows of the last windows, by the end of the window.
         self._rows: dict[datetime, list[tuple[Any, ...]]] = {}
 
-    def take(self, batch: DataFrame, number: int) -> None:
+    def add_batch(self, batch: DataFrame, number: int) -> None:
         """Add a batch of results to the table and to the report; pass this to `foreachBatch`."""
         batch.persist()
         try:
@@ -51,9 +50,9 @@ class Trends:
             if not count:
                 return
             if self._table is not None:
-                target = self._table / f"batch={number:09d}"
-                batch.coalesce(1).write.mode("overwrite").parquet(str(target))
-            self._keep(batch, closed)
+                directory = self._table / f"batch={number:09d}"
+                batch.coalesce(1).write.mode("overwrite").parquet(str(directory))
+            self._add_to_report(batch, closed)
             self.windows += count
         finally:
             batch.unpersist()
@@ -61,44 +60,46 @@ class Trends:
     def rows(self) -> list[tuple[Any, ...]]:
         return [row for end in sorted(self._rows) for row in self._rows[end]]
 
-    def _keep(self, batch: DataFrame, closed: DataFrame) -> None:
-        last = (
+    def _add_to_report(self, batch: DataFrame, closed: DataFrame) -> None:
+        last_ends = (
             closed.orderBy(f.desc("window_end")).limit(limits.PIPELINE_REPORTED_WINDOWS).collect()
         )
         by_entries = Window.partitionBy("window_end").orderBy(f.desc("entries"), "name")
-        found = (
-            batch.where(f.col("window_end") >= f.lit(min(row[0] for row in last)))
+        results = (
+            batch.where(f.col("window_end") >= f.lit(min(row[0] for row in last_ends)))
             .withColumn("place", f.row_number().over(by_entries))
             .where(f.col("place") <= self._top)
             .orderBy("window_end", "place")
             .select(*self.columns)
             .collect()
         )
-        fresh: dict[datetime, list[tuple[Any, ...]]] = {}
-        for row in found:
-            fresh.setdefault(row["window_end"], []).append(tuple(row))
-        self._rows |= fresh
+        new_rows: dict[datetime, list[tuple[Any, ...]]] = {}
+        for row in results:
+            new_rows.setdefault(row["window_end"], []).append(tuple(row))
+        self._rows |= new_rows
         for end in sorted(self._rows)[: -limits.PIPELINE_REPORTED_WINDOWS]:
             del self._rows[end]
-        for end, rows in fresh.items():
-            self._job.note(_words(end, rows))
+        for end, rows in new_rows.items():
+            self._job.print_line(_describe_window(end, rows))
 
 
 def draw(axes: Any, rows: Sequence[tuple[Any, ...]]) -> None:
     """Draw the entries of each window, with a line for each of the most frequent names."""
-    series: dict[str, dict[datetime, int]] = {}
+    entries_by_name: dict[str, dict[datetime, int]] = {}
     for _, end, name, entries, *_ in rows:
-        series.setdefault(str(name), {})[end] = entries
-    most = sorted(series, key=lambda name: -sum(series[name].values()))[:_LINES_DRAWN]
-    ends = sorted({end for of in series.values() for end in of})
-    for name in most:
-        axes.plot(ends, [series[name].get(end, 0) for end in ends], marker=".", label=name)
+        entries_by_name.setdefault(str(name), {})[end] = entries
+    drawn_names = sorted(entries_by_name, key=lambda name: -sum(entries_by_name[name].values()))[
+        :_LINES_DRAWN
+    ]
+    ends = sorted({end for points in entries_by_name.values() for end in points})
+    for name in drawn_names:
+        axes.plot(ends, [entries_by_name[name].get(end, 0) for end in ends], marker=".", label=name)
     axes.set_ylabel("entries a window")
-    if most:
+    if drawn_names:
         axes.legend()
 
 
-def _words(end: datetime, rows: Sequence[tuple[Any, ...]]) -> str:
+def _describe_window(end: datetime, rows: Sequence[tuple[Any, ...]]) -> str:
     parts = []
     for _, _, name, entries, _, growth, _ in rows:
         change = "" if growth is None else f" ({growth:+.0%})"

@@ -1,4 +1,4 @@
-"""Turn the failure of a pipeline into an error of one sentence.
+"""Shorten the failure of a pipeline to an error of one sentence.
 
 Spark reports a failure in hundreds of lines: Java's stack, Python's stack, the plan of the query.
 One of these lines helps the user: our own error, raised in a process of Spark, or the sentence
@@ -17,12 +17,12 @@ from quackmq.errors import InvalidRequest, QuackError
 _LONGEST_CHARS: Final = 400
 
 #: `quackmq.errors.UnknownTopic: there is no topic ducks`, at the end of a Python traceback.
-_OURS: Final = re.compile(r"^\s*(?:\S+: )?quackmq\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
+_OUR_ERROR: Final = re.compile(r"^\s*(?:\S+: )?quackmq\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 #: `[PARSE_SYNTAX_ERROR] Syntax error at or near 'of'. SQLSTATE: 42601 (line 1, pos 5)`
 _CONDITION: Final = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _SQL_STATE: Final = re.compile(r"\s*SQLSTATE: \w+;?")
 #: Errors that Spark's planner raises: the query itself is wrong, not the data it meets.
-_OF_THE_REQUEST: Final = ("AnalysisException", "ParseException")
+_REQUEST_ERRORS: Final = ("AnalysisException", "ParseException")
 
 
 class NotInstalled(QuackError):
@@ -43,33 +43,33 @@ class Stopped(QuackError):
     code = "stopped"
 
 
-def in_short(failure: BaseException) -> QuackError:
+def shorten_error(failure: BaseException) -> QuackError:
     """Return the failure as an error of one sentence: our own error if it is the cause, else
     InvalidRequest or SparkFailed."""
     if isinstance(failure, QuackError):
         return failure
     text = str(failure)
-    found = _OURS.findall(text)
-    if found:
-        name, message = found[-1]
-        kind = getattr(errors, name, SparkFailed)
-        return _made(kind, message.strip())
-    kind = InvalidRequest if type(failure).__name__ in _OF_THE_REQUEST else SparkFailed
-    return _made(kind, _sentence(text) or type(failure).__name__)
+    our_errors = _OUR_ERROR.findall(text)
+    if our_errors:
+        name, message = our_errors[-1]
+        error_class = getattr(errors, name, SparkFailed)
+        return _make_error(error_class, message.strip())
+    error_class = InvalidRequest if type(failure).__name__ in _REQUEST_ERRORS else SparkFailed
+    return _make_error(error_class, _first_sentence(text) or type(failure).__name__)
 
 
-def _made(kind: type[QuackError], message: str) -> QuackError:
+def _make_error(error_class: type[QuackError], message: str) -> QuackError:
     try:
-        return kind(_cut(message))
+        return error_class(_truncate(message))
     except TypeError:  # its constructor needs more than a message
-        return SparkFailed(_cut(message))
+        return SparkFailed(_truncate(message))
 
 
-def _sentence(text: str) -> str:
+def _first_sentence(text: str) -> str:
     """Return the first line of Spark's message, without the name of the error."""
     first = next((line for line in text.strip().splitlines() if line.strip()), "")
     return _SQL_STATE.sub("", _CONDITION.sub("", first)).strip()
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _LONGEST_CHARS else text[:_LONGEST_CHARS].rstrip() + " …"

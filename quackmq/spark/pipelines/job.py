@@ -6,7 +6,7 @@ master's address differs.
 
 While a job is entered (`with Job(…) as job`), SIGTERM and SIGINT ask it to stop. A stream then ends
 after its batch or within it; the next run repeats an unfinished batch, so nothing is lost or
-doubled. Spark jobs of a batch pipeline are cancelled. A second signal ends the process at once.
+doubled. Spark jobs of a batch pipeline are cancelled. A second signal ends the process immediately.
 
 Not thread-safe: run a job from one thread. Signals need the main thread.
 """
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from quackmq.spark import limits
 from quackmq.spark.java import HINT, use_java
-from quackmq.spark.pipelines.errors import NotInstalled, Stopped, in_short
+from quackmq.spark.pipelines.errors import NotInstalled, Stopped, shorten_error
 from quackmq.spark.python_home import use_compiled
 
 if TYPE_CHECKING:
@@ -43,15 +43,15 @@ _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,\s*(?:\d+|\*))?\])?")
 _SILENT: Final = "OFF"
 #: Texts of Spark: the status of a stream without a source yet, and the error of a source whose
 #: Python process started too slowly.
-_BEGINNING: Final = "Initializing"
+_INITIALIZING: Final = "Initializing"
 _TOO_SLOW: Final = "Python worker failed to connect back"
-_LOOK_EVERY_S: Final = 0.2
-_TOLD_EVERY_S: Final = 5.0
+_POLL_S: Final = 0.2
+_LINE_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """Count what a stream did while `run_stream` waited for it."""
+class StreamCounts:
+    """The batches and rows of a stream while `run_stream` waited for it."""
 
     batches: int = 0
     rows: int = 0
@@ -60,10 +60,10 @@ class Streamed:
 
 
 class Job:
-    """Hold the settings and the Spark session of a pipeline's run.
+    """The settings and the Spark session of a pipeline's run.
 
     `spark` is a session that the caller made and stops. Without it, the job starts a session on
-    `master` with `configs`, and stops it when the job is left."""
+    `master` with `configs`, and stops it at the end of the `with` block."""
 
     def __init__(
         self,
@@ -88,33 +88,33 @@ class Job:
         self._configs = dict(configs or {})
         self._log_level = log_level
         self._spark = spark
-        self._is_ours = spark is None
+        self._owns_session = spark is None
         #: Whether a stream was started. Streams are stopped, not cancelled, and a following stream
         #: may finish.
         self._is_streaming = False
-        self._is_left = threading.Event()
-        self._cancelling: threading.Thread | None = None
-        self._line = _Line(output or sys.stderr)
-        self._former: dict[signal.Signals, Any] = {}
+        self._has_exited = threading.Event()
+        self._cancel_thread: threading.Thread | None = None
+        self._progress_line = _ProgressLine(output or sys.stderr)
+        self._former_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._listen()
+        self._install_handlers()
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._line.end()
-        for number, handler in self._former.items():
+        self._progress_line.end()
+        for number, handler in self._former_handlers.items():
             signal.signal(number, handler)
-        self._former.clear()
-        self._is_left.set()
-        if self._cancelling is not None:
-            self._cancelling.join()
-        if self._spark is not None and self._is_ours:
+        self._former_handlers.clear()
+        self._has_exited.set()
+        if self._cancel_thread is not None:
+            self._cancel_thread.join()
+        if self._spark is not None and self._owns_session:
             try:
                 self._spark.stop()
             except OSError:
@@ -127,9 +127,9 @@ class Job:
     def spark(self) -> SparkSession:
         """Return the Spark session; start it if there is none. Raise NotInstalled without Java."""
         if self._spark is None:
-            self.tell(f"starting Spark ({self._master})")
-            self._spark = _session(self._master, self._configs, self._log_level)
-            self._listen()  # Spark has installed its own handler
+            self.show_progress(f"starting Spark ({self._master})")
+            self._spark = _start_session(self._master, self._configs, self._log_level)
+            self._install_handlers()  # Spark has installed its own handler
             self.check()
         return self._spark
 
@@ -138,18 +138,18 @@ class Job:
         """Return the options of `format("quackmq")` that name the broker."""
         return {"kafka.bootstrap.servers": self.address}
 
-    def tell(self, text: str) -> None:
+    def show_progress(self, text: str) -> None:
         """Show the progress in one line; on a terminal it replaces the line before."""
-        self._line.tell(text)
+        self._progress_line.show_progress(text)
 
-    def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._line.note(text)
+    def print_line(self, text: str) -> None:
+        """Print a line that the progress line does not replace."""
+        self._progress_line.print_line(text)
 
     def check(self) -> None:
         """Raise Stopped if a signal has asked the job to stop."""
         if self.stopping.is_set():
-            raise Stopped("stopped before it was done")
+            raise Stopped("a signal stopped the pipeline before it was done")
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
         """Start a stream; wait until Spark has its source; return the query.
@@ -160,71 +160,74 @@ class Job:
         self._is_streaming = True
         for _ in range(limits.PIPELINE_START_ATTEMPTS):
             query = writer.start()
-            while query.isActive and query.status["message"].startswith(_BEGINNING):
-                time.sleep(_LOOK_EVERY_S)
+            while query.isActive and query.status["message"].startswith(_INITIALIZING):
+                time.sleep(_POLL_S)
             failure = None if query.isActive else query.exception()
             if failure is None or _TOO_SLOW not in str(failure):
                 break
         return query
 
-    def run_stream(self, *queries: StreamingQuery) -> Streamed:
+    def run_stream(self, *queries: StreamingQuery) -> StreamCounts:
         """Wait until these queries end, or stop them when the job is asked to stop. Return the
-        counts of the first query; the others follow it. If a query fails, raise its error in
-        short."""
-        tallies = [_Tally(query) for query in queries]
+        counts of the first query; the others read its output. If a query fails, raise its error,
+        shortened to one sentence."""
+        counts = [_QueryCounts(query) for query in queries]
         try:
-            while not self.stopping.wait(_LOOK_EVERY_S):
-                for tally in tallies:
-                    tally.update()
-                self.tell(tallies[0].words())
+            while not self.stopping.wait(_POLL_S):
+                for query_counts in counts:
+                    query_counts.update()
+                self.show_progress(counts[0].describe())
                 if not all(query.isActive for query in queries):
                     break
-            return self._ended(tallies)
+            return self._wait_for_queries(counts)
         finally:
             for query in queries:
                 query.stop()
 
     def finish(self, query: StreamingQuery) -> None:
         """Wait until a stream with `availableNow` ends, even if the job was asked to stop. Use it
-        for a stream that follows another and has little to do. After `PIPELINE_DRAIN_MS` it is
-        stopped, and the next run continues it. Raise its error in short."""
+        for a stream that reads the output of another and has little to do. After
+        `PIPELINE_DRAIN_MS` it is stopped, and the next run continues it. Raise its error, shortened
+        to one sentence."""
         try:
             deadline = time.monotonic() + limits.PIPELINE_DRAIN_MS / 1000
             while query.isActive and time.monotonic() < deadline:
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_POLL_S)
             failure = query.exception()
             if failure is not None:
-                raise in_short(failure)
+                raise shorten_error(failure)
         finally:
             query.stop()
 
-    def _ended(self, tallies: list[_Tally]) -> Streamed:
+    def _wait_for_queries(self, counts: list[_QueryCounts]) -> StreamCounts:
         """Wait until all queries have ended; return the counts of the first. If one has failed, or
         the job was asked to stop, stop the others. Raise the first error."""
-        is_cut = self.stopping.is_set() or any(tally.failure() is not None for tally in tallies)
-        for tally in tallies:
-            if is_cut:
-                tally.query.stop()
-            while tally.query.isActive and not self.stopping.wait(_LOOK_EVERY_S):
-                tally.update()
-                self.tell(tally.words())
-            tally.query.stop()
-            tally.update()
-        for tally in tallies:
-            failure = tally.failure()
+        must_stop = self.stopping.is_set() or any(
+            query_counts.failure() is not None for query_counts in counts
+        )
+        for query_counts in counts:
+            if must_stop:
+                query_counts.query.stop()
+            while query_counts.query.isActive and not self.stopping.wait(_POLL_S):
+                query_counts.update()
+                self.show_progress(query_counts.describe())
+            query_counts.query.stop()
+            query_counts.update()
+        for query_counts in counts:
+            failure = query_counts.failure()
             # A failure after a stop is a consequence of the stop.
             if failure is not None and not self.stopping.is_set():
-                raise in_short(failure)
-        return Streamed(tallies[0].batches, tallies[0].rows, tallies[0].late)
+                raise shorten_error(failure)
+        return StreamCounts(counts[0].batches, counts[0].rows, counts[0].late)
 
     # --- signals ----------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _install_handlers(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            former = signal.signal(number, self._on_signal)
-            self._former.setdefault(number, former)
+            former_handler = signal.signal(number, self._on_signal)
+            self._former_handlers.setdefault(number, former_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
@@ -233,16 +236,16 @@ class Job:
         self.signal = signal.Signals(number)
         # The handler runs in the main thread, which may be in the middle of a call to Spark. It may
         # also hold the lock of `stopping`: waiting for that lock here would deadlock.
-        self._cancelling = threading.Thread(target=self._cancel, daemon=True)
-        self._cancelling.start()
+        self._cancel_thread = threading.Thread(target=self._cancel, daemon=True)
+        self._cancel_thread.start()
 
     def _cancel(self) -> None:
-        """Set `stopping`; cancel Spark's jobs again and again until the job is left. A job that
-        begins after one cancellation would run to its end."""
+        """Set `stopping`; cancel Spark's jobs repeatedly until the `with` block ends. A Spark job
+        that starts after the first cancellation would otherwise run to its end."""
         self.stopping.set()
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-        while not self._is_left.wait(_LOOK_EVERY_S):
+        while not self._has_exited.wait(_POLL_S):
             if self._spark is None or self._is_streaming:
                 continue
             try:
@@ -251,78 +254,80 @@ class Job:
                 return  # the signal has ended Java too, and its jobs
 
 
-class _Tally:
-    """Count what one query has done, from the progress reports of its last batches."""
+class _QueryCounts:
+    """The batches and rows of one query, from the progress reports of its last batches."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self.query = query
         self.batches = self.rows = self.late = 0
         #: The counts of the batch that was reported last: Spark may report it again.
-        self._last: tuple[int, int, int] | None = None
+        self._last_counts: tuple[int, int, int] | None = None
         self._rate = 0.0
 
     def update(self) -> None:
-        last = self.query.lastProgress
-        if last is None or (self._last is not None and last["batchId"] == self._last[0]):
-            if last is not None:
-                self._take(last)
+        newest = self.query.lastProgress
+        if newest is None or (
+            self._last_counts is not None and newest["batchId"] == self._last_counts[0]
+        ):
+            if newest is not None:
+                self._count_batch(newest)
             return
         for progress in self.query.recentProgress:
-            self._take(progress)
+            self._count_batch(progress)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         state = "" if self.rows or not self.query.isActive else ", waiting"
         return f"{self.batches} batches, {self.rows:,} rows, {self._rate:,.0f} rows/s{state}"
 
     def failure(self) -> BaseException | None:
         return self.query.exception()
 
-    def _take(self, progress: Any) -> None:
+    def _count_batch(self, progress: Any) -> None:
         batch, rows = progress["batchId"], progress["numInputRows"]
-        late = sum(each["numRowsDroppedByWatermark"] for each in progress["stateOperators"])
-        if self._last is not None and batch < self._last[0]:
+        late = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+        if self._last_counts is not None and batch < self._last_counts[0]:
             return
-        if self._last is not None and batch == self._last[0]:
-            self._add(-1, self._last)
-        self._last = (batch, rows, late)
-        self._add(1, self._last)
+        if self._last_counts is not None and batch == self._last_counts[0]:
+            self._add(-1, self._last_counts)
+        self._last_counts = (batch, rows, late)
+        self._add(1, self._last_counts)
         if rows:
             self._rate = progress["processedRowsPerSecond"]
 
-    def _add(self, sign: int, of: tuple[int, int, int]) -> None:
-        _, rows, late = of
+    def _add(self, sign: int, batch_counts: tuple[int, int, int]) -> None:
+        _, rows, late = batch_counts
         self.batches += sign * bool(rows)
         self.rows += sign * rows
         self.late += sign * late
 
 
-class _Line:
-    """Show the progress line: overwritten on a terminal, else a new line every few seconds."""
+class _ProgressLine:
+    """The progress line: overwritten on a terminal, else a new line every few seconds."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._is_terminal = output.isatty()
-        self._told_at = -_TOLD_EVERY_S
+        self._printed_at = -_LINE_EVERY_S
         self._text = ""
         #: Streams print notes in a thread of Spark.
         self._lock = threading.Lock()
 
-    def tell(self, text: str) -> None:
+    def show_progress(self, text: str) -> None:
         with self._lock:
             if text == self._text:
                 return
             if self._is_terminal:
                 width = shutil.get_terminal_size().columns
                 self._output.write(f"\r\x1b[K{text[: width - 1]}")
-            elif time.monotonic() - self._told_at >= _TOLD_EVERY_S:
+            elif time.monotonic() - self._printed_at >= _LINE_EVERY_S:
                 self._output.write(text + "\n")
-                self._told_at = time.monotonic()
+                self._printed_at = time.monotonic()
             else:
                 return
             self._text = text
             self._output.flush()
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         with self._lock:
             self._output.write(f"\r\x1b[K{text}\n" if self._is_terminal else f"{text}\n")
             self._output.flush()
@@ -338,7 +343,7 @@ class _Line:
 # --- the session ---------------------------------------------------------------------------------
 
 
-def _session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSession:
+def _start_session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -350,14 +355,17 @@ def _session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSe
     use_compiled()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setMaster(master).setAppName("quackmq")
-    conf.setAll(list({**_defaults(master, log_level), **configs}.items()))
+    conf.setAll(list({**_default_configs(master, log_level), **configs}.items()))
     is_silent = log_level == _SILENT
     try:
-        # Java gets a session of its own, because a terminal's signals would end it at once. When
+        # Java runs in another session, because a terminal's signals would end it immediately. When
         # Spark's log is off, Java's stderr is closed too: Java prints ten lines before the log
         # level applies, and repeats failures that we report ourselves.
-        apart = {"start_new_session": True, "stderr": subprocess.DEVNULL if is_silent else None}
-        gateway = launch_gateway(conf, apart)  # type: ignore[no-untyped-call]
+        process_options = {
+            "start_new_session": True,
+            "stderr": subprocess.DEVNULL if is_silent else None,
+        }
+        gateway = launch_gateway(conf, process_options)  # type: ignore[no-untyped-call]
         context = SparkContext(conf=conf, gateway=gateway)
         context.setLogLevel(log_level)
         spark = SparkSession(context)
@@ -368,11 +376,11 @@ def _session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSe
                 "Java did not start: Spark needs version 17 or later, and memory"
                 + ("; --spark-log error shows what it says" if is_silent else "")
             ) from error
-        raise in_short(error) from error
+        raise shorten_error(error) from error
     return spark
 
 
-def _defaults(master: str, log_level: str) -> dict[str, str]:
+def _default_configs(master: str, log_level: str) -> dict[str, str]:
     configs = {
         "spark.log.level": log_level,
         "spark.sql.session.timeZone": "UTC",

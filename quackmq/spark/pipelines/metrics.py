@@ -30,7 +30,7 @@ from quackmq.spark.tables import table
 SUMMARY: Final = "an example: a stress test by many processes, measured through a topic"
 
 SAMPLE: Final = "run string, process int, number int, at_ms bigint, took_us double, is_good boolean"
-_SHARES: Final = (0.5, 0.95, 0.99)
+_PERCENTILES: Final = (0.5, 0.95, 0.99)
 _COLUMNS: Final = (
     "process",
     "operations",
@@ -47,11 +47,13 @@ _POLL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    processes: int = option("that put messages; 0 only sums up what is there of --run", default=4)
+    processes: int = option(
+        "processes that put messages; 0 only sums up the measurements of --run", default=4
+    )
     operations: int = option("messages of each process", default=1000)
-    bytes: int = option("of a message", default=100)
-    target: str = option("topic that is stressed; made if not there", default="stress")
-    topic: str = option("topic of measurements; made if not there", default="stress-metrics")
+    bytes: int = option("size of a message", default=100)
+    target: str = option("topic that is stressed; created if missing", default="stress")
+    topic: str = option("topic of measurements; created if missing", default="stress-metrics")
     run: str | None = option("a name for this test", default=None)
 
 
@@ -74,7 +76,7 @@ def metrics(samples: DataFrame) -> DataFrame:
             (f.max("number") + 1).alias("expected"),
             f.min("at_ms").alias("begun_ms"),
             f.max(f.col("at_ms") + took_ms).alias("ended_ms"),
-            f.percentile(took_ms, list(_SHARES)).alias("shares"),
+            f.percentile(took_ms, list(_PERCENTILES)).alias("shares"),
             f.max(took_ms).alias("longest_ms"),
         )
     )
@@ -85,17 +87,20 @@ def metrics(samples: DataFrame) -> DataFrame:
         "failed",
         (f.col("expected") - f.col("operations")).alias("missing"),
         f.try_divide(f.col("operations"), seconds).alias("per_second"),
-        *(f.col("shares")[at].alias(f"p{share * 100:.0f}_ms") for at, share in enumerate(_SHARES)),
+        *(
+            f.col("shares")[index].alias(f"p{percentile * 100:.0f}_ms")
+            for index, percentile in enumerate(_PERCENTILES)
+        ),
         "longest_ms",
     )
 
 
 def run(job: Job, options: Options) -> Report:
-    _check(options)
+    _check_options(options)
     name = options.run or uuid.uuid4().hex[:12]
     if options.processes:
         _stress(job, options, name)
-    job.tell("summing up")
+    job.show_progress("summing up")
     samples = (
         table(job.spark, options.topic, SAMPLE, bootstrap_servers=job.address)
         .where(f.col("value.run") == name)
@@ -105,11 +110,11 @@ def run(job: Job, options: Options) -> Report:
     return _report(options, name, rows)
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     if not 0 <= options.processes <= limits.PIPELINE_WORKERS:
         raise InvalidRequest(f"--processes is 0 to {limits.PIPELINE_WORKERS}")
     if not options.processes and options.run is None:
-        raise InvalidRequest("which test is to be summed up? Give --run NAME")
+        raise InvalidRequest("--processes 0 needs the name of an earlier test: give --run NAME")
     if options.operations < 1 or options.bytes < 0:
         raise InvalidRequest("--operations is at least 1, --bytes at least 0")
 
@@ -119,9 +124,9 @@ def _stress(job: Job, options: Options, name: str) -> None:
         _make_topics(job, options)
         with Workers("stress", _arguments(job, options, name)) as workers:
             while not workers.are_done():
-                workers.tend()
+                workers.restart_dead()
                 watch.check()
-                job.tell(f"run {name}: {options.processes} processes at work")
+                job.show_progress(f"run {name}: {options.processes} processes at work")
                 job.stopping.wait(_POLL_S)
                 job.check()
 
@@ -155,18 +160,18 @@ def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Rep
         raise NotFound(f"there are no measurements of run {name!r} in topic {options.topic}")
     # The row for all processes comes first, because its process is null. Its `missing` has no
     # meaning.
-    (_, operations, failed, _, *rest), *each = rows
-    missing = sum(row[3] for row in each)
+    (_, operations, failed, _, *other_columns), *process_rows = rows
+    missing = sum(row[3] for row in process_rows)
     if options.processes:
         missing += options.operations * options.processes - operations - missing
-    total = ("all", operations, failed, missing, *rest)
+    total = ("all", operations, failed, missing, *other_columns)
     return Report(
-        f"run {name}: {operations} operations of {len(each)} processes",
+        f"run {name}: {operations} operations of {len(process_rows)} processes",
         _COLUMNS,
-        [*each, total],
+        [*process_rows, total],
         {"measurements missing": missing},
         is_good=not missing and not failed,
-        plot=lambda axes: _draw(axes, each),
+        plot=lambda axes: _draw(axes, process_rows),
     )
 
 

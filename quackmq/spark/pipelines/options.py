@@ -43,20 +43,20 @@ def option(
     parse: Parse | None = None,
 ) -> Any:
     """Return a dataclass field that is also an option of the command line."""
-    about = {"help": help, "metavar": metavar, "choices": choices, "parse": parse}
-    return field(default=default, metadata=about)
+    metadata = {"help": help, "metavar": metavar, "choices": choices, "parse": parse}
+    return field(default=default, metadata=metadata)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Any]) -> None:
     """Add each field of `options` to the parser as an option."""
     hints = get_type_hints(options)
-    for each in fields(options):
-        _add(parser, each, _without_none(hints[each.name]))
+    for option_field in fields(options):
+        _add_option(parser, option_field, _without_none(hints[option_field.name]))
 
 
 def options_of(args: argparse.Namespace, options: type[T]) -> T:
     """Return the parsed options as the dataclass: `options_of(parser.parse_args(…), Options)`."""
-    names = [each.name for each in fields(cast(Any, options))]
+    names = [option_field.name for option_field in fields(cast(Any, options))]
     return options(**{name: getattr(args, name) for name in names})
 
 
@@ -65,24 +65,24 @@ def option_name(name: str) -> str:
 
 
 def span(text: str) -> timedelta:
-    found = _SPAN.fullmatch(text.strip())
-    if found is None or not int(found[1]):
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or not int(match[1]):
         raise ValueError("is no span of time: write 500ms, 30s, 5m, 1h or 7d")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def moment(text: str) -> datetime:
     """Parse a time; without a zone it is UTC. Raise ValueError."""
-    if text.isascii() and text.isdigit() and len(text) > _SHORTEST_MS_DIGITS:
+    if text.isascii() and text.isdigit() and len(text) > _MOST_DATE_DIGITS:
         return datetime.fromtimestamp(int(text) / 1000, UTC)
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError("is no time: write 2026-11-16T09:12:00Z, or milliseconds") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
-def spelt(value: timedelta) -> str:
+def format_span(value: timedelta) -> str:
     """Format a span as a user types it and as Spark reads it."""
     micros = value // timedelta(microseconds=1)
     for unit, length in reversed(_UNITS.items()):
@@ -102,75 +102,81 @@ _UNITS: Final = {
 }
 _SPAN: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h|d)")
 #: More digits than this are milliseconds: 2026 is a year, 20261116 a day.
-_SHORTEST_MS_DIGITS: Final = 8
+_MOST_DATE_DIGITS: Final = 8
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise ValueError("is no whole number")
     return int(text)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
         raise ValueError("is no number") from None
-    if not math.isfinite(found):
+    if not math.isfinite(number):
         raise ValueError("is no number")
-    return found
+    return number
 
 
-def _path(text: str) -> Path:
+def _parse_path(text: str) -> Path:
     if not text:
         raise ValueError("is empty")
     return Path(text).expanduser()
 
 
 #: The parser of each type, and its name in the help.
-_KINDS: Final[dict[Any, tuple[Parse, str]]] = {
+_PARSER_BY_TYPE: Final[dict[Any, tuple[Parse, str]]] = {
     str: (str, "TEXT"),
-    int: (_whole, "N"),
-    float: (_number, "X"),
-    Path: (_path, "PATH"),
+    int: (_parse_integer, "N"),
+    float: (_parse_number, "X"),
+    Path: (_parse_path, "PATH"),
     datetime: (moment, "TIME"),
     timedelta: (span, "SPAN"),
 }
 
 
-def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any) -> None:
-    is_required = each.default is MISSING
-    default = None if is_required else each.default
-    help_text = each.metadata["help"].replace("%", "%%") + _told(default)
-    name = option_name(each.name)
-    if kind is bool:
+def _add_option(
+    parser: argparse.ArgumentParser, option_field: Field[Any], option_type: Any
+) -> None:
+    is_required = option_field.default is MISSING
+    default = None if is_required else option_field.default
+    help_text = option_field.metadata["help"].replace("%", "%%") + _describe_default(default)
+    name = option_name(option_field.name)
+    if option_type is bool:
         is_flag = default is False
         action = "store_true" if is_flag else argparse.BooleanOptionalAction
-        parser.add_argument(name, dest=each.name, action=action, default=default, help=help_text)
+        parser.add_argument(
+            name, dest=option_field.name, action=action, default=default, help=help_text
+        )
         return
-    is_list = get_origin(kind) is tuple
-    parse, metavar = _KINDS.get(get_args(kind)[0] if is_list else kind, (str, "VALUE"))
-    parse = each.metadata["parse"] or parse
-    choices = each.metadata["choices"]
+    is_list = get_origin(option_type) is tuple
+    parse, metavar = _PARSER_BY_TYPE.get(
+        get_args(option_type)[0] if is_list else option_type, (str, "VALUE")
+    )
+    parse = option_field.metadata["parse"] or parse
+    choices = option_field.metadata["choices"]
     parser.add_argument(
         name,
-        dest=each.name,
-        action=_List if is_list else "store",
-        type=_explained(parse, choices),
+        dest=option_field.name,
+        action=_ListAction if is_list else "store",
+        type=_with_argparse_errors(parse, choices),
         default=default,
         required=is_required,
-        metavar=each.metadata["metavar"] or ("|".join(choices) if choices else metavar),
+        metavar=option_field.metadata["metavar"] or ("|".join(choices) if choices else metavar),
         help=help_text,
     )
 
 
-class _List(argparse.Action):
-    """Parse `a,b`, or the option twice. Given values replace the default."""
+class _ListAction(argparse.Action):
+    """Parse a list: `a,b`, or the option twice. Parsed values replace the default."""
 
     def __init__(self, *args: Any, type: Parse, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parse = type
-        self._given: tuple[Any, ...] = ()
+        self._values: tuple[Any, ...] = ()
 
     def __call__(
         self,
@@ -180,17 +186,17 @@ class _List(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            self._given += tuple(self._parse(each.strip()) for each in str(values).split(","))
+            self._values += tuple(self._parse(each.strip()) for each in str(values).split(","))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        setattr(namespace, self.dest, self._given)
+        setattr(namespace, self.dest, self._values)
 
 
-def _explained(parse: Parse, choices: Sequence[str] | None) -> Parse:
+def _with_argparse_errors(parse: Parse, choices: Sequence[str] | None) -> Parse:
     """Return a parser that raises ArgumentTypeError instead of ValueError: argparse shows the
     message of the first and hides that of the second."""
 
-    def explained(text: str) -> Any:
+    def parse_or_explain(text: str) -> Any:
         try:
             if choices is not None and text not in choices:
                 raise ValueError(f"is not one of {', '.join(choices)}")
@@ -198,21 +204,21 @@ def _explained(parse: Parse, choices: Sequence[str] | None) -> Parse:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
-    return explained
+    return parse_or_explain
 
 
-def _told(default: Any) -> str:
+def _describe_default(default: Any) -> str:
     if default is None or default is False or default == () or default == "":
         return ""
     if isinstance(default, timedelta):
-        return f" (default {spelt(default)})"
+        return f" (default {format_span(default)})"
     if isinstance(default, tuple):
         return f" (default {','.join(map(str, default))})"
     return f" (default {default})"
 
 
-def _without_none(kind: Any) -> Any:
+def _without_none(option_type: Any) -> Any:
     """Return the type of an optional value: `datetime` for `datetime | None`."""
-    if get_origin(kind) in (types.UnionType, Union):
-        (kind,) = [each for each in get_args(kind) if each is not type(None)]
-    return kind
+    if get_origin(option_type) in (types.UnionType, Union):
+        (option_type,) = [member for member in get_args(option_type) if member is not type(None)]
+    return option_type

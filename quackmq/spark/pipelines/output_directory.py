@@ -25,25 +25,25 @@ def claim(directory: Path, pipeline: str, facts: Mapping[str, Any]) -> dict[str,
 
     `facts` must be serialisable as JSON. Raise InvalidRequest if the directory holds other files or
     belongs to another pipeline."""
-    told = facts_of(directory, pipeline)
-    if told is not None:
-        return told
+    stored_facts = read_facts(directory, pipeline)
+    if stored_facts is not None:
+        return stored_facts
     directory.mkdir(parents=True, exist_ok=True)
-    half = directory / f"{MARK}.new"
-    with half.open("w") as file:
+    new_file = directory / f"{MARK}.new"
+    with new_file.open("w") as file:
         json.dump({_PIPELINE: pipeline, **facts}, file, sort_keys=True, default=str)
         file.flush()
         os.fsync(file.fileno())
-    half.replace(directory / MARK)
+    new_file.replace(directory / MARK)
     return json.loads(json.dumps(dict(facts), default=str))  # type: ignore[no-any-return]
 
 
-def facts_of(directory: Path, pipeline: str) -> dict[str, Any] | None:
+def read_facts(directory: Path, pipeline: str) -> dict[str, Any] | None:
     """Return the facts that a directory is marked with; None if it is empty or missing. Raise
     InvalidRequest if it holds other files or belongs to another pipeline."""
     try:
-        told = json.loads((directory / MARK).read_text())
-        owner = told.pop(_PIPELINE)
+        stored_facts = json.loads((directory / MARK).read_text())
+        owner = stored_facts.pop(_PIPELINE)
     except (FileNotFoundError, NotADirectoryError):
         _check_empty(directory, pipeline)
         return None
@@ -51,19 +51,19 @@ def facts_of(directory: Path, pipeline: str) -> dict[str, Any] | None:
         raise InvalidRequest(f"{directory / MARK} is not the mark of a pipeline") from None
     if owner != pipeline:
         raise InvalidRequest(
-            f"{directory} belongs to the pipeline {owner}, not to {pipeline}: give another one"
+            f"{directory} belongs to the pipeline {owner}, not to {pipeline}: give another path"
         )
-    return dict(told)
+    return dict(stored_facts)
 
 
 def _check_empty(directory: Path, pipeline: str) -> None:
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
-        raise InvalidRequest(f"{directory} is no directory")
-    others = sorted(each.name for each in directory.iterdir() if each.name != f"{MARK}.new")
+        raise InvalidRequest(f"{directory} is not a directory: give another path")
+    others = sorted(path.name for path in directory.iterdir() if path.name != f"{MARK}.new")
     if others:
         raise InvalidRequest(
             f"{directory} is not of {pipeline}: it holds {others[0]!r}. Give a directory that is "
-            "empty or not there"
+            "empty or missing"
         )

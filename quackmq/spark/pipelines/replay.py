@@ -3,7 +3,7 @@
     quackmq pipeline run replay --topic orders --from 2026-11-16T08:00:00Z --to 2026-11-16T09:00:00Z
         --where "CAST(value AS STRING) LIKE '%paid%'" --to-topic again --checkpoint /var/replay
 
-A replay fixes its range when it begins: for each partition, the first offset and the end, which is
+A replay fixes its range when it starts: for each partition, the first offset and the end, which is
 excluded. `--from` and `--to` are offsets for all partitions, or times. Without them the range is
 the whole topic. Records that are published later are not part of it. `--where` is an expression
 over a topic's columns (`docs/spark.md` lists them).
@@ -11,7 +11,7 @@ over a topic's columns (`docs/spark.md` lists them).
 With `--checkpoint`, the replay publishes portions of `--portion` offsets. Each portion is published
 as a whole or not at all, under a name that the broker remembers. The directory holds the range and
 the number of finished portions. The same command continues a run that was killed: nothing is
-published twice, and nothing is left out. This holds for a week; then the broker has forgotten the
+published twice, and nothing is skipped. This holds for a week; then the broker has forgotten the
 names. A finished replay adds nothing when it runs again. Without a checkpoint the whole range is
 one portion.
 
@@ -46,9 +46,9 @@ from quackmq.spark import limits
 from quackmq.spark.broker.archive import plan, release
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import BrokerMetadata, TopicFacts
-from quackmq.spark.pipelines.errors import in_short
+from quackmq.spark.pipelines.errors import shorten_error
 from quackmq.spark.pipelines.options import moment, option
-from quackmq.spark.pipelines.output_directory import claim, facts_of
+from quackmq.spark.pipelines.output_directory import claim, read_facts
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.source.options import Options as SourceOptions
 from quackmq.spark.source.options import Subscribe
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
     from quackmq.spark.pipelines.job import Job
 
-SUMMARY: Final = "a stretch of history, filtered, once more into a topic: exactly once, resumable"
+SUMMARY: Final = "publish a range of a topic's history again: filtered, exactly once, resumable"
 
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
-_DONE: Final = "_done.json"
-_WRITTEN: Final = ("key", "value", "headers", "timestamp", "partition")
+_PROGRESS_FILE: Final = "_done.json"
+_WRITTEN_COLUMNS: Final = ("key", "value", "headers", "timestamp", "partition")
 
 
 class Position(NamedTuple):
@@ -89,23 +89,23 @@ def position(text: str) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    topic: str = option("the topic whose history it is", metavar="TOPIC")
-    to_topic: str = option("the topic that it is published to; it must be there", metavar="TOPIC")
+    topic: str = option("the topic to read", metavar="TOPIC")
+    to_topic: str = option("the topic to publish to; it must exist", metavar="TOPIC")
     from_: Position | None = option(
-        "where it begins: an offset, for all partitions, or a time (default: at the beginning)",
+        "the start: an offset, for all partitions, or a time (default: the first record)",
         default=None,
         metavar="OFFSET|TIME",
         parse=position,
     )
     to: Position | None = option(
-        "where it ends, which is not replayed itself (default: at what there is now)",
+        "the end, which is excluded (default: the present end of the topic)",
         default=None,
         metavar="OFFSET|TIME",
         parse=position,
     )
-    where: str = option("which records: an SQL expression", default="", metavar="EXPRESSION")
+    where: str = option("an SQL expression that selects records", default="", metavar="EXPRESSION")
     portion: int = option(
-        "with a checkpoint: how many offsets are published at once",
+        "with a checkpoint: how many offsets are published together",
         default=limits.REPLAY_OFFSETS,
         metavar="N",
     )
@@ -126,21 +126,21 @@ def replay(
 
     `partitions` holds the number of partitions of the source topic and of the target topic. With
     `keys_choose`, the key of a record chooses the partition, even if both numbers are equal."""
-    kept = records.where(where) if where.strip() else records
+    selected = records.where(where) if where.strip() else records
     if partitions is not None and (keys_choose or partitions[0] != partitions[1]):
         by_number = f.pmod(f.col("partition"), f.lit(partitions[1])).cast("int")
         target = f.when(f.col("key").isNull(), by_number)  # else its key chooses
     else:
         target = f.col("partition")
-    ordered = kept.repartition("partition").sortWithinPartitions("partition", "offset")
-    return ordered.withColumn("partition", target).select(*_WRITTEN)
+    ordered = selected.repartition("partition").sortWithinPartitions("partition", "offset")
+    return ordered.withColumn("partition", target).select(*_WRITTEN_COLUMNS)
 
 
 # --- the pipeline --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _ReplayRange:
     """The fixed range of a replay: the first offset and the end of each partition."""
 
     id: str
@@ -153,23 +153,25 @@ class _Settled:
 
     @property
     def portions(self) -> int:
-        longest = max((self.end[at] - self.begin[at] for at in self.begin), default=0)
+        longest = max(
+            (self.end[partition] - self.begin[partition] for partition in self.begin), default=0
+        )
         return -(-longest // (self.width or max(longest, 1)))
 
     def portion(self, number: int) -> dict[int, tuple[int, int]]:
         """Return the offset range of each partition in a portion. Partitions without offsets are
-        left out."""
-        found: dict[int, tuple[int, int]] = {}
-        for at, begin in self.begin.items():
-            width = self.width or max(self.end[at] - begin, 1)
-            first = min(begin + number * width, self.end[at])
-            end = min(first + width, self.end[at])
+        not in it."""
+        ranges: dict[int, tuple[int, int]] = {}
+        for partition, begin in self.begin.items():
+            width = self.width or max(self.end[partition] - begin, 1)
+            first = min(begin + number * width, self.end[partition])
+            end = min(first + width, self.end[partition])
             if first < end:
-                found[at] = first, end
-        return found
+                ranges[partition] = first, end
+        return ranges
 
 
-class _Sharing(NamedTuple):
+class _Partitioning(NamedTuple):
     """The numbers of partitions of both topics, and whether their partitioners differ."""
 
     partitions: tuple[int, int]
@@ -177,7 +179,7 @@ class _Sharing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _Progress:
     """The number of published portions, and of the records read and kept for them."""
 
     portions: int = 0
@@ -188,75 +190,75 @@ class _Done:
 def run(job: Job, options: Options) -> Report:
     if options.portion < 1:
         raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
-    settled, sharing = _settle(job, options)
+    replay_range, partitioning = _load_or_fix_range(job, options)
     # Check the expression before anything is published.
-    _rows(job, options, settled, settled.portion(0), sharing)
-    done = before = _done_of(job.checkpoint)
-    survey = _survey(job, options)
+    _rows(job, options, replay_range, replay_range.portion(0), partitioning)
+    progress = progress_before = _read_progress(job.checkpoint)
+    metadata = _make_metadata(job, options)
     try:
-        for number in range(done.portions, settled.portions):
+        for number in range(progress.portions, replay_range.portions):
             job.check()
-            job.tell(
-                f"portion {number + 1} of {settled.portions}: {done.read:,} read, "
-                f"{done.kept:,} kept"
+            job.show_progress(
+                f"portion {number + 1} of {replay_range.portions}: {progress.read:,} read, "
+                f"{progress.kept:,} kept"
             )
-            with _files_kept(survey, options, settled) as plan_id:
-                read, kept = _publish(job, options, settled, number, sharing, plan_id)
-            done = _Done(number + 1, done.read + read, done.kept + kept)
-            _remember(job.checkpoint, done)
+            with _pinned_files(metadata, options, replay_range) as plan_id:
+                read, kept = _publish(job, options, replay_range, number, partitioning, plan_id)
+            progress = _Progress(number + 1, progress.read + read, progress.kept + kept)
+            _store_progress(job.checkpoint, progress)
     finally:
-        survey.close()
-    return _report(options, settled, done, before)
+        metadata.close()
+    return _report(options, replay_range, progress, progress_before)
 
 
-def _survey(job: Job, options: Options) -> BrokerMetadata:
+def _make_metadata(job: Job, options: Options) -> BrokerMetadata:
     return BrokerMetadata(SourceOptions(job.address, Subscribe((options.topic,)), "earliest"))
 
 
-def _settle(job: Job, options: Options) -> tuple[_Settled, _Sharing]:
-    """Return the range of the replay, and how both topics share out their records. The range comes
-    from the checkpoint; without one it is computed now."""
-    survey = _survey(job, options)
+def _load_or_fix_range(job: Job, options: Options) -> tuple[_ReplayRange, _Partitioning]:
+    """Return the range of the replay, and how both topics partition their records. The range comes
+    from the checkpoint; a new replay computes it."""
+    metadata = _make_metadata(job, options)
     try:
-        topic = _look(survey, options.topic)
-        target = survey.http.get(path_of("topics", options.to_topic), limit=1).json
-        source = survey.http.get(path_of("topics", options.topic), limit=1).json
-        sharing = _Sharing(
+        topic = _fetch_topic(metadata, options.topic)
+        target = metadata.http.get(path_of("topics", options.to_topic), limit=1).json
+        source = metadata.http.get(path_of("topics", options.topic), limit=1).json
+        partitioning = _Partitioning(
             (len(topic.partitions), int(target["partition_count"])),
             source["policy"]["partitioner"] != target["policy"]["partitioner"],
         )
-        told = None if job.checkpoint is None else facts_of(job.checkpoint, "replay")
-        if told is None:
-            settled = _settled_now(survey, job, options, topic, target["id"])
+        stored_facts = None if job.checkpoint is None else read_facts(job.checkpoint, "replay")
+        if stored_facts is None:
+            replay_range = _fix_range(metadata, job, options, topic, target["id"])
             if job.checkpoint is None:
-                return settled, sharing
-            told = claim(job.checkpoint, "replay", _facts(options, settled))
+                return replay_range, partitioning
+            stored_facts = claim(job.checkpoint, "replay", _encode_range(options, replay_range))
     finally:
-        survey.close()
-    assert job.checkpoint is not None, "who has none has no facts"
-    return _agreed(job.checkpoint, options, told, topic.id, target["id"]), sharing
+        metadata.close()
+    assert job.checkpoint is not None, "stored facts come from a checkpoint"
+    return _load_range(job.checkpoint, options, stored_facts, topic.id, target["id"]), partitioning
 
 
-def _look(survey: BrokerMetadata, name: str) -> TopicFacts:
+def _fetch_topic(metadata: BrokerMetadata, name: str) -> TopicFacts:
     try:
-        return survey.fetch().topics[name]
+        return metadata.fetch().topics[name]
     except UnknownTopic as error:
         raise UnknownTopic(str(error).removeprefix("subscribe: ")) from None
 
 
-def _settled_now(
-    survey: BrokerMetadata, job: Job, options: Options, topic: TopicFacts, target_id: str
-) -> _Settled:
-    begin = _offsets(survey, options, options.from_, topic, is_end=False)
-    end = _offsets(survey, options, options.to, topic, is_end=True)
-    end = {at: max(offset, begin[at]) for at, offset in end.items()}
+def _fix_range(
+    metadata: BrokerMetadata, job: Job, options: Options, topic: TopicFacts, target_id: str
+) -> _ReplayRange:
+    begin = _resolve_position(metadata, options, options.from_, topic, is_end=False)
+    end = _resolve_position(metadata, options, options.to, topic, is_end=True)
+    end = {partition: max(offset, begin[partition]) for partition, offset in end.items()}
     width = None
     if job.checkpoint is not None:
         width = max(1, options.portion // max(len(begin), 1))
-    return _Settled(uuid.uuid4().hex, topic.id, target_id, begin, end, width)
+    return _ReplayRange(uuid.uuid4().hex, topic.id, target_id, begin, end, width)
 
 
-def _facts(options: Options, settled: _Settled) -> dict[str, Any]:
+def _encode_range(options: Options, replay_range: _ReplayRange) -> dict[str, Any]:
     """Return the options and the range as JSON values, for the checkpoint."""
     return {
         "asked": {
@@ -266,36 +268,47 @@ def _facts(options: Options, settled: _Settled) -> dict[str, Any]:
             "to": str(options.to),
             "where": options.where,
         },
-        **asdict(settled),
+        **asdict(replay_range),
     }
 
 
-def _agreed(
-    directory: Path, options: Options, told: dict[str, Any], topic_id: str, target_id: str
-) -> _Settled:
-    """Return the range that the checkpoint holds. Raise InvalidRequest if it was begun with other
-    options, and UnknownTopic if a topic was created anew since."""
-    begin, end = ({int(at): n for at, n in told[name].items()} for name in ("begin", "end"))
-    settled = _Settled(told["id"], told["topic_id"], told["target_id"], begin, end, told["width"])
-    for name, value in _facts(options, settled)["asked"].items():
-        if told["asked"][name] != value:
+def _load_range(
+    directory: Path, options: Options, stored_facts: dict[str, Any], topic_id: str, target_id: str
+) -> _ReplayRange:
+    """Return the range in the checkpoint. Raise InvalidRequest if the replay was started with other
+    options, and UnknownTopic if a topic was deleted and created again since."""
+    begin, end = (
+        {int(partition): offset for partition, offset in stored_facts[name].items()}
+        for name in ("begin", "end")
+    )
+    replay_range = _ReplayRange(
+        stored_facts["id"],
+        stored_facts["topic_id"],
+        stored_facts["target_id"],
+        begin,
+        end,
+        stored_facts["width"],
+    )
+    for name, value in _encode_range(options, replay_range)["asked"].items():
+        if stored_facts["asked"][name] != value:
             raise InvalidRequest(
-                f"{directory} is of a replay with {name}={told['asked'][name]}, not {value}: give "
-                "the same options, or another directory"
+                f"{directory} is of a replay with {name}={stored_facts['asked'][name]}, not "
+                f"{value}: give the same options, or another directory"
             )
-    now = {options.topic: topic_id, options.to_topic: target_id}
-    then = {options.topic: settled.topic_id, options.to_topic: settled.target_id}
-    for name in (name for name in now if now[name] != then[name]):
+    present_ids = {options.topic: topic_id, options.to_topic: target_id}
+    stored_ids = {options.topic: replay_range.topic_id, options.to_topic: replay_range.target_id}
+    for name in (name for name in present_ids if present_ids[name] != stored_ids[name]):
         raise UnknownTopic(
-            f"topic {name} was made anew since the replay in {directory} began: begin another"
+            f"topic {name} was made anew since the replay in {directory} started: start another "
+            "replay in another directory"
         )
-    return settled
+    return replay_range
 
 
-def _offsets(
-    survey: BrokerMetadata,
+def _resolve_position(
+    metadata: BrokerMetadata,
     options: Options,
-    where: Position | None,
+    position: Position | None,
     topic: TopicFacts,
     *,
     is_end: bool,
@@ -303,50 +316,64 @@ def _offsets(
     """Return the offset of each partition that a position stands for. Raise OffsetOutOfRange for an
     offset that no partition has."""
     ranges = topic.partitions
-    if where is None:
-        return {at: of.stable if is_end else of.first for at, of in ranges.items()}
-    if where.time is not None:
-        found = survey.first_offsets_since(int(where.time.timestamp() * 1000), survey.fetch())
-        there = {at: found.get((options.topic, at), of.stable) for at, of in ranges.items()}
-        return {at: min(max(there[at], of.first), of.stable) for at, of in ranges.items()}
-    offset = where.offset or 0
-    if not any(of.first <= offset <= of.stable for of in ranges.values()):
-        least = min((of.first for of in ranges.values()), default=0)
-        most = max((of.stable for of in ranges.values()), default=0)
-        raise OffsetOutOfRange(
-            f"{'--to' if is_end else '--from'} {offset}: topic {options.topic} has offsets {least} "
-            f"to {most}"
+    if position is None:
+        return {
+            partition: facts.stable if is_end else facts.first
+            for partition, facts in ranges.items()
+        }
+    if position.time is not None:
+        first_offsets = metadata.first_offsets_since(
+            int(position.time.timestamp() * 1000), metadata.fetch()
         )
-    return {at: min(max(offset, of.first), of.stable) for at, of in ranges.items()}
+        offsets = {
+            partition: first_offsets.get((options.topic, partition), facts.stable)
+            for partition, facts in ranges.items()
+        }
+        return {
+            partition: min(max(offsets[partition], facts.first), facts.stable)
+            for partition, facts in ranges.items()
+        }
+    offset = position.offset or 0
+    if not any(facts.first <= offset <= facts.stable for facts in ranges.values()):
+        first = min((facts.first for facts in ranges.values()), default=0)
+        end = max((facts.stable for facts in ranges.values()), default=0)
+        raise OffsetOutOfRange(
+            f"{'--to' if is_end else '--from'} {offset}: topic {options.topic} has offsets {first} "
+            f"to {end}"
+        )
+    return {
+        partition: min(max(offset, facts.first), facts.stable)
+        for partition, facts in ranges.items()
+    }
 
 
 # --- one portion ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def _files_kept(
-    survey: BrokerMetadata, options: Options, settled: _Settled
+def _pinned_files(
+    metadata: BrokerMetadata, options: Options, replay_range: _ReplayRange
 ) -> Iterator[str | None]:
     """Pin the archived files while a portion is published; yield the id of the plan, or None
-    without an archive. A plan that the reader makes by itself would last for an hour for each
-    portion."""
-    made = plan(survey.http, {options.topic: settled.topic_id})
+    without an archive. Otherwise the reader would make a plan for each portion, which lasts for an
+    hour."""
+    pinned = plan(metadata.http, {options.topic: replay_range.topic_id})
     try:
-        yield made.ids[0] if made.ids else None
+        yield pinned.ids[0] if pinned.ids else None
     except BaseException:
         # Report the first error. The broker may be the cause, so wait for it only briefly.
-        with Http(survey.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
-            release(broker, made)
+        with Http(metadata.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
+            release(broker, pinned)
         raise
-    release(survey.http, made)
+    release(metadata.http, pinned)
 
 
 def _rows(
     job: Job,
     options: Options,
-    settled: _Settled,
+    replay_range: _ReplayRange,
     portion: Mapping[int, tuple[int, int]],
-    sharing: _Sharing,
+    partitioning: _Partitioning,
     read: Observation | None = None,
     plan_id: str | None = None,
 ) -> DataFrame | None:
@@ -358,9 +385,11 @@ def _rows(
     if read is not None:
         records = records.observe(read, f.count(f.lit(1)).alias("rows"))
     try:
-        return replay(records, options.where, sharing.partitions, keys_choose=sharing.keys_choose)
+        return replay(
+            records, options.where, partitioning.partitions, keys_choose=partitioning.keys_choose
+        )
     except Exception as error:
-        raise in_short(error) from error
+        raise shorten_error(error) from error
 
 
 def _records(
@@ -373,77 +402,93 @@ def _records(
     return reader.options(
         **job.broker,
         assign=json.dumps({name: sorted(portion)}),
-        startingOffsets=json.dumps({name: {str(at): of[0] for at, of in portion.items()}}),
-        endingOffsets=json.dumps({name: {str(at): of[1] for at, of in portion.items()}}),
+        startingOffsets=json.dumps(
+            {name: {str(partition): range_[0] for partition, range_ in portion.items()}}
+        ),
+        endingOffsets=json.dumps(
+            {name: {str(partition): range_[1] for partition, range_ in portion.items()}}
+        ),
     )
 
 
 def _publish(
     job: Job,
     options: Options,
-    settled: _Settled,
+    replay_range: _ReplayRange,
     number: int,
-    sharing: _Sharing,
+    partitioning: _Partitioning,
     plan_id: str | None,
 ) -> tuple[int, int]:
-    """Publish one portion. Return how many records were read and how many of them were kept, also
-    if an earlier run has published them."""
+    """Publish one portion, unless an earlier run has published it. Return how many records were
+    read and how many of them `where` has kept."""
     read, kept = Observation(), Observation()
-    portion = settled.portion(number)
-    rows = _rows(job, options, settled, portion, sharing, read, plan_id)
+    portion = replay_range.portion(number)
+    rows = _rows(job, options, replay_range, portion, partitioning, read, plan_id)
     if rows is None:
         return 0, 0
     writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)
-    named = {"topic": options.to_topic, "writeId": f"replay/{settled.id}/{number}"}
+    options_of_write = {"topic": options.to_topic, "writeId": f"replay/{replay_range.id}/{number}"}
     try:
-        writer.mode("append").options(**job.broker, **named).save()
+        writer.mode("append").options(**job.broker, **options_of_write).save()
         if not (written := int(kept.get["rows"])):
-            # If no row is left, Spark prunes the plan and its counts. So count again.
+            # If no row remains, Spark prunes the plan and its counts. So count again.
             reader = _records(job, options, portion, plan_id)
             return reader.schema("offset bigint").load().count(), 0
     except Exception as error:
-        raise in_short(error) from error
+        raise shorten_error(error) from error
     return int(read.get["rows"]), written
 
 
 # --- progress and report -------------------------------------------------------------------------
 
 
-def _done_of(directory: Path | None) -> _Done:
-    if directory is None or not (directory / _DONE).exists():
-        return _Done()
+def _read_progress(directory: Path | None) -> _Progress:
+    if directory is None or not (directory / _PROGRESS_FILE).exists():
+        return _Progress()
     try:
-        told: Any = json.loads((directory / _DONE).read_text())
-        return _Done(int(told["portions"]), int(told["read"]), int(told["kept"]))
+        stored: Any = json.loads((directory / _PROGRESS_FILE).read_text())
+        return _Progress(int(stored["portions"]), int(stored["read"]), int(stored["kept"]))
     except (ValueError, KeyError, TypeError):
-        raise InvalidRequest(f"{directory / _DONE} does not say how far a replay is") from None
+        raise InvalidRequest(
+            f"{directory / _PROGRESS_FILE} is not the progress of a replay"
+        ) from None
 
 
-def _remember(directory: Path | None, done: _Done) -> None:
+def _store_progress(directory: Path | None, progress: _Progress) -> None:
     """Store the finished portions in the checkpoint. If the file is lost, the last portion is
     published again, which adds nothing."""
     if directory is None:
         return
-    half = directory / f"{_DONE}.new"
-    with half.open("w") as file:
-        json.dump({"portions": done.portions, "read": done.read, "kept": done.kept}, file)
+    new_file = directory / f"{_PROGRESS_FILE}.new"
+    with new_file.open("w") as file:
+        json.dump(
+            {"portions": progress.portions, "read": progress.read, "kept": progress.kept}, file
+        )
         file.flush()
         os.fsync(file.fileno())
-    half.replace(directory / _DONE)
+    new_file.replace(directory / _PROGRESS_FILE)
 
 
-def _report(options: Options, settled: _Settled, done: _Done, before: _Done) -> Report:
+def _report(
+    options: Options, replay_range: _ReplayRange, progress: _Progress, earlier: _Progress
+) -> Report:
     rows = [
-        [options.topic, at, settled.begin[at], settled.end[at], settled.end[at] - settled.begin[at]]
-        for at in sorted(settled.begin)
+        [
+            options.topic,
+            partition,
+            replay_range.begin[partition],
+            replay_range.end[partition],
+            replay_range.end[partition] - replay_range.begin[partition],
+        ]
+        for partition in sorted(replay_range.begin)
     ]
     facts: dict[str, Any] = {
-        "read": done.read,
-        "kept": done.kept,
-        "written": done.kept,
+        "read": progress.read,
+        "kept": progress.kept,
+        "written": progress.kept,
         "to topic": options.to_topic,
-        "portions": done.portions,
+        "portions": progress.portions,
     }
-    if before.portions:
-        facts["of them by earlier runs"] = before.portions
+    if earlier.portions:
+        facts["of them by earlier runs"] = earlier.portions
     return Report("replay", ["topic", "partition", "from", "to", "offsets"], rows, facts)

@@ -1,4 +1,4 @@
-"""Hold the result of a pipeline: a table, a few facts, and whether all is well.
+"""The result of a pipeline: a table, a few facts, and whether all is well.
 
 A report is a value. The command line shows it as text, JSON or a picture. A program that calls a
 pipeline from Python reads it.
@@ -25,7 +25,7 @@ class Report:
     facts: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the command exits with 0. It does not after an audit with findings.
     is_good: bool = True
-    #: Draw the report on matplotlib's axes. None if a picture would not say more than the table.
+    #: Draws the report on matplotlib's axes. None if the report has no picture.
     plot: Callable[[Any], None] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -33,9 +33,9 @@ class Report:
         return {
             "title": self.title,
             "is_good": self.is_good,
-            "facts": {name: plain(value) for name, value in self.facts.items()},
+            "facts": {name: to_json_value(value) for name, value in self.facts.items()},
             "rows": [
-                {name: plain(value) for name, value in zip(self.columns, row, strict=True)}
+                {name: to_json_value(value) for name, value in zip(self.columns, row, strict=True)}
                 for row in self.rows
             ],
         }
@@ -44,7 +44,7 @@ class Report:
         """Save the picture; the suffix of the file's name chooses the format. Needs `plot` and
         matplotlib: raise NotInstalled without matplotlib."""
         assert self.plot is not None, "this report has no picture"
-        figure_type = drawing()
+        figure_type = import_figure()
         figure = figure_type(figsize=(10, 5), layout="constrained")
         axes = figure.subplots()
         self.plot(axes)
@@ -52,7 +52,7 @@ class Report:
         figure.savefig(file)
 
 
-def drawing() -> Any:
+def import_figure() -> Any:
     """Return matplotlib's `Figure`, which draws into files without a screen. Raise NotInstalled."""
     try:
         from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def drawing() -> Any:
     return Figure
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value for JSON: times in UTC by ISO 8601, spans in seconds."""
     match value:
         case float() if not math.isfinite(value):
@@ -79,9 +79,9 @@ def plain(value: Any) -> Any:
         case bytes():
             return value.decode(errors="replace")
         case Mapping():
-            return {str(name): plain(each) for name, each in value.items()}
+            return {str(name): to_json_value(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [plain(each) for each in value]
+            return [to_json_value(item) for item in value]
     return str(value)
 
 
@@ -89,5 +89,5 @@ def moment(value: datetime) -> str:
     """Format a time by ISO 8601, in UTC. A time without a zone is UTC, as in Spark sessions of
     pipelines."""
     aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    whole = "milliseconds" if aware.microsecond else "seconds"
-    return aware.isoformat(timespec=whole).replace("+00:00", "Z")
+    precision = "milliseconds" if aware.microsecond else "seconds"
+    return aware.isoformat(timespec=precision).replace("+00:00", "Z")

@@ -39,7 +39,7 @@ RESULT: Final = "run string, request int, worker string, wait double"
 _COLUMNS: Final = ("load", "requests", "answered", "doubled", "mean_wait", "expected_wait")
 _POLL_S: Final = 0.1
 #: A small number, so that workers are killed close to the planned moment.
-_RESULTS_AT_ONCE: Final = 5
+_RESULTS_PER_POLL: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,16 @@ class Options:
     loads: tuple[float, ...] = option(
         "how busy the counter is, from 0 to 1", default=(0.5, 0.7, 0.8), metavar="X,…"
     )
-    customers: int = option("of each simulation", default=20_000)
-    requests_topic: str = option("made if it is not there", default="simulation-requests")
-    results_topic: str = option("made if it is not there", default="simulation-results")
-    run: str | None = option("a name; run again with it, a run goes on", default=None)
-    kills: int = option("workers to be killed on the way, by SIGKILL", default=0)
-    timeout_s: int = option("how long results are waited for", default=600)
+    customers: int = option("customers of each simulation", default=20_000)
+    requests_topic: str = option(
+        "topic of requests; created if missing", default="simulation-requests"
+    )
+    results_topic: str = option(
+        "topic of results; created if missing", default="simulation-results"
+    )
+    run: str | None = option("a name; the same name continues an earlier run", default=None)
+    kills: int = option("how many workers to kill during the run, by SIGKILL", default=0)
+    timeout_s: int = option("how many seconds to wait for results", default=600)
 
 
 def simulate(requests: DataFrame, results: DataFrame) -> DataFrame:
@@ -70,11 +74,11 @@ def simulate(requests: DataFrame, results: DataFrame) -> DataFrame:
 
 
 def run(job: Job, options: Options) -> Report:
-    _check(options)
+    _check_options(options)
     name = options.run or uuid.uuid4().hex[:12]
     with Watch(job.address) as watch:
         restarts = _simulate(job, options, name, watch)
-    job.tell("joining requests with results")
+    job.show_progress("joining requests with results")
     return _report(job, options, name, restarts)
 
 
@@ -97,7 +101,7 @@ def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
     return workers.restarts
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     if not 1 <= options.workers <= limits.PIPELINE_WORKERS:
         raise InvalidRequest(f"--workers is 1 to {limits.PIPELINE_WORKERS}")
     if not 1 <= options.requests <= shared_limits.CLIENT_NUMBERED_MESSAGES:
@@ -127,18 +131,18 @@ def _put_requests(job: Job, options: Options, name: str) -> None:
         for number in range(options.requests)
     ]
     partitions = 2 * options.workers
-    patience_s = limits.SPARK_RETRY_MS / 1000
-    with Client(job.address, f"simulate/{name}", serialiser="json", timeout=patience_s) as client:
+    timeout_s = limits.SPARK_RETRY_MS / 1000
+    with Client(job.address, f"simulate/{name}", serialiser="json", timeout=timeout_s) as client:
         for topic in (options.requests_topic, options.results_topic):
             try:
                 client.create_topic(topic, partitions=partitions)
             except TopicExists:
                 continue
-        for first, piece in _pieces(requests, 4 * partitions):
+        for first, piece in _cut_into_pieces(requests, 4 * partitions):
             client.put_many(options.requests_topic, piece, key=str(first), sequence=first)
 
 
-def _pieces(requests: Sequence[Any], count: int) -> Iterator[tuple[int, Sequence[Any]]]:
+def _cut_into_pieces(requests: Sequence[Any], count: int) -> Iterator[tuple[int, Sequence[Any]]]:
     size = -(-len(requests) // count)
     return ((first, requests[first : first + size]) for first in range(0, len(requests), size))
 
@@ -164,17 +168,19 @@ def _wait_for_results(
     killed = 0
     deadline = time.monotonic() + options.timeout_s
     try:
-        told = consumer.list_topics(options.results_topic, timeout=limits.SPARK_RETRY_MS / 1000)
-        partitions = told.topics[options.results_topic].partitions
-        consumer.assign([TopicPartition(options.results_topic, each, 0) for each in partitions])
+        cluster = consumer.list_topics(options.results_topic, timeout=limits.SPARK_RETRY_MS / 1000)
+        partitions = cluster.topics[options.results_topic].partitions
+        consumer.assign(
+            [TopicPartition(options.results_topic, partition, 0) for partition in partitions]
+        )
         while len(answered) < options.requests or killed < options.kills:
             job.check()
             if time.monotonic() > deadline:
                 raise QuackTimeout(
                     f"waited {options.timeout_s} s for results: {len(answered)} of "
-                    f"{options.requests} requests are answered. --run {name} goes on"
+                    f"{options.requests} requests are answered. Continue with --run {name}"
                 )
-            for message in consumer.consume(_RESULTS_AT_ONCE, _POLL_S):
+            for message in consumer.consume(_RESULTS_PER_POLL, _POLL_S):
                 error = message.error()
                 if error is not None:
                     raise KafkaException(error)
@@ -186,9 +192,9 @@ def _wait_for_results(
             ):
                 workers.kill(killed % options.workers)
                 killed += 1
-            workers.tend()
+            workers.restart_dead()
             watch.check()
-            job.tell(f"run {name}: {len(answered)} of {options.requests} simulations done")
+            job.show_progress(f"run {name}: {len(answered)} of {options.requests} simulations done")
     finally:
         consumer.close()
 
@@ -221,7 +227,7 @@ def _report(job: Job, options: Options, name: str, restarts: int) -> Report:
         shares = joined.groupBy("worker").count().orderBy("worker").collect()
     finally:
         joined.unpersist()
-    asked, answered, doubled = (
+    requested, answered, doubled = (
         sum(row[column] for row in rows) for column in ("requests", "answered", "doubled")
     )
     return Report(
@@ -232,7 +238,7 @@ def _report(job: Job, options: Options, name: str, restarts: int) -> Report:
             "workers started again": restarts,
             **{f"answered by {row['worker']}": row["count"] for row in shares},
         },
-        is_good=asked == answered == options.requests and not doubled,
+        is_good=requested == answered == options.requests and not doubled,
         plot=lambda axes: _draw(axes, rows),
     )
 

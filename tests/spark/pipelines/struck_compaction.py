@@ -26,7 +26,7 @@ PAUSE_S = 0.01
 
 def main(master: str, address: str, topic: str, target_bytes: str, directory: str) -> None:
     def tell(text: str) -> None:
-        if text.endswith(" 0 in their place"):
+        if text.endswith(" 0 accepted"):
             return
         deadline = time.monotonic() + DEADLINE_S
         while not offered(Path(directory)):

@@ -17,14 +17,14 @@ from quackmq.spark.pipelines import replay
 
 
 def strike_at(portion: int) -> None:
-    remember = replay._remember
+    remember = replay._store_progress
 
     def struck(directory: Path | None, done: replay._Done) -> None:
         if done.portions == portion:
             os.kill(os.getpid(), signal.SIGKILL)
         remember(directory, done)
 
-    replay._remember = struck
+    replay._store_progress = struck
 
 
 if __name__ == "__main__":

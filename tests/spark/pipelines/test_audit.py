@@ -28,15 +28,15 @@ from quackmq.spark.pipelines import audit as pipeline
 from quackmq.spark.pipelines.audit import Options, audit
 from quackmq.spark.pipelines.audit_checks import receipts as audit_receipts
 from quackmq.spark.pipelines.audit_checks.holes import (
+    AbortedNumbers,
     Damage,
-    Explained,
-    Numbers,
-    Partition,
+    Explanation,
+    ReadPartition,
     Span,
     Spans,
     explain,
 )
-from quackmq.spark.pipelines.audit_checks.runs import findings_of, runs_of
+from quackmq.spark.pipelines.audit_checks.runs import check_runs, make_runs
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.report import Report
 from tests.broker.pushed_peer import PATIENT, peer_of
@@ -77,13 +77,13 @@ def test_the_audit_by_runs_finds_what_the_audit_record_by_record_finds(seed: int
     batches = model.arrow(rows).to_batches(max_chunksize=chance.choice([1, 7, 1000]))
     a_task = -(-len(batches) // chance.choice([1, 3]))
     tasks = [batches[at : at + a_task] for at in range(0, len(batches), a_task)]
-    runs = pa.Table.from_batches([made for task in tasks for made in runs_of(task)])
+    runs = pa.Table.from_batches([made for task in tasks for made in make_runs(task)])
     found: list[dict[str, Any]] = []
     for partition in (0, 1):
         for share in pc.unique(runs.column("share")).to_pylist():
             own = (pc.field("partition") == partition) & (pc.field("share") == share)
             if (some := runs.filter(own)).num_rows:
-                told = findings_of(some, is_whole).to_pylist()
+                told = check_runs(some, is_whole).to_pylist()
                 found += [{**each, "partition": partition} for each in told]
     assert model.told(found) == model.judged(rows, is_whole=is_whole)
 
@@ -97,21 +97,21 @@ def test_numbers_that_begin_at_0_again_go_on() -> None:
     last = 2**31 - 1
     rows = [model.Row(0, at, 7, 0, (last - 2 + at) % 2**31) for at in range(6)]
     del rows[4]  # number 1
-    runs = pa.Table.from_batches(runs_of(model.arrow(rows).to_batches()))
-    found = findings_of(runs.filter(pc.field("share") >= 0)).to_pylist()
+    runs = pa.Table.from_batches(make_runs(model.arrow(rows).to_batches()))
+    found = check_runs(runs.filter(pc.field("share") >= 0)).to_pylist()
     assert [(each["kind"], each["first_sequence"], each["records"]) for each in found] == [
         ("lost", 1, 1)
     ]
 
 
 def test_numbers_of_aborted_transactions_are_not_lost() -> None:
-    known = Explained(aborted=[Numbers(7, 0, 10, 5)], archived=Spans([Span(20, 26)]))
+    known = Explanation(aborted=[AbortedNumbers(7, 0, 10, 5)], archived=Spans([Span(20, 26)]))
     nowhere = Span(0, 0)
-    assert known.lost(7, 0, 10, 5, nowhere) == 0
-    assert known.lost(7, 0, 8, 9, nowhere) == 4
-    assert known.lost(7, 1, 10, 5, nowhere) == 5
-    assert known.lost(8, 0, 3, 5, Span(19, 30)) == 0  # with its marker it fits into the hole
-    assert known.lost(8, 0, 3, 6, Span(19, 30)) == 6
+    assert known.count_lost(7, 0, 10, 5, nowhere) == 0
+    assert known.count_lost(7, 0, 8, 9, nowhere) == 4
+    assert known.count_lost(7, 1, 10, 5, nowhere) == 5
+    assert known.count_lost(8, 0, 3, 5, Span(19, 30)) == 0  # with its marker it fits into the hole
+    assert known.count_lost(8, 0, 3, 6, Span(19, 30)) == 6
 
 
 @pytest.mark.parametrize("seed", range(effort.of(20)))
@@ -119,22 +119,22 @@ def test_numbers_of_very_many_aborted_transactions_are_found_among_them(seed: in
     """Also where they begin at 0 again."""
     chance = random.Random(seed)
     begin = chance.choice([0, 2**31 - 150])
-    aborted: list[Numbers] = []
+    aborted: list[AbortedNumbers] = []
     gone: set[int] = set()
     at = begin
     for _ in range(40):
         at += chance.randrange(4)
         size = chance.randrange(1, 9)
-        aborted.append(Numbers(7, 0, at % 2**31, size))
+        aborted.append(AbortedNumbers(7, 0, at % 2**31, size))
         gone |= {number % 2**31 for number in range(at, at + size)}
         at += size
     chance.shuffle(aborted)
-    known = Explained(aborted=aborted)
+    known = Explanation(aborted=aborted)
     for _ in range(50):
         first, count = chance.randrange(begin - 5, at + 5) % 2**31, chance.randrange(1, 60)
         asked = {number % 2**31 for number in range(first, first + count)}
-        assert known.lost(7, 0, first, count, Span(0, 0)) == len(asked - gone)
-    assert known.lost(7, 1, begin, 5, Span(0, 0)) == 5
+        assert known.count_lost(7, 0, first, count, Span(0, 0)) == len(asked - gone)
+    assert known.count_lost(7, 1, begin, 5, Span(0, 0)) == 5
 
 
 class Damaged:
@@ -154,7 +154,7 @@ class Damaged:
 
 
 def test_what_is_damaged_in_the_log_is_named_and_ends_no_audit() -> None:
-    read = Partition("ducks", "id", 0, Span(0, 20), Spans([Span(5, 9), Span(12, 13)]))
+    read = ReadPartition("ducks", "id", 0, Span(0, 20), Spans([Span(5, 9), Span(12, 13)]))
     found = explain(cast(Any, Damaged()), read)
     assert found.unreadable == [Damage(Span(5, 8), 3, "the batch at offset 5 is damaged")]
     assert found.reasons == {"marker": 1}
@@ -214,18 +214,18 @@ OVER = ("over", 4, 5)
 def test_a_chain_of_receipts_tells_what_is_wrong_with_it(
     steps: list[tuple[str, int, int, int]], cursor: int | None, found: list[tuple[str, int, int]]
 ) -> None:
-    told = list(audit_receipts.findings_of(chain(*steps), cursor))
+    told = list(audit_receipts.check_chain(chain(*steps), cursor))
     assert told[0].kind == "taken"
     assert [each[:3] for each in told[1:]] == found
 
 
 def test_what_receipts_that_were_let_go_of_may_have_told_is_no_finding() -> None:
     steps = acked(3, 4, 5, 7, 8, 10)
-    (_, *untold) = audit_receipts.findings_of(chain(*steps), 11)
+    (_, *untold) = audit_receipts.check_chain(chain(*steps), 11)
     assert [each[:3] for each in untold] == [("untold", 6, 7), ("untold", 9, 10)]
-    (_, *untold) = audit_receipts.findings_of(chain(*steps, lent_to=8), 11)
+    (_, *untold) = audit_receipts.check_chain(chain(*steps, lent_to=8), 11)
     assert [each[:3] for each in untold] == [("untold", 9, 10)]
-    (_, *untold) = audit_receipts.findings_of(chain(*steps, lent_to=20), 11)
+    (_, *untold) = audit_receipts.check_chain(chain(*steps, lent_to=20), 11)
     assert untold == []
 
 
@@ -241,7 +241,7 @@ def test_after_a_failure_a_broker_is_waited_for_once_and_the_failure_is_told(
 
     monkeypatch.setattr(pipeline, "release", release)
     survey: Any = SimpleNamespace(access=SimpleNamespace(http="127.0.0.1:1"))
-    with pytest.raises(DamagedData, match="what went wrong"), pipeline._plans(survey) as plans:
+    with pytest.raises(DamagedData, match="what went wrong"), pipeline._open_plans(survey) as plans:
         plans += [Plan({}, ("one",)), Plan({}, ("another",))]
         raise DamagedData("what went wrong")
     assert waited == [spark_limits.SPARK_STOP_MS]
@@ -335,11 +335,11 @@ def test_latencies_of_entries_that_were_archived_before_they_were_taken_come_fro
     topic_id = str(broker.broker.topic(topic).id)
     left = audit_receipts.receipts(table(spark, RECEIPTS_TOPIC, bootstrap_servers=broker.address))
     left = left.where(left.topic_id == topic_id)
-    stretches = audit_receipts.untimed(left)
+    stretches = audit_receipts.find_untimed(left)
     spans = {(row.first_offset, row.next_offset) for row in stretches.collect()}
     assert spans == {(0, 16), *((at, at + 1) for at in range(16, 20))}
     records = table(spark, topic, bootstrap_servers=broker.address)
-    found = audit_receipts.latencies_of_records(stretches, records).collect()
+    found = audit_receipts.latencies_from_records(stretches, records).collect()
     assert sum(row.records for row in found) == 20
     assert audit_receipts.latencies(left).collect() == [], "no receipt tells a time"
 
@@ -421,7 +421,7 @@ def test_what_is_planted_in_an_archived_file_is_named_s5(
     assert facts["lost 2"] == f"{topic}/0: number 11 {whose}, before offset 12"
     assert facts["doubled 1"] == f"{topic}/0: number 10 {whose}, at offset 11"
     assert f"{topic}/0: number 7 {whose}, at offset 9" in facts.values()
-    assert "1 are not there" in facts["hole 1"]
+    assert "1 of them are missing" in facts["hole 1"]
     # What was delivered before is delivered: of that its receipts are the proof.
     assert line(report, "mallard")["lost"] == 0
 
@@ -479,7 +479,7 @@ def test_a_subscription_of_whose_receipts_none_is_left_is_named_s5(
     run(broker.broker.subscribe(CALLER, "gadwall", topic, "beginning", receipts=True))
     report = audited(broker, spark, topic)
     assert [row[1] for row in report.rows] == [None, "gadwall"]
-    assert report.facts["unproved 1"] == f"{topic} for garganey: of its receipts none is left"
+    assert report.facts["unproved 1"] == f"{topic} for garganey: all its receipts were deleted"
 
 
 async def _move_silently(broker: Broker, topic: str, name: str, offset: int) -> None:

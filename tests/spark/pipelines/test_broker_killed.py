@@ -30,7 +30,7 @@ from quackmq.spark import limits as spark_limits
 from quackmq.spark.broker import http as connection
 from quackmq.spark.pipelines import closed_windows as trends
 from quackmq.spark.pipelines import compact, replay
-from quackmq.spark.pipelines.job import Job, Streamed
+from quackmq.spark.pipelines.job import Job, StreamCounts
 from quackmq.spark.pipelines.workers import processes as workers
 from tests.kit.server import Server
 from tests.kit.waiting import wait_until
@@ -206,14 +206,14 @@ def test_a_replay_is_gone_on_with_and_no_portion_is_there_twice_or_in_part(
     again, values = f"{name}-again", [str(at) for at in range(40)]
     pond.create(name, again)
     pond.publish(name, values)
-    remember, strike = replay._remember, once(pond.kill)
+    remember, strike = replay._store_progress, once(pond.kill)
 
     def struck(directory: Path | None, done: replay._Done) -> None:
         remember(directory, done)
         if done.portions == 2:
             strike()
 
-    monkeypatch.setattr(replay, "_remember", struck)
+    monkeypatch.setattr(replay, "_store_progress", struck)
     arguments = [
         *("replay", "--topic", name, "--to-topic", again),
         *("--portion", "10", "--checkpoint", tmp_path / "checkpoint"),
@@ -236,7 +236,7 @@ def test_a_compaction_leaves_the_archive_as_it_was_and_is_gone_on_with(
     before, expected = files_of(pond, name), rows(files_of(pond, name))
     strike = once(pond.kill)
     # All is planned, and nothing offered.
-    monkeypatch.setattr(compact._Compaction, "_tell", lambda *_: strike())
+    monkeypatch.setattr(compact._Compaction, "_show_progress", lambda *_: strike())
     assert_told(run("compact", "--topics", name))
     pond.serve()
     assert files_of(pond, name) == before
@@ -273,14 +273,14 @@ def test_an_audit_proves_nothing_and_says_so(
     assert producer.flush(DEADLINE_S) == 0
     producer.abort_transaction(DEADLINE_S)
     pond.publish(name, ["c"])
-    tell, strike = Job.tell, once(pond.kill)
+    tell, strike = Job.show_progress, once(pond.kill)
 
     def struck(self: Job, text: str) -> None:
         tell(self, text)
         if text.startswith("asking the broker about "):
             strike()
 
-    monkeypatch.setattr(Job, "tell", struck)
+    monkeypatch.setattr(Job, "show_progress", struck)
     assert_told(run("audit", "--topics", name))
     pond.serve()
     told = run("audit", "--topics", name)
@@ -310,9 +310,9 @@ def test_workers_are_ended_and_who_started_them_says_once_why(
 ) -> None:
     """Each of them would wait for every message; what they say is the process's own stderr."""
     monkeypatch.setattr(spark_limits, "PIPELINE_AWAY_MS", RETRY_MS)
-    tell, strike = Job.tell, once(pond.kill)
+    tell, strike = Job.show_progress, once(pond.kill)
     started: list[subprocess.Popen[bytes]] = []
-    start = workers.Workers._started
+    start = workers.Workers._start
 
     def struck(self: Job, text: str) -> None:
         tell(self, text)
@@ -323,8 +323,8 @@ def test_workers_are_ended_and_who_started_them_says_once_why(
         started.append(start(self, argument))
         return started[-1]
 
-    monkeypatch.setattr(Job, "tell", struck)
-    monkeypatch.setattr(workers.Workers, "_started", noted)
+    monkeypatch.setattr(Job, "show_progress", struck)
+    monkeypatch.setattr(workers.Workers, "_start", noted)
     told = run(pipeline, "--run", name, *more)
     assert (told.code, told.report) == (1, "")
     assert told.sentence.startswith(f"quackmq: the broker at {pond.address} has been away for ")
@@ -345,20 +345,20 @@ def test_trending_is_gone_on_with_and_tells_every_window_once_s5(
     is to take what there is, has just begun; then a run comes to its end."""
     to, table = f"{name}-trends", tmp_path / "table"
     pond.create(name, to)
-    take, run_stream = trends.Trends.take, Job.run_stream
+    take, run_stream = trends.ClosedWindows.add_batch, Job.run_stream
     strike_early, strike_late = once(pond.kill), once(pond.kill)
 
-    def struck_late(self: trends.Trends, batch: Any, number: int) -> None:
+    def struck_late(self: trends.ClosedWindows, batch: Any, number: int) -> None:
         take(self, batch, number)
         if self.windows:
             strike_late()
 
-    def struck_early(self: Job, *queries: StreamingQuery) -> Streamed:
+    def struck_early(self: Job, *queries: StreamingQuery) -> StreamCounts:
         if self.once:
             strike_early()
         return run_stream(self, *queries)
 
-    monkeypatch.setattr(trends.Trends, "take", struck_late)
+    monkeypatch.setattr(trends.ClosedWindows, "add_batch", struck_late)
     monkeypatch.setattr(Job, "run_stream", struck_early)
     arguments = [
         *("trending", "--topics", name, "--to", to, "--table", table),

@@ -26,8 +26,14 @@ from quackmq.spark.pipelines import compact as pipeline
 from quackmq.spark.pipelines.compact import Options, compact
 from quackmq.spark.pipelines.errors import Stopped
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.merge_tasks.plan import Plan
-from quackmq.spark.pipelines.merge_tasks.task import Damaged, Failed, Made, Order, carry_out
+from quackmq.spark.pipelines.merge_tasks.plan import MergePlan
+from quackmq.spark.pipelines.merge_tasks.task import (
+    DamagedFile,
+    MergedFile,
+    MergeFailed,
+    MergeOrder,
+    run_merge,
+)
 from tests.broker.transacting import Transactor
 from tests.kit.server import SCRIPT
 from tests.kit.waiting import wait_until
@@ -292,7 +298,7 @@ def test_who_is_stopped_lets_go_of_everything(
     before = paths(broker, topic)
     expected = rows(before)
     job = Job(broker.address, spark=spark)
-    monkeypatch.setattr(job, "tell", lambda text: job.stopping.set())
+    monkeypatch.setattr(job, "show_progress", lambda text: job.stopping.set())
     with pytest.raises(Stopped):
         pipeline.run(job, Options(topics=(topic,)))
     assert broker.client().get("/v1/archive/plans").json["plans"] == []
@@ -343,10 +349,10 @@ def test_workers_that_cannot_reach_the_directory_say_so_in_a_sentence(
     fill(broker, topic, files=4, partitions=1)
     other = f"{topic}-other"
     fill(broker, other, files=1, partitions=1)
-    with Plan(find_broker(broker.address), topic) as plan:
+    with MergePlan(find_broker(broker.address), topic) as plan:
         order = order_of(plan)
         elsewhere = tmp_path / "archive" / topic
-        assert_out_of_reach(replace(order, directory=str(elsewhere)), "there is nothing of it")
+        assert_out_of_reach(replace(order, directory=str(elsewhere)), "it has no such archive")
         place = elsewhere / "0"
         place.mkdir(parents=True)
         manifest = Path(paths(broker, other)[0]).parent / "_manifest.json"
@@ -355,35 +361,37 @@ def test_workers_that_cannot_reach_the_directory_say_so_in_a_sentence(
         mine = Path(paths(broker, topic)[0]).parent / "_manifest.json"
         (place / "_manifest.json").write_bytes(mine.read_bytes())
         ahead = replace(order, merge=replace(order.merge, version=order.merge.version + 1))
-        assert_out_of_reach(replace(ahead, directory=str(elsewhere)), "is a copy of version")
+        assert_out_of_reach(
+            replace(ahead, directory=str(elsewhere)), "has a copy of the older version"
+        )
         assert_out_of_reach(replace(order, directory=f"{mine}/archive/{topic}"), "Not a directory")
-        made = carry_out(order)
-        assert isinstance(made, Made) and offered(Path(order.directory)) != []
+        made = run_merge(order)
+        assert isinstance(made, MergedFile) and offered(Path(order.directory)) != []
     # What was made and not taken goes with its plan.
     wait_until(lambda: offered(Path(order.directory)) == [], deadline_s=DEADLINE_S)
 
 
-def order_of(plan: Plan) -> Order:
-    (merge,) = merging.plan(plan.listed.partitions[0])
-    return Order(plan.topic, plan.listed.directory, plan.id, merge)
+def order_of(plan: MergePlan) -> MergeOrder:
+    (merge,) = merging.plan(plan.archive.partitions[0])
+    return MergeOrder(plan.topic, plan.archive.directory, plan.id, merge)
 
 
-def assert_out_of_reach(order: Order, why: str) -> None:
-    outcome = carry_out(order)
-    assert isinstance(outcome, Failed)
-    assert outcome.why.startswith("the worker on ")
-    assert f"cannot work in {order.directory}: " in outcome.why and why in outcome.why
-    assert "--master 'local[*]'" in outcome.why
+def assert_out_of_reach(order: MergeOrder, why: str) -> None:
+    outcome = run_merge(order)
+    assert isinstance(outcome, MergeFailed)
+    assert outcome.reason.startswith("the worker on ")
+    assert f"cannot work in {order.directory}: " in outcome.reason and why in outcome.reason
+    assert "--master 'local[*]'" in outcome.reason
 
 
 def test_a_task_that_meets_damage_leaves_nothing_behind(broker: Broker, topic: str) -> None:
     fill(broker, topic, files=4, partitions=1)
     files = paths(broker, topic)
     damage(files[2])
-    with Plan(find_broker(broker.address), topic) as plan:
-        outcome = carry_out(order_of(plan))
-        assert isinstance(outcome, Damaged) and outcome.name == Path(files[2]).name
-        assert offered(Path(plan.listed.directory)) == []
+    with MergePlan(find_broker(broker.address), topic) as plan:
+        outcome = run_merge(order_of(plan))
+        assert isinstance(outcome, DamagedFile) and outcome.name == Path(files[2]).name
+        assert offered(Path(plan.archive.directory)) == []
 
 
 @pytest.mark.needs("java")
@@ -392,7 +400,7 @@ def test_what_a_task_cannot_do_ends_the_compaction_with_that_sentence(
 ) -> None:
     fill(broker, topic, files=4, partitions=1)
     monkeypatch.setattr(
-        pipeline, "Order", lambda *fields: Order(fields[0], "/nowhere", *fields[2:])
+        pipeline, "MergeOrder", lambda *fields: MergeOrder(fields[0], "/nowhere", *fields[2:])
     )
     with pytest.raises(StorageError, match=r"^the worker on \S+ cannot work in /nowhere: "):
         compact(spark, topic, bootstrap_servers=broker.address)

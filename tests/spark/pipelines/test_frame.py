@@ -24,9 +24,9 @@ from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest, UnknownTopic
 from quackmq.spark import pipelines
 from quackmq.spark.broker import http as connection
-from quackmq.spark.pipelines.errors import NotInstalled, SparkFailed, in_short
+from quackmq.spark.pipelines.errors import NotInstalled, SparkFailed, shorten_error
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.options import add_options, option, options_of, span, spelt
+from quackmq.spark.pipelines.options import add_options, format_span, option, options_of, span
 from quackmq.spark.pipelines.output_directory import MARK, claim
 from quackmq.spark.pipelines.report import Report
 from quackmq.spark.python_home import use_compiled
@@ -97,7 +97,7 @@ def test_a_value_that_cannot_be_is_quoted(name: str, text: str, said: str) -> No
 
 @pytest.mark.parametrize("text", ["1500ms", "30s", "5m", "1h", "7d"])
 def test_a_span_is_shown_as_it_is_typed(text: str) -> None:
-    assert spelt(span(text)) == text
+    assert format_span(span(text)) == text
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -144,18 +144,18 @@ def test_of_a_failure_in_spark_our_own_error_is_told() -> None:
         "quackmq.errors.UnknownTopic: there is no topic ducks\n"
         "\tat org.apache.spark.Some.where(Some.scala:7)\n"
     )
-    found = in_short(RuntimeError(text))
+    found = shorten_error(RuntimeError(text))
     assert isinstance(found, UnknownTopic)
     assert str(found) == "there is no topic ducks"
 
 
 def test_of_sparks_own_failures_the_sentence_is_told() -> None:
     text = "\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'of'. SQLSTATE: 42601 (line 1)\n\n== SQL"
-    found = in_short(AnalysisException(text))
+    found = shorten_error(AnalysisException(text))
     assert isinstance(found, InvalidRequest)
     assert str(found) == "Syntax error at or near 'of'. (line 1)"
-    assert isinstance(in_short(RuntimeError("Job aborted\n" * 9)), SparkFailed)
-    assert len(str(in_short(RuntimeError("x" * 10_000)))) < 500
+    assert isinstance(shorten_error(RuntimeError("Job aborted\n" * 9)), SparkFailed)
+    assert len(str(shorten_error(RuntimeError("x" * 10_000)))) < 500
 
 
 # --- directories ---------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) 
     for name, said in (
         ("others", "it holds 'thesis.txt'"),
         ("replays", "belongs to the pipeline replay"),
-        ("file", "is no directory"),
+        ("file", "is not a directory"),
         ("broken", "is not the mark"),
     ):
         with pytest.raises(InvalidRequest, match=said):
@@ -242,7 +242,7 @@ def test_jobs_of_a_batch_are_cancelled_until_it_ends_for_one_may_be_about_to_beg
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(3):
             assert session.cancelled.acquire(timeout=30)
-    assert job._cancelling is not None and not job._cancelling.is_alive()
+    assert job._cancel_thread is not None and not job._cancel_thread.is_alive()
 
 
 class Terminal(io.StringIO):
@@ -255,8 +255,8 @@ def test_progress_replaces_itself_on_a_terminal_and_is_seldom_elsewhere() -> Non
     for output in (terminal, file):
         with Job(output=output) as job:
             for number in range(3):
-                job.tell(f"step {number}")
-            job.note("noted")
+                job.show_progress(f"step {number}")
+            job.print_line("noted")
     assert terminal.getvalue().count("\n") == 1
     assert terminal.getvalue().count("\r\x1b[Kstep") == 3
     assert file.getvalue() == "step 0\nnoted\n"
@@ -341,7 +341,7 @@ def test_the_commands_start_without_pyspark() -> None:
         (("trending",), "--topics TOPIC,… or --pattern REGEX"),
         (("trending", "--topics", "a", "--to", "b"), "trending needs --checkpoint DIR"),
         (("simulate", "--workers", "0"), "--workers is 1 to"),
-        (("metrics", "--processes", "0"), "Give --run NAME"),
+        (("metrics", "--processes", "0"), "give --run NAME"),
     ],
 )
 def test_what_is_misspelt_or_cannot_be_is_one_sentence_and_exit_code_2(

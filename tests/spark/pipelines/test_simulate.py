@@ -99,7 +99,7 @@ def test_a_worker_that_dies_again_and_again_is_an_error(monkeypatch: pytest.Monk
     with Workers("simulation", [{"nothing": "of use"}]) as workers:
 
         def tended() -> bool:
-            workers.tend()
+            workers.restart_dead()
             return workers.are_done()
 
         with pytest.raises(QuackError, match="workers ended too early 3 times"):

@@ -39,7 +39,7 @@ class Span(NamedTuple):
         return self.next - self.first
 
 
-class Numbers(NamedTuple):
+class AbortedNumbers(NamedTuple):
     """A range of one producer's sequence numbers that belonged to an aborted transaction."""
 
     producer_id: int
@@ -49,12 +49,11 @@ class Numbers(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """`records` offsets of this range have no record; `words` is all that is known about the
-    reason."""
+    """`records` offsets of this range have no record; `reason` says what is known about it."""
 
     span: Span
     records: int
-    words: str
+    reason: str
 
 
 class Spans:
@@ -66,19 +65,21 @@ class Spans:
     def __iter__(self) -> Iterator[Span]:
         return iter(self._spans)
 
-    def within(self, first: int, end: int) -> list[Span]:
+    def parts_within(self, first: int, end: int) -> list[Span]:
         """Return the parts of the ranges between two offsets."""
-        at = bisect_right(self._spans, first, key=lambda span: span.next)
+        start = bisect_right(self._spans, first, key=lambda span: span.next)
         stop = bisect_left(self._spans, end, key=lambda span: span.first)
-        return [Span(max(first, span.first), min(end, span.next)) for span in self._spans[at:stop]]
+        return [
+            Span(max(first, span.first), min(end, span.next)) for span in self._spans[start:stop]
+        ]
 
     def size(self, first: int, end: int) -> int:
-        return sum(span.size for span in self.within(first, end))
+        return sum(span.size for span in self.parts_within(first, end))
 
 
 @dataclass(slots=True)
-class Explained:
-    """Hold the explanations of a partition's holes."""
+class Explanation:
+    """The explanations of a partition's holes."""
 
     reasons: dict[Reason, int] = field(default_factory=dict)
     #: Holes without an explanation.
@@ -86,11 +87,11 @@ class Explained:
     #: Unreadable records: quarantined by the archive, or damaged in the log.
     unreadable: list[Damage] = field(default_factory=list)
     #: Sequence numbers of aborted transactions, from the log.
-    aborted: list[Numbers] = field(default_factory=list)
+    aborted: list[AbortedNumbers] = field(default_factory=list)
     #: Holes that archive files were made with.
     archived: Spans = field(default_factory=Spans)
     #: The aborted numbers by producer and epoch, sorted; built on first use.
-    _known: dict[tuple[int, int], list[Numbers]] | None = None
+    _aborted_by_producer: dict[tuple[int, int], list[AbortedNumbers]] | None = None
 
     @property
     def explained(self) -> int:
@@ -98,47 +99,49 @@ class Explained:
 
     @property
     def unexplained(self) -> int:
-        return sum(each.records for each in self.damages)
+        return sum(damage.records for damage in self.damages)
 
-    def lost(
-        self, producer_id: int, epoch: int, first_sequence: int, count: int, between: Span
+    def count_lost(
+        self, producer_id: int, epoch: int, first_sequence: int, count: int, span: Span
     ) -> int:
         """Return how many of a producer's missing numbers belong to no aborted transaction.
-        `between` is the range of offsets where their records would lie."""
-        left = count - self._went(producer_id, epoch, first_sequence, count)
+        `span` is the range of offsets where their records would be."""
+        missing = count - self._count_aborted(producer_id, epoch, first_sequence, count)
         # An aborted transaction also has a marker. So an archived hole with more offsets than
         # missing numbers is one; a hole of exactly these numbers is not.
-        if left > 0 and self.archived.size(*between) > left:
+        if missing > 0 and self.archived.size(*span) > missing:
             return 0
-        return max(0, left)
+        return max(0, missing)
 
-    def _went(self, producer_id: int, epoch: int, first_sequence: int, count: int) -> int:
+    def _count_aborted(self, producer_id: int, epoch: int, first_sequence: int, count: int) -> int:
         """Return how many of these numbers belonged to aborted transactions. The search is binary,
         because both may be very many."""
-        if self._known is None:
-            self._known = {}
-            for each in sorted(self.aborted):
-                self._known.setdefault((each.producer_id, each.producer_epoch), []).append(each)
-        known = self._known.get((producer_id, epoch), [])
-        at = bisect_left(known, first_sequence, key=lambda each: each.first_sequence)
-        went = 0
+        if self._aborted_by_producer is None:
+            self._aborted_by_producer = {}
+            for numbers in sorted(self.aborted):
+                self._aborted_by_producer.setdefault(
+                    (numbers.producer_id, numbers.producer_epoch), []
+                ).append(numbers)
+        ranges = self._aborted_by_producer.get((producer_id, epoch), [])
+        index = bisect_left(ranges, first_sequence, key=lambda numbers: numbers.first_sequence)
+        aborted_count = 0
         # The range before may overlap too. After the last range comes the first, because numbers
         # wrap.
-        for step in range(-1, len(known) - 1):
-            each = known[(at + step) % len(known)]
-            common = _common(first_sequence, count, each.first_sequence, each.records)
+        for step in range(-1, len(ranges) - 1):
+            numbers = ranges[(index + step) % len(ranges)]
+            common = _count_common(first_sequence, count, numbers.first_sequence, numbers.records)
             if step >= 0 and not common:
                 break
-            went += common
-        return went
+            aborted_count += common
+        return aborted_count
 
     def _add(self, reason: Reason, count: int) -> None:
         if count:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-class Partition(NamedTuple):
-    """Describe what was read of a partition: the range of offsets seen, and the holes within it."""
+class ReadPartition(NamedTuple):
+    """The offsets that were read of a partition: their range, and the holes within it."""
 
     topic: str
     topic_id: str
@@ -152,26 +155,28 @@ class Partition(NamedTuple):
         return max(0, end - first) - self.holes.size(first, end)
 
 
-def explain(broker: Http, read: Partition) -> Explained:
+def explain(broker: Http, read: ReadPartition) -> Explanation:
     """Return the explanations that the broker can give now for the holes of a partition."""
-    explained = Explained()
+    explanation = Explanation()
     if not list(read.holes):
-        return explained
-    begin, files, aside = _archive(broker, read)
-    first_offset = _first_offset(broker, read)
-    explained._add("let go of", read.holes.size(read.seen.first, first_offset))
-    for span in aside:
-        for hole in read.holes.within(max(span.first, first_offset), span.next):
-            words = "the archive keeps a batch aside that cannot be opened"
-            explained.unreadable.append(Damage(hole, hole.size, words))
-    kept: list[Span] = []
-    end = begin
+        return explanation
+    archive_start, files, quarantined_spans = _fetch_archive(broker, read)
+    first_offset = _fetch_first_offset(broker, read)
+    explanation._add("let go of", read.holes.size(read.seen.first, first_offset))
+    for span in quarantined_spans:
+        for hole in read.holes.parts_within(max(span.first, first_offset), span.next):
+            reason = "the archive has quarantined a batch that cannot be decoded"
+            explanation.unreadable.append(Damage(hole, hole.size, reason))
+    archived_holes: list[Span] = []
+    archive_end = archive_start
     for file in files:
-        end = file.span.next
-        kept += _of_file(explained, read, file, max(file.span.first, first_offset), aside)
-    explained.archived = Spans(kept)
-    _of_log(broker, explained, read, max(end, first_offset))
-    return explained
+        archive_end = file.span.next
+        archived_holes += _explain_by_file(
+            explanation, read, file, max(file.span.first, first_offset), quarantined_spans
+        )
+    explanation.archived = Spans(archived_holes)
+    _explain_by_log(broker, explanation, read, max(archive_end, first_offset))
+    return explanation
 
 
 # --- the archive ---------------------------------------------------------------------------------
@@ -183,93 +188,109 @@ class _File(NamedTuple):
     records: int
 
 
-def _archive(broker: Http, read: Partition) -> tuple[int, list[_File], list[Span]]:
+def _fetch_archive(broker: Http, read: ReadPartition) -> tuple[int, list[_File], list[Span]]:
     """Return the first offset of a partition's archive, its files, and its quarantined ranges."""
-    target = path_of("topics", read.topic, "archive")
+    path = path_of("topics", read.topic, "archive")
     try:
-        page = broker.get(target, from_partition=read.partition).json
-    except (NotFound, OtherFailure):  # no archive, no topic: nothing to explain with
+        page = broker.get(path, from_partition=read.partition).json
+    except (NotFound, OtherFailure):  # there is no archive, or the topic was deleted
         return 0, [], []
-    for each in page["partitions"]:
-        if page["topic_id"] == read.topic_id and each["partition"] == read.partition:
-            files = [_File(file["name"], _span(file), file["records"]) for file in each["files"]]
-            return each["first_offset"], files, [_span(one) for one in each["quarantined"]]
+    for partition in page["partitions"]:
+        if page["topic_id"] == read.topic_id and partition["partition"] == read.partition:
+            files = [
+                _File(file["name"], _parse_span(file), file["records"])
+                for file in partition["files"]
+            ]
+            return (
+                partition["first_offset"],
+                files,
+                [_parse_span(batch_range) for batch_range in partition["quarantined"]],
+            )
     return 0, [], []
 
 
-def _of_file(
-    explained: Explained, read: Partition, file: _File, first: int, aside: Sequence[Span]
+def _explain_by_file(
+    explanation: Explanation,
+    read: ReadPartition,
+    file: _File,
+    first: int,
+    quarantined_spans: Sequence[Span],
 ) -> list[Span]:
     """Return the holes that a file was made with. Add other holes to the unexplained ones."""
-    quarantined = Spans(aside)
+    quarantined = Spans(quarantined_spans)
     holes = [
         part
-        for hole in read.holes.within(first, file.span.next)
-        for part in _without(hole, quarantined)
+        for hole in read.holes.parts_within(first, file.span.next)
+        for part in _subtract(hole, quarantined)
     ]
-    is_whole = read.seen.first <= file.span.first and first <= file.span.first
-    is_read = file.span.next <= read.seen.next
+    is_undeleted = read.seen.first <= file.span.first and first <= file.span.first
+    is_read_to_end = file.span.next <= read.seen.next
     missing = 0
-    if is_whole and is_read:
+    if is_undeleted and is_read_to_end:
         missing = max(0, file.records - read.records(*file.span))
     size = sum(hole.size for hole in holes)
-    explained._add("archived", max(0, size - missing))
+    explanation._add("archived", max(0, size - missing))
     if not missing:
         return holes
-    words = f"file {file.name} was made with {file.records} records, {missing} are not there"
+    reason = f"file {file.name} was made with {file.records} records, {missing} of them are missing"
     for hole in holes if size == missing else [Span(holes[0].first, holes[-1].next)]:
         count = hole.size if size == missing else missing
-        explained.damages.append(Damage(hole, count, words))
+        explanation.damages.append(Damage(hole, count, reason))
     return []
 
 
 # --- the log -------------------------------------------------------------------------------------
 
 
-def _of_log(broker: Http, explained: Explained, read: Partition, begin: int) -> None:
-    target = path_of("topics", read.topic, "partitions", read.partition, "holes")
-    known: list[Span] = []
-    looked = begin
-    for hole in read.holes.within(begin, read.seen.next):
-        while looked < hole.next:
-            looked = max(looked, hole.first)
+def _explain_by_log(
+    broker: Http, explanation: Explanation, read: ReadPartition, begin: int
+) -> None:
+    path = path_of("topics", read.topic, "partitions", read.partition, "holes")
+    explained_spans: list[Span] = []
+    offset = begin
+    for hole in read.holes.parts_within(begin, read.seen.next):
+        while offset < hole.next:
+            offset = max(offset, hole.first)
             try:
-                page = broker.get(target, offset=looked, topic_id=read.topic_id).json
+                page = broker.get(path, offset=offset, topic_id=read.topic_id).json
             except (NotFound, OffsetOutOfRange):
                 break  # deleted meanwhile: the hole stays unexplained
             except DamagedData as error:
-                part = Span(looked, max(looked + 1, min(error.next_offset or hole.next, hole.next)))
-                explained.unreadable.append(Damage(part, part.size, str(error)))
-                known.append(part)
-                looked = part.next
+                part = Span(offset, max(offset + 1, min(error.next_offset or hole.next, hole.next)))
+                explanation.unreadable.append(Damage(part, part.size, str(error)))
+                explained_spans.append(part)
+                offset = part.next
                 continue
-            known += (
-                _left_out(explained, each)
-                for each in page["holes"]
-                if read.holes.size(*_span(each))  # skip holes that came after the records were read
+            explained_spans += (
+                _add_log_hole(explanation, hole_fields)
+                for hole_fields in page["holes"]
+                # Skip holes that appeared after the records were read.
+                if read.holes.size(*_parse_span(hole_fields))
             )
-            if page["next_offset"] <= looked:
+            if page["next_offset"] <= offset:
                 break
-            looked = page["next_offset"]
-    spans = Spans(known)
-    for hole in read.holes.within(begin, read.seen.next):
-        for part in _without(hole, spans):
-            words = "the log has no marker and no aborted transaction there"
-            explained.damages.append(Damage(part, part.size, words))
+            offset = page["next_offset"]
+    spans = Spans(explained_spans)
+    for hole in read.holes.parts_within(begin, read.seen.next):
+        for part in _subtract(hole, spans):
+            reason = "the log has no marker and no aborted transaction there"
+            explanation.damages.append(Damage(part, part.size, reason))
 
 
-def _left_out(explained: Explained, told: Any) -> Span:
-    span = _span(told)
-    explained._add(told["reason"], span.size)
-    if told["reason"] == "aborted" and told["first_sequence"] >= 0:
-        producer = told["producer_id"], told["producer_epoch"]
-        explained.aborted.append(Numbers(*producer, told["first_sequence"], span.size))
+def _add_log_hole(explanation: Explanation, hole_fields: Any) -> Span:
+    span = _parse_span(hole_fields)
+    explanation._add(hole_fields["reason"], span.size)
+    if hole_fields["reason"] == "aborted" and hole_fields["first_sequence"] >= 0:
+        producer = hole_fields["producer_id"], hole_fields["producer_epoch"]
+        explanation.aborted.append(
+            AbortedNumbers(*producer, hole_fields["first_sequence"], span.size)
+        )
     return span
 
 
-def _first_offset(broker: Http, read: Partition) -> int:
-    answer = broker.post("/v1/offsets", {"topics": [read.topic]}).json
-    for topic in answer["topics"]:
+def _fetch_first_offset(broker: Http, read: ReadPartition) -> int:
+    response = broker.post("/v1/offsets", {"topics": [read.topic]}).json
+    for topic in response["topics"]:
         if topic["id"] == read.topic_id:
             return int(topic["partitions"][read.partition]["first_offset"])
     return read.seen.next  # the topic was deleted, with all records
@@ -278,14 +299,14 @@ def _first_offset(broker: Http, read: Partition) -> int:
 # --- helpers -------------------------------------------------------------------------------------
 
 
-def _span(told: Any) -> Span:
-    return Span(told["first_offset"], told["next_offset"])
+def _parse_span(fields: Any) -> Span:
+    return Span(fields["first_offset"], fields["next_offset"])
 
 
-def _without(span: Span, others: Spans) -> Iterator[Span]:
+def _subtract(span: Span, others: Spans) -> Iterator[Span]:
     """Yield the parts of a range that no other range covers."""
     first = span.first
-    for other in others.within(*span):
+    for other in others.parts_within(*span):
         if first < other.first:
             yield Span(first, other.first)
         first = max(first, other.next)
@@ -293,10 +314,10 @@ def _without(span: Span, others: Spans) -> Iterator[Span]:
         yield Span(first, span.next)
 
 
-def _common(first: int, count: int, other_first: int, other_count: int) -> int:
+def _count_common(first: int, count: int, other_first: int, other_count: int) -> int:
     """Return how many numbers two ranges share; ranges may wrap to 0."""
-    ahead = (other_first - first) % SEQUENCES
-    if ahead < count:
-        return min(count - ahead, other_count)
-    behind = (first - other_first) % SEQUENCES
-    return max(0, min(other_count - behind, count)) if behind < other_count else 0
+    distance = (other_first - first) % SEQUENCES
+    if distance < count:
+        return min(count - distance, other_count)
+    distance_back = (first - other_first) % SEQUENCES
+    return max(0, min(other_count - distance_back, count)) if distance_back < other_count else 0

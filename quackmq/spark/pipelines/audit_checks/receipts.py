@@ -1,8 +1,8 @@
-"""Check receipts: which records a subscription took, in which order, how often, and how soon.
+"""Check receipts: which records a subscription received, in which order, how often, and how soon.
 
-The receipts of one subscription and partition are a chain. Each receipt says where the cursor was
-and where it went (`quackmq.broker.subscriptions.receipts`). A new stretch of the chain begins where
-the cursor was set on purpose. Findings within a stretch:
+The receipts of one subscription and partition are a chain. Each receipt is a step of the cursor:
+it has the offsets before and after (`quackmq.broker.subscriptions.receipts`). A new stretch of the
+chain starts where a user set the cursor. Findings within a stretch:
 
     doubled     offsets that two receipts report as taken
     reordered   offsets that were taken after later ones, and are not doubled; not reported if
@@ -34,7 +34,7 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from quackmq.spark import limits
-from quackmq.spark.pipelines.audit_checks.runs import Array, Covered
+from quackmq.spark.pipelines.audit_checks.runs import Array, NumberSet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,8 +45,8 @@ _RECEIPT: Final = (
     "from_offset BIGINT, first_offset BIGINT, next_offset BIGINT, lost BIGINT, time_ms BIGINT, "
     "append_times ARRAY<ARRAY<BIGINT>>, lent_to BIGINT"
 )
-_STEPS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost", "lent_to"
-_WHOSE: Final = "subscription", "topic_id", "partition"
+_STEP_COLUMNS: Final = "kind", "from_offset", "first_offset", "next_offset", "lost", "lent_to"
+_CHAIN_KEY: Final = "subscription", "topic_id", "partition"
 #: The findings. `taken` is no finding: it holds the number of offsets taken, and the ends of the
 #: chain.
 DELIVERIES: Final = (
@@ -59,32 +59,33 @@ PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
 def receipts(records: DataFrame) -> DataFrame:
-    """Parse the records of the receipts' topic into columns. Records that are no receipts are left
-    out."""
-    said = f.from_json(f.col("value").cast("string"), _RECEIPT)
-    place = f.col("partition").alias("at_partition"), f.col("offset").alias("at_offset")
-    parsed = records.select(*place, said.alias("said")).select(
+    """Parse the records of the receipts' topic into columns. Drop records that are no receipts."""
+    fields = f.from_json(f.col("value").cast("string"), _RECEIPT)
+    record_position = f.col("partition").alias("at_partition"), f.col("offset").alias("at_offset")
+    parsed = records.select(*record_position, fields.alias("said")).select(
         "at_partition", "at_offset", "said.*"
     )
     parsed = parsed.withColumn("lent_to", f.coalesce("lent_to", f.lit(0)))
-    return parsed.dropna(subset=[*_WHOSE, *_STEPS, "time_ms"])
+    return parsed.dropna(subset=[*_CHAIN_KEY, *_STEP_COLUMNS, "time_ms"])
 
 
 def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame:
-    """Return the findings of each subscription and partition, and how many offsets it took
+    """Return the findings of each subscription and partition, and how many offsets it received
     (`taken`)."""
-    known = dict(cursors or {})
+    cursor_by_chain = dict(cursors or {})
 
     def check(key: tuple[pa.Scalar, ...], chain: pa.Table) -> pa.Table:
-        whose = tuple(each.as_py() for each in key)
+        chain_key = tuple(part.as_py() for part in key)
         rows = [
-            {**dict(zip(_WHOSE, whose, strict=True)), **found._asdict()}
-            for found in findings_of(chain, known.get((whose[0], whose[1], whose[2])))
+            {**dict(zip(_CHAIN_KEY, chain_key, strict=True)), **finding._asdict()}
+            for finding in check_chain(
+                chain, cursor_by_chain.get((chain_key[0], chain_key[1], chain_key[2]))
+            )
         ]
-        return pa.Table.from_pylist(rows, schema=_ARROW)
+        return pa.Table.from_pylist(rows, schema=_ARROW_SCHEMA)
 
-    wanted = receipts.select(*_WHOSE, *_STEPS, "at_partition", "at_offset")
-    return wanted.groupBy(*_WHOSE).applyInArrow(check, DELIVERIES)
+    steps = receipts.select(*_CHAIN_KEY, *_STEP_COLUMNS, "at_partition", "at_offset")
+    return steps.groupBy(*_CHAIN_KEY).applyInArrow(check, DELIVERIES)
 
 
 def latencies(receipts: DataFrame) -> DataFrame:
@@ -94,41 +95,43 @@ def latencies(receipts: DataFrame) -> DataFrame:
         "transform(append_times, (step, i) -> struct(time_ms - step[1] AS latency_ms, "
         "coalesce(get(append_times, i + 1)[0], next_offset) - step[0] AS records))"
     )
-    taken = receipts.where(f.col("kind").isin("taken", "acked"))
-    each = taken.select("subscription", "topic_id", f.explode(steps).alias("step"))
-    counted = each.groupBy("subscription", "topic_id", "step.latency_ms")
+    delivered = receipts.where(f.col("kind").isin("taken", "acked"))
+    timed_steps = delivered.select("subscription", "topic_id", f.explode(steps).alias("step"))
+    counted = timed_steps.groupBy("subscription", "topic_id", "step.latency_ms")
     return counted.agg(f.sum("step.records").alias("records")).where("records > 0")
 
 
-def untimed(receipts: DataFrame) -> DataFrame:
+def find_untimed(receipts: DataFrame) -> DataFrame:
     """Return the ranges of offsets whose append times the receipts do not hold: columns
     `subscription`, `topic_id`, `partition`, `first_offset`, `next_offset`, and the `time_ms` of the
     receipt."""
-    taken = receipts.where(f.col("kind").isin("taken", "acked"))
+    delivered = receipts.where(f.col("kind").isin("taken", "acked"))
     end = f.expr("coalesce(get(get(append_times, 0), 0), next_offset)").alias("next_offset")
-    stretches = taken.select(*_WHOSE, "first_offset", end, "time_ms")
-    return stretches.where("first_offset < next_offset")
+    ranges = delivered.select(*_CHAIN_KEY, "first_offset", end, "time_ms")
+    return ranges.where("first_offset < next_offset")
 
 
-def latencies_of_records(stretches: DataFrame, records: DataFrame) -> DataFrame:
+def latencies_from_records(untimed_ranges: DataFrame, records: DataFrame) -> DataFrame:
     """Count the latencies of untimed ranges of one topic, by the append times of its records; the
     columns are those of `latencies`. Offsets without a record are left out."""
-    # In pieces, because Spark holds all offsets of one piece in memory.
+    # Cut the ranges into pieces, because Spark holds all offsets of one piece in memory.
     starts = f.expr(
         f"explode(sequence(first_offset, next_offset - 1, {limits.AUDIT_LOOKUP_OFFSETS}))"
     )
-    pieces = stretches.select(*_WHOSE, "time_ms", "next_offset", starts.alias("start"))
+    pieces = untimed_ranges.select(*_CHAIN_KEY, "time_ms", "next_offset", starts.alias("start"))
     end = f"least(start + {limits.AUDIT_LOOKUP_OFFSETS}, next_offset) - 1"
     offsets = f.expr(f"explode(sequence(start, {end}))").alias("offset")
-    wanted = pieces.select(*_WHOSE, "time_ms", offsets)
-    appended = records.select("partition", "offset", f.unix_millis("append_time").alias("from_ms"))
-    timed = wanted.join(appended.dropna(), ["partition", "offset"])
+    untimed_offsets = pieces.select(*_CHAIN_KEY, "time_ms", offsets)
+    append_times = records.select(
+        "partition", "offset", f.unix_millis("append_time").alias("from_ms")
+    )
+    joined = untimed_offsets.join(append_times.dropna(), ["partition", "offset"])
     latency = (f.col("time_ms") - f.col("from_ms")).alias("latency_ms")
-    counted = timed.groupBy("subscription", "topic_id", latency)
+    counted = joined.groupBy("subscription", "topic_id", latency)
     return counted.agg(f.count(f.lit(1)).alias("records"))
 
 
-_ARROW: Final = pa.schema(
+_ARROW_SCHEMA: Final = pa.schema(
     [
         ("subscription", pa.string()),
         ("topic_id", pa.string()),
@@ -144,7 +147,7 @@ _ARROW: Final = pa.schema(
 # --- one chain -----------------------------------------------------------------------------------
 
 
-class Delivered(NamedTuple):
+class DeliveryFinding(NamedTuple):
     kind: str
     first_offset: int
     next_offset: int
@@ -154,7 +157,7 @@ class Delivered(NamedTuple):
 class _Steps(NamedTuple):
     """The steps of one stretch in order, as columns."""
 
-    come_from: Array
+    from_offset: Array
     first: Array
     next: Array
     lost: Array
@@ -164,85 +167,89 @@ class _Steps(NamedTuple):
     is_acked: Any
     is_passed: Any
 
-    def picked(self, which: Any) -> _Steps:
-        return _Steps(*(column[which] for column in self))
+    def select(self, rows: Any) -> _Steps:
+        return _Steps(*(column[rows] for column in self))
 
 
-def findings_of(chain: pa.Table, cursor: int | None) -> Iterator[Delivered]:
+def check_chain(chain: pa.Table, cursor: int | None) -> Iterator[DeliveryFinding]:
     """Yield the findings of all receipts of one subscription and partition. With `cursor`, which
     must be read before the receipts, also check that the receipts reach it."""
     chain = chain.sort_by([("at_partition", "ascending"), ("at_offset", "ascending")])
     kinds = chain.column("kind").to_numpy(zero_copy_only=False)
-    come_from, first, following, lost, lent_to = (
-        chain.column(name).to_numpy().astype(np.int64, copy=False) for name in _STEPS[1:]
+    from_offset, first, next_offset, lost, lent_to = (
+        chain.column(name).to_numpy().astype(np.int64, copy=False) for name in _STEP_COLUMNS[1:]
     )
     is_passed = kinds == "passed"
     is_acked = (kinds == "acked") | is_passed
-    steps = _Steps(come_from, first, following, lost, lent_to, is_acked, is_passed)
-    is_put = (kinds == "begun") | (kinds == "moved")
-    taken = int((steps.next - steps.first)[~is_put & ~is_passed].sum())
+    steps = _Steps(from_offset, first, next_offset, lost, lent_to, is_acked, is_passed)
+    is_cursor_set = (kinds == "begun") | (kinds == "moved")
+    taken_count = int((steps.next - steps.first)[~is_cursor_set & ~is_passed].sum())
     reached = int(steps.next[-1]) if cursor is None else cursor
-    yield Delivered("taken", int(steps.come_from[0]), reached, taken)
-    borders = np.flatnonzero(is_put).tolist()
-    starts = [(int(steps.next[at]), at + 1) for at in borders]
-    if not is_put[0]:  # earlier receipts were deleted
-        starts.insert(0, (max(int(steps.come_from[0]), int(steps.lent_to[0])), 0))
-    ends = [*(borders if is_put[0] else [0, *borders])[1:], len(kinds)]
-    for (start, begin), end in zip(starts, ends, strict=True):
-        stretch = steps.picked(slice(begin, end))
-        yield from _of_stretch(stretch, start, cursor if end == len(kinds) else None)
+    yield DeliveryFinding("taken", int(steps.from_offset[0]), reached, taken_count)
+    set_steps = np.flatnonzero(is_cursor_set).tolist()
+    starts = [(int(steps.next[step]), step + 1) for step in set_steps]
+    if not is_cursor_set[0]:  # earlier receipts were deleted
+        starts.insert(0, (max(int(steps.from_offset[0]), int(steps.lent_to[0])), 0))
+    ends = [*(set_steps if is_cursor_set[0] else [0, *set_steps])[1:], len(kinds)]
+    for (start, first_step), end_step in zip(starts, ends, strict=True):
+        stretch = steps.select(slice(first_step, end_step))
+        yield from _check_stretch(stretch, start, cursor if end_step == len(kinds) else None)
 
 
-def _of_stretch(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
+def _check_stretch(steps: _Steps, start: int, cursor: int | None) -> Iterator[DeliveryFinding]:
     """Yield the findings of one stretch. `start` is where the cursor was set."""
-    for at in np.flatnonzero(steps.first > steps.come_from):
-        first, end = int(steps.come_from[at]), int(steps.first[at])
-        yield Delivered("over", first, end, end - first)
-    for at in np.flatnonzero(steps.lost > 0):
-        span = int(steps.come_from[at]), int(steps.next[at])
-        yield Delivered("lost", *span, int(steps.lost[at]))
+    for step in np.flatnonzero(steps.first > steps.from_offset):
+        first, end = int(steps.from_offset[step]), int(steps.first[step])
+        yield DeliveryFinding("over", first, end, end - first)
+    for step in np.flatnonzero(steps.lost > 0):
+        span = int(steps.from_offset[step]), int(steps.next[step])
+        yield DeliveryFinding("lost", *span, int(steps.lost[step]))
     end = start if not len(steps.next) else int(steps.next[-1])
-    if not _is_straight(steps, start):
-        yield from _of_crooked(steps, start, cursor)
+    if not _is_contiguous(steps, start):
+        yield from _check_overlapping_steps(steps, start, cursor)
     elif cursor is not None and end < cursor:
-        yield Delivered("untold", end, cursor, cursor - end)
+        yield DeliveryFinding("untold", end, cursor, cursor - end)
 
 
-def _is_straight(steps: _Steps, start: int) -> bool:
+def _is_contiguous(steps: _Steps, start: int) -> bool:
     """Return whether each step begins where the one before ended: then nothing can be wrong."""
     ends = np.append([start], steps.next[:-1]) if len(steps.next) else steps.next
-    return bool((steps.come_from == ends).all())
+    return bool((steps.from_offset == ends).all())
 
 
-def _of_crooked(steps: _Steps, start: int, cursor: int | None) -> Iterator[Delivered]:
-    covered, told = Covered(), Covered()
-    for come_from, first, end, _, _, is_acked, is_passed in zip(
-        *(each.tolist() for each in steps), strict=True
+def _check_overlapping_steps(
+    steps: _Steps, start: int, cursor: int | None
+) -> Iterator[DeliveryFinding]:
+    taken, mentioned = NumberSet(), NumberSet()
+    for from_offset, first, end, _, _, is_acked, is_passed in zip(
+        *(column.tolist() for column in steps), strict=True
     ):
-        told.add(min(come_from, first), end)
+        mentioned.add(min(from_offset, first), end)
         if is_passed or first == end:
             continue
-        highest = covered.end
-        fresh = first
-        for known, known_end in covered.overlaps(first, end):
-            yield Delivered("doubled", known, known_end, known_end - known)
-            yield from _reordered(fresh, min(known, highest), is_acked)
-            fresh = known_end
-        yield from _reordered(fresh, min(end, highest), is_acked)
-        covered.add(first, end)
+        highest = taken.end
+        unchecked = first
+        for doubled_start, doubled_end in taken.overlaps(first, end):
+            yield DeliveryFinding(
+                "doubled", doubled_start, doubled_end, doubled_end - doubled_start
+            )
+            yield from _find_reordered(unchecked, min(doubled_start, highest), is_acked)
+            unchecked = doubled_end
+        yield from _find_reordered(unchecked, min(end, highest), is_acked)
+        taken.add(first, end)
     # Entries between acknowledged ones may still be in delivery; entries before the cursor cannot.
-    is_open = bool(steps.is_acked.any())
-    for begin, end in told.gaps(start):
-        begin = max(begin, start)
-        if is_open:
-            end = min(end, cursor if cursor is not None else begin)
-        if begin < end:
-            yield Delivered("untold", begin, end, end - begin)
-    behind = max(told.end, start)
-    if cursor is not None and behind < cursor:
-        yield Delivered("untold", behind, cursor, cursor - behind)
+    may_be_in_delivery = bool(steps.is_acked.any())
+    for gap_start, end in mentioned.gaps(start):
+        gap_start = max(gap_start, start)
+        if may_be_in_delivery:
+            end = min(end, cursor if cursor is not None else gap_start)
+        if gap_start < end:
+            yield DeliveryFinding("untold", gap_start, end, end - gap_start)
+    mentioned_end = max(mentioned.end, start)
+    if cursor is not None and mentioned_end < cursor:
+        yield DeliveryFinding("untold", mentioned_end, cursor, cursor - mentioned_end)
 
 
-def _reordered(first: int, end: int, is_acked: bool) -> Iterator[Delivered]:
+def _find_reordered(first: int, end: int, is_acked: bool) -> Iterator[DeliveryFinding]:
     if first < end and not is_acked:
-        yield Delivered("reordered", first, end, end - first)
+        yield DeliveryFinding("reordered", first, end, end - first)

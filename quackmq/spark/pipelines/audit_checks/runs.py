@@ -34,9 +34,9 @@ Array = npt.NDArray[np.int64]
 #: The number of sequence numbers: the last one is followed by 0.
 SEQUENCES: Final = 2**31
 #: A greater distance between two numbers of one producer means that the numbers wrapped in between.
-_HALF: Final = SEQUENCES // 2
+_HALF_RANGE: Final = SEQUENCES // 2
 #: The producer id of a run of offsets, which has no producer.
-NOBODY: Final = -1
+NO_PRODUCER: Final = -1
 #: The number of shares into which the producers of one partition are divided for the check.
 _SHARES: Final = 16
 
@@ -82,128 +82,136 @@ class Runs(NamedTuple):
     first_sequence: Array
     records: Array
 
-    def picked(self, which: Any) -> Runs:
-        return Runs(*(column[which] for column in self))
+    def select(self, rows: Any) -> Runs:
+        return Runs(*(column[rows] for column in self))
 
 
 # --- rows to runs --------------------------------------------------------------------------------
 
 
-def runs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def make_runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the runs of rows with the columns `partition`, `offset`, `producer_id`,
     `producer_epoch` and `sequence`."""
-    found: list[Runs] = []
+    collected: list[Runs] = []
     size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        for some in _runs_of(batch):
-            found.append(some)
-            size += len(some.partition)
+        for new_runs in _make_batch_runs(batch):
+            collected.append(new_runs)
+            size += len(new_runs.partition)
         if size > limits.AUDIT_RUNS:
-            found = [joined(_together(found))]
-            size = len(found[0].partition)
+            collected = [join_runs(_concatenate(collected))]
+            size = len(collected[0].partition)
             if size > limits.AUDIT_RUNS // 2:  # joining does not help: emit them
-                yield _as_batch(found[0])
-                found, size = [], 0
-    if found:
-        yield _as_batch(joined(_together(found)))
+                yield _to_record_batch(collected[0])
+                collected, size = [], 0
+    if collected:
+        yield _to_record_batch(join_runs(_concatenate(collected)))
 
 
-def _runs_of(batch: pa.RecordBatch) -> tuple[Runs, Runs]:
+def _make_batch_runs(batch: pa.RecordBatch) -> tuple[Runs, Runs]:
     """Return the runs of offsets and the runs of producers, in the order of the rows."""
-    partition, offset = _numbers(batch, "partition"), _numbers(batch, "offset")
-    begins = _changes(partition) | (np.diff(offset, prepend=offset[0]) != 1)
-    begins[0] = True
-    of_offsets = _cut(partition, offset, None, None, None, begins)
-    producer, epoch = _numbers(batch, "producer_id"), _numbers(batch, "producer_epoch")
-    sequence = _numbers(batch, "sequence")
-    numbered = (producer >= 0) & (sequence >= 0)
-    if not numbered.all():
-        partition, offset, sequence = partition[numbered], offset[numbered], sequence[numbered]
-        producer, epoch = producer[numbered], epoch[numbered]
+    partition, offset = _read_numbers(batch, "partition"), _read_numbers(batch, "offset")
+    is_start = _find_changes(partition) | (np.diff(offset, prepend=offset[0]) != 1)
+    is_start[0] = True
+    offset_runs = _cut_into_runs(partition, offset, None, None, None, is_start)
+    producer, epoch = _read_numbers(batch, "producer_id"), _read_numbers(batch, "producer_epoch")
+    sequence = _read_numbers(batch, "sequence")
+    has_number = (producer >= 0) & (sequence >= 0)
+    if not has_number.all():
+        partition, offset, sequence = (
+            partition[has_number],
+            offset[has_number],
+            sequence[has_number],
+        )
+        producer, epoch = producer[has_number], epoch[has_number]
     if not len(offset):
-        return of_offsets, of_offsets.picked(slice(0, 0))
-    begins = _changes(partition) | _changes(producer) | _changes(epoch)
-    begins |= np.diff(sequence, prepend=sequence[0]) != 1
-    begins |= np.diff(offset, prepend=offset[0] - 1) <= 0
-    begins[0] = True
-    return of_offsets, _cut(partition, offset, producer, epoch, sequence, begins)
+        return offset_runs, offset_runs.select(slice(0, 0))
+    is_start = _find_changes(partition) | _find_changes(producer) | _find_changes(epoch)
+    is_start |= np.diff(sequence, prepend=sequence[0]) != 1
+    is_start |= np.diff(offset, prepend=offset[0] - 1) <= 0
+    is_start[0] = True
+    return offset_runs, _cut_into_runs(partition, offset, producer, epoch, sequence, is_start)
 
 
-def _cut(
+def _cut_into_runs(
     partition: Array,
     offset: Array,
     producer: Array | None,
     epoch: Array | None,
     sequence: Array | None,
-    begins: npt.NDArray[np.bool_],
+    is_start: npt.NDArray[np.bool_],
 ) -> Runs:
-    first = np.flatnonzero(begins)
+    first = np.flatnonzero(is_start)
     last = np.append(first[1:], len(offset)) - 1
-    nobody = np.full(len(first), NOBODY, np.int64)
+    no_producer = np.full(len(first), NO_PRODUCER, np.int64)
     return Runs(
         partition[first],
-        nobody if producer is None else producer[first],
-        nobody if epoch is None else epoch[first],
+        no_producer if producer is None else producer[first],
+        no_producer if epoch is None else epoch[first],
         offset[first],
         offset[last],
-        nobody if sequence is None else sequence[first],
+        no_producer if sequence is None else sequence[first],
         last - first + 1,
     )
 
 
-def joined(runs: Runs) -> Runs:
+def join_runs(runs: Runs) -> Runs:
     """Join runs of one producer where one continues the other; return fewer runs of the same
     records."""
     order = np.lexsort((runs.first_offset, runs.producer_epoch, runs.producer_id, runs.partition))
-    runs = runs.picked(order)
-    before = runs.picked(slice(0, -1))
-    after = runs.picked(slice(1, None))
-    same = (
+    runs = runs.select(order)
+    before = runs.select(slice(0, -1))
+    after = runs.select(slice(1, None))
+    is_same_producer = (
         (before.partition == after.partition)
         & (before.producer_id == after.producer_id)
         & (before.producer_epoch == after.producer_epoch)
     )
-    of_nobody = after.producer_id == NOBODY
-    goes_on = np.where(
-        of_nobody,
+    is_offset_run = after.producer_id == NO_PRODUCER
+    continues = np.where(
+        is_offset_run,
         before.last_offset + 1 == after.first_offset,
         (before.first_sequence + before.records == after.first_sequence)
         & (before.last_offset < after.first_offset),
     )
-    begins = np.append([True], ~(same & goes_on)) if len(order) else np.zeros(0, bool)
-    first = np.flatnonzero(begins)
+    is_start = (
+        np.append([True], ~(is_same_producer & continues)) if len(order) else np.zeros(0, bool)
+    )
+    first = np.flatnonzero(is_start)
     if len(first) == len(order):
         return runs
     last = np.append(first[1:], len(order)) - 1
-    heads = runs.picked(first)
-    return heads._replace(
+    first_runs = runs.select(first)
+    return first_runs._replace(
         last_offset=runs.last_offset[last], records=np.add.reduceat(runs.records, first)
     )
 
 
-def _together(runs: Iterable[Runs]) -> Runs:
+def _concatenate(runs: Iterable[Runs]) -> Runs:
     return Runs(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
 
 
-def _as_batch(runs: Runs) -> pa.RecordBatch:
-    of_nobody = runs.producer_id == NOBODY
-    share = np.where(of_nobody, -1, runs.producer_id % _SHARES)
+def _to_record_batch(runs: Runs) -> pa.RecordBatch:
+    is_offset_run = runs.producer_id == NO_PRODUCER
+    share = np.where(is_offset_run, -1, runs.producer_id % _SHARES)
     columns = [runs.partition, share, *runs[1:]]
-    arrays = [pa.array(each).cast(field.type) for each, field in zip(columns, RUNS, strict=True)]
+    arrays = [
+        pa.array(column).cast(field.type) for column, field in zip(columns, RUNS, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=RUNS)
 
 
-def _numbers(batch: pa.RecordBatch, name: str) -> Array:
+def _read_numbers(batch: pa.RecordBatch, name: str) -> Array:
     column = batch.column(name)
     if column.null_count:
-        column = column.fill_null(NOBODY)
+        column = column.fill_null(NO_PRODUCER)
     numbers: Array = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return numbers
 
 
-def _changes(column: Array) -> npt.NDArray[np.bool_]:
+def _find_changes(column: Array) -> npt.NDArray[np.bool_]:
     changes: npt.NDArray[np.bool_] = np.diff(column, prepend=column[0]) != 0
     return changes
 
@@ -211,15 +219,19 @@ def _changes(column: Array) -> npt.NDArray[np.bool_]:
 # --- runs to findings ----------------------------------------------------------------------------
 
 
-def findings_of(runs: pa.Table, is_whole: bool = False) -> pa.Table:
+def check_runs(runs: pa.Table, is_whole: bool = False) -> pa.Table:
     """Return the findings of one share of one partition: all runs of offsets, or all runs of some
     producers. `is_whole` says that no record was deleted from the partition, so that each producer
     begins at number 0."""
     columns = {
         name: runs.column(name).to_numpy().astype(np.int64, copy=False) for name in Runs._fields
     }
-    found = joined(Runs(**columns))
-    rows = list(_of_offsets(found) if found.producer_id[0] == NOBODY else _of_all(found, is_whole))
+    all_runs = join_runs(Runs(**columns))
+    rows = list(
+        _check_offsets(all_runs)
+        if all_runs.producer_id[0] == NO_PRODUCER
+        else _check_producers(all_runs, is_whole)
+    )
     return pa.Table.from_pylist([row._asdict() for row in rows], schema=FINDINGS)
 
 
@@ -233,57 +245,61 @@ class Finding(NamedTuple):
     first_sequence: int | None = None
 
 
-def _of_offsets(runs: Runs) -> Iterator[Finding]:
-    first, following = runs.first_offset, runs.last_offset + 1
-    reached = np.maximum.accumulate(following)
-    yield Finding("seen", int(first[0]), int(reached[-1]), int(runs.records.sum()))
-    for at in np.flatnonzero(first[1:] > reached[:-1]):
-        yield Finding("hole", *_span(int(reached[at]), int(first[at + 1])))
-    for at in np.flatnonzero(first[1:] < reached[:-1]):
-        end = min(int(following[at + 1]), int(reached[at]))
-        yield Finding("doubled", *_span(int(first[at + 1]), end))
+def _check_offsets(runs: Runs) -> Iterator[Finding]:
+    first, next_offset = runs.first_offset, runs.last_offset + 1
+    reached_offset = np.maximum.accumulate(next_offset)
+    yield Finding("seen", int(first[0]), int(reached_offset[-1]), int(runs.records.sum()))
+    for index in np.flatnonzero(first[1:] > reached_offset[:-1]):
+        yield Finding("hole", *_span_and_size(int(reached_offset[index]), int(first[index + 1])))
+    for index in np.flatnonzero(first[1:] < reached_offset[:-1]):
+        end = min(int(next_offset[index + 1]), int(reached_offset[index]))
+        yield Finding("doubled", *_span_and_size(int(first[index + 1]), end))
 
 
-def _of_all(runs: Runs, is_whole: bool) -> Iterator[Finding]:
+def _check_producers(runs: Runs, is_whole: bool) -> Iterator[Finding]:
     """Yield the findings of all producers. The runs are sorted by producer, epoch and offset."""
-    begins = _changes(runs.producer_id) | _changes(runs.producer_epoch)
-    begins[0] = True
-    start = np.flatnonzero(begins)
-    end = np.append(start[1:], len(begins))
+    is_start = _find_changes(runs.producer_id) | _find_changes(runs.producer_epoch)
+    is_start[0] = True
+    start = np.flatnonzero(is_start)
+    end = np.append(start[1:], len(is_start))
     # A producer without a fault has one run: skip it.
-    looked_at = end - start > 1
+    is_suspect = end - start > 1
     if is_whole:
-        looked_at |= runs.first_sequence[start] != 0
-    for first, last in zip(start[looked_at], end[looked_at], strict=True):
-        yield from _of_producer(runs.picked(slice(first, last)), is_whole)
+        is_suspect |= runs.first_sequence[start] != 0
+    for first, last in zip(start[is_suspect], end[is_suspect], strict=True):
+        yield from _check_producer(runs.select(slice(first, last)), is_whole)
 
 
-def _of_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
+def _check_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
     producer = int(runs.producer_id[0]), int(runs.producer_epoch[0])
-    first = _unwrapped(runs.first_sequence)
-    following = first + runs.records
-    covered = Covered()
+    first_number = _unwrap(runs.first_sequence)
+    next_number = first_number + runs.records
+    seen_numbers = NumberSet()
     spans = zip(runs.first_offset.tolist(), (runs.last_offset + 1).tolist(), strict=True)
-    for begin, end, offsets in zip(first.tolist(), following.tolist(), spans, strict=True):
-        found = _Found(producer, begin, end, *offsets)
-        highest = covered.end
-        fresh = begin
-        for known, known_end in covered.overlaps(begin, end):
-            yield from found("doubled", known, known_end)
-            yield from found("reordered", fresh, min(known, highest))
-            fresh = known_end
-        yield from found("reordered", fresh, min(end, highest))
-        covered.add(begin, end)
-    behind = dict(zip(following.tolist(), (runs.last_offset + 1).tolist(), strict=True))
-    ahead = dict(zip(first.tolist(), runs.first_offset.tolist(), strict=True))
-    for begin, end in covered.gaps(0 if is_whole else None):
-        between = behind.get(begin, 0), ahead[end]
-        number = begin % SEQUENCES
-        yield Finding("lost", min(between), max(between), end - begin, *producer, number)
+    for start, end, offsets in zip(first_number.tolist(), next_number.tolist(), spans, strict=True):
+        make_finding = _RunFindings(producer, start, end, *offsets)
+        highest = seen_numbers.end
+        unchecked = start
+        for doubled_start, doubled_end in seen_numbers.overlaps(start, end):
+            yield from make_finding("doubled", doubled_start, doubled_end)
+            yield from make_finding("reordered", unchecked, min(doubled_start, highest))
+            unchecked = doubled_end
+        yield from make_finding("reordered", unchecked, min(end, highest))
+        seen_numbers.add(start, end)
+    offset_after_number = dict(
+        zip(next_number.tolist(), (runs.last_offset + 1).tolist(), strict=True)
+    )
+    offset_of_number = dict(zip(first_number.tolist(), runs.first_offset.tolist(), strict=True))
+    for start, end in seen_numbers.gaps(0 if is_whole else None):
+        bounding_offsets = offset_after_number.get(start, 0), offset_of_number[end]
+        number = start % SEQUENCES
+        yield Finding(
+            "lost", min(bounding_offsets), max(bounding_offsets), end - start, *producer, number
+        )
 
 
-class _Found(NamedTuple):
-    """Make findings from the sequence numbers of one run."""
+class _RunFindings(NamedTuple):
+    """One run of sequence numbers; a call yields a finding about some of its numbers."""
 
     producer: tuple[int, int]
     begin: int
@@ -297,12 +313,12 @@ class _Found(NamedTuple):
         span = self.first_offset, self.next_offset
         if self.next_offset - self.first_offset == self.end - self.begin:
             # The offsets are consecutive too, so the offset of each number is known.
-            apart = self.first_offset - self.begin
-            span = begin + apart, end + apart
+            distance = self.first_offset - self.begin
+            span = begin + distance, end + distance
         yield Finding(kind, *span, end - begin, *self.producer, begin % SEQUENCES)
 
 
-class Covered:
+class NumberSet:
     """A set of numbers, as sorted ranges that do not touch."""
 
     def __init__(self) -> None:
@@ -316,12 +332,12 @@ class Covered:
 
     def overlaps(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the parts of a range that are in the set."""
-        at = bisect_right(self._ends, begin)
-        found: list[tuple[int, int]] = []
-        while at < len(self._begins) and self._begins[at] < end:
-            found.append((max(begin, self._begins[at]), min(end, self._ends[at])))
-            at += 1
-        return found
+        index = bisect_right(self._ends, begin)
+        parts: list[tuple[int, int]] = []
+        while index < len(self._begins) and self._begins[index] < end:
+            parts.append((max(begin, self._begins[index]), min(end, self._ends[index])))
+            index += 1
+        return parts
 
     def add(self, begin: int, end: int) -> None:
         left = bisect_left(self._ends, begin)
@@ -338,12 +354,14 @@ class Covered:
         return [(end, begin) for end, begin in zip(ends, begins, strict=False) if end < begin]
 
 
-def _unwrapped(sequences: Array) -> Array:
+def _unwrap(sequences: Array) -> Array:
     """Return the numbers without the wrap at 2^31: they continue beyond it."""
     steps = np.diff(sequences, prepend=sequences[0])
-    turns = np.cumsum((steps < -_HALF).astype(np.int64) - (steps > _HALF).astype(np.int64))
-    return sequences + turns * SEQUENCES
+    wraps = np.cumsum(
+        (steps < -_HALF_RANGE).astype(np.int64) - (steps > _HALF_RANGE).astype(np.int64)
+    )
+    return sequences + wraps * SEQUENCES
 
 
-def _span(first_offset: int, next_offset: int) -> tuple[int, int, int]:
+def _span_and_size(first_offset: int, next_offset: int) -> tuple[int, int, int]:
     return first_offset, next_offset, next_offset - first_offset

@@ -1,9 +1,9 @@
 """List the archive of a topic, and pin its files while they are merged.
 
-A plan has a short lease, which a thread renews until the block is left. If the driver is killed,
-the lease ends within a minute: the broker then releases the pinned files and sweeps the offered
-ones, without any help. A restarted broker has forgotten its plans. Then an offer under the plan is
-refused.
+A plan has a short lease, which a thread renews until the `with` block ends. If the driver is
+killed, the lease ends within a minute. The broker then releases the pinned files and removes the
+offered ones by itself. A restarted broker has forgotten its plans. Then it refuses an offer under
+the plan.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from quackmq.spark import limits
 from quackmq.spark.broker.http import Access, Http, path_of
 
 
-class Listed(NamedTuple):
-    """Describe a topic's archive at one moment. Each partition has a subdirectory of `directory`,
-    named by its number."""
+class TopicArchive(NamedTuple):
+    """A topic's archive at one moment. Each partition has a subdirectory of `directory`, named by
+    its number."""
 
     topic: str
     topic_id: str
@@ -33,7 +33,7 @@ class Listed(NamedTuple):
     partitions: tuple[Manifest, ...]
 
 
-def all_topics(broker: Http) -> list[str]:
+def list_topics(broker: Http) -> list[str]:
     names: list[str] = []
     after: dict[str, str] = {}
     while True:
@@ -44,46 +44,45 @@ def all_topics(broker: Http) -> list[str]:
         after = {"after": page["next"]}
 
 
-def fetch(broker: Http, topic: str) -> Listed:
-    """Return a topic's archive as it is now. Raise UnknownTopic, and NotFound without an
-    archive."""
-    target = path_of("topics", topic, "archive")
-    return _listed(broker, broker.get(target).json, target)
+def fetch_archive(broker: Http, topic: str) -> TopicArchive:
+    """Return a topic's present archive. Raise UnknownTopic, and NotFound without an archive."""
+    path = path_of("topics", topic, "archive")
+    return _read_archive(broker, broker.get(path).json, path)
 
 
-class Plan:
-    """Hold a plan during a `with` block. When the block is left, the plan ends, and files that were
-    offered and not taken are swept. Not thread-safe: call from one thread."""
+class MergePlan:
+    """A plan for merges that lasts for a `with` block. At the end of the block, the broker removes
+    merged files that it has not accepted. Not thread-safe: call from one thread."""
 
     def __init__(self, access: Access, topic: str) -> None:
         self.topic = topic
         self.id = ""
-        self.listed: Listed
+        self.archive: TopicArchive
         self._access = access
-        self._is_over = threading.Event()
-        self._renewing = threading.Thread(target=self._renew, daemon=True)
+        self._has_ended = threading.Event()
+        self._renew_thread = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> Self:
-        target = path_of("topics", self.topic, "archive", "plans")
-        asked = {"for_ms": limits.COMPACT_PLAN_MS, "offers": True}
+        path = path_of("topics", self.topic, "archive", "plans")
+        request = {"for_ms": limits.COMPACT_PLAN_MS, "offers": True}
         with self._access.connect() as broker:
-            made = broker.post(target, asked).json
-            self.id = made["plan"]
-            self.listed = _listed(broker, made, path_of("archive", "plans", self.id))
-        self._renewing.start()
+            response = broker.post(path, request).json
+            self.id = response["plan"]
+            self.archive = _read_archive(broker, response, path_of("archive", "plans", self.id))
+        self._renew_thread.start()
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_over.set()
-        self._renewing.join()
-        # After an error, wait only briefly: the error may be that the broker is away.
+        self._has_ended.set()
+        self._renew_thread.join()
+        # After an error, wait only briefly: the broker may be unreachable.
         access = self._access
-        if kind is not None:
+        if error_type is not None:
             access = replace(access, retry_ms=min(access.retry_ms, limits.SPARK_STOP_MS))
         with access.connect() as broker:
             try:
@@ -91,43 +90,45 @@ class Plan:
             except NotFound:
                 return  # the broker was restarted
             except QuackError:
-                if kind is None:  # else report the first error
+                if error_type is None:  # else report the first error
                     raise
 
     def _renew(self) -> None:
         with self._access.connect() as broker:
-            while not self._is_over.wait(limits.COMPACT_PLAN_MS / 3_000):
-                target = path_of("archive", "plans", self.id)
+            while not self._has_ended.wait(limits.COMPACT_PLAN_MS / 3_000):
+                path = path_of("archive", "plans", self.id)
                 try:
-                    broker.post(target, {"for_ms": limits.COMPACT_PLAN_MS})
+                    broker.post(path, {"for_ms": limits.COMPACT_PLAN_MS})
                 except QuackError:
                     return  # the plan has ended; an offer under it is refused
 
 
-def _listed(broker: Http, first: Any, target: str) -> Listed:
-    pages = list(_pages(broker, first, target))
-    return Listed(
+def _read_archive(broker: Http, first: Any, path: str) -> TopicArchive:
+    pages = list(_fetch_pages(broker, first, path))
+    return TopicArchive(
         first["topic"],
         first["topic_id"],
         first["directory"],
-        tuple(_manifest(page, each) for page in pages for each in page["partitions"]),
+        tuple(
+            _parse_manifest(page, partition) for page in pages for partition in page["partitions"]
+        ),
     )
 
 
-def _pages(broker: Http, page: Any, target: str) -> Iterator[Any]:
+def _fetch_pages(broker: Http, page: Any, path: str) -> Iterator[Any]:
     yield page
     while page["next_partition"] is not None:
-        page = broker.get(target, from_partition=page["next_partition"]).json
+        page = broker.get(path, from_partition=page["next_partition"]).json
         yield page
 
 
-def _manifest(page: Any, told: Any) -> Manifest:
+def _parse_manifest(page: Any, partition: Any) -> Manifest:
     return Manifest(
-        PartitionKey(uuid.UUID(page["topic_id"]), told["partition"]),
+        PartitionKey(uuid.UUID(page["topic_id"]), partition["partition"]),
         page["topic"],
-        told["version"],
-        told["first_offset"],
-        told["next_offset"],
-        tuple(ArchiveFile(**file) for file in told["files"]),
-        tuple(Quarantined(**one) for one in told["quarantined"]),
+        partition["version"],
+        partition["first_offset"],
+        partition["next_offset"],
+        tuple(ArchiveFile(**file) for file in partition["files"]),
+        tuple(Quarantined(**batch_range) for batch_range in partition["quarantined"]),
     )

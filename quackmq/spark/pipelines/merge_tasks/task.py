@@ -30,7 +30,7 @@ from quackmq.records.batch import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class MergeOrder:
     """A merge to run, with its topic, the topic's archive directory, and the plan to offer
     under."""
 
@@ -40,41 +40,41 @@ class Order:
     merge: Merge
 
 
-class Made(NamedTuple):
+class MergedFile(NamedTuple):
     """The name and the size of a merged file that can be offered."""
 
     name: str
     size: int
 
 
-class Damaged(NamedTuple):
+class DamagedFile(NamedTuple):
     """The name of a file that cannot be read, and the reason. The file is left unchanged."""
 
     name: str
-    why: str
+    reason: str
 
 
-class Moved(NamedTuple):
+class FilesRemoved(NamedTuple):
     """Files were removed after they were planned: the plan has ended."""
 
-    why: str
+    reason: str
 
 
-class Failed(NamedTuple):
+class MergeFailed(NamedTuple):
     """A failure that another plan would not avoid, in one sentence."""
 
-    why: str
+    reason: str
 
 
-Outcome = Made | Damaged | Moved | Failed
+Outcome = MergedFile | DamagedFile | FilesRemoved | MergeFailed
 
 
-def carry_out(order: Order) -> Outcome:
+def run_merge(order: MergeOrder) -> Outcome:
     """Run the merge in a task; return its outcome."""
     root = os.path.dirname(os.path.dirname(order.directory))
-    disk = _Directory(root)
+    disk = _ArchiveDirectory(root)
     merge = order.merge
-    listed = Manifest(
+    manifest = Manifest(
         merge.key,
         order.topic,
         merge.version,
@@ -83,20 +83,20 @@ def carry_out(order: Order) -> Outcome:
         merge.files,
     )
     try:
-        if wrong := _what_is_wrong(disk, listed):
-            return Failed(_out_of_reach(order, wrong))
-        return _made(disk, listed, order)
+        if obstacle := _find_obstacle(disk, manifest):
+            return MergeFailed(_describe_obstacle(order, obstacle))
+        return _write_merged_file(disk, manifest, order)
     except PermissionError as error:
-        return Failed(_out_of_reach(order, error.strerror or str(error)))
+        return MergeFailed(_describe_obstacle(order, error.strerror or str(error)))
     except (OSError, StorageError) as error:
-        return Failed(f"{order.directory}, on {socket.gethostname()}: {error}")
+        return MergeFailed(f"{order.directory}, on {socket.gethostname()}: {error}")
 
 
-def _made(disk: _Directory, listed: Manifest, order: Order) -> Outcome:
+def _write_merged_file(disk: _ArchiveDirectory, manifest: Manifest, order: MergeOrder) -> Outcome:
     context = TaskContext.get()
     attempt = 0 if context is None else context.taskAttemptId()
     name = manifests.offered_name(order.plan, f"{order.merge.first_offset}.{attempt}")
-    work = MergeWork(disk, ArchiveReader(disk), listed, order.merge, name)
+    work = MergeWork(disk, ArchiveReader(disk), manifest, order.merge, name)
     try:
         while work.step():
             pass
@@ -104,35 +104,35 @@ def _made(disk: _Directory, listed: Manifest, order: Order) -> Outcome:
         work.undo()
         if not isinstance(error, UnreadableFile):
             raise
-        if files.missing_files(disk, listed):
-            return Moved(str(error))
-        return Damaged(error.name, str(error))
-    return Made(name, work.new_file.size)
+        if files.missing_files(disk, manifest):
+            return FilesRemoved(str(error))
+        return DamagedFile(error.name, str(error))
+    return MergedFile(name, work.new_file.size)
 
 
-def _what_is_wrong(disk: _Directory, listed: Manifest) -> str | None:
-    """Check that this machine sees the broker's archive directory, and not a missing one, another
-    broker's or a copy. Return the reason, or None if all is well."""
+def _find_obstacle(disk: _ArchiveDirectory, manifest: Manifest) -> str | None:
+    """Check that this machine has the broker's own archive directory, not another broker's or a
+    copy. Return what is wrong, or None."""
     try:
-        here = files.read_manifest(disk, listed.key, listed.topic)
+        manifest_here = files.read_manifest(disk, manifest.key, manifest.topic)
     except (DamagedData, NotADirectoryError) as error:
         return str(error)
-    if here is None:
-        return "there is nothing of it"
-    if here.version < listed.version:
-        return f"what is there is a copy of version {here.version}"
+    if manifest_here is None:
+        return "it has no such archive"
+    if manifest_here.version < manifest.version:
+        return f"it has a copy of the older version {manifest_here.version}"
     return None
 
 
-def _out_of_reach(order: Order, why: str) -> str:
+def _describe_obstacle(order: MergeOrder, reason: str) -> str:
     return (
-        f"the worker on {socket.gethostname()} cannot work in {order.directory}: {why}. Files are "
-        "merged where the archive lies: run this on the broker's machine (--master 'local[*]'), or "
-        "on workers that share that directory"
+        f"the worker on {socket.gethostname()} cannot work in {order.directory}: {reason}. Workers "
+        "merge files in the archive's directory: run this on the broker's machine (--master "
+        "'local[*]'), or on workers that share that directory"
     )
 
 
-class _Directory:
+class _ArchiveDirectory:
     """Implement `quackmq.disk.interface` for a task, on the broker's directory. Only the broker may
     change that directory. So this class has only the operations that a merge needs, and makes or
     removes only files with offered names."""
@@ -146,20 +146,20 @@ class _Directory:
 
     def remove(self, path: str) -> None:
         if manifests.parse_plan(os.path.basename(path)) is None:
-            raise _not_ours(path)
+            raise _forbidden_change(path)
         os.unlink(self._path(path))
 
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(self._path(path)))
 
     def make_directory(self, path: str) -> None:
-        raise _not_ours(path)
+        raise _forbidden_change(path)
 
     def sync_directory(self, path: str) -> None:
-        raise _not_ours(path)
+        raise _forbidden_change(path)
 
     def rename(self, old: str, new: str) -> None:
-        raise _not_ours(old)
+        raise _forbidden_change(old)
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, path)
@@ -188,5 +188,5 @@ class _File:
         os.close(self._descriptor)
 
 
-def _not_ours(path: str) -> InternalError:
-    return InternalError(f"a task does not change {path}: that is the broker's to do")
+def _forbidden_change(path: str) -> InternalError:
+    return InternalError(f"a merge task must not change {path}: only the broker may")

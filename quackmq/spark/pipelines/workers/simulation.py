@@ -1,4 +1,4 @@
-"""Run a simulation worker: take requests from a topic, simulate, put results into another topic.
+"""Run a simulation worker: read requests from a topic, simulate, put results into another topic.
 
 Workers share the requests as a consumer group. A result and the offset of its request are committed
 in one transaction: both are visible or neither, whenever a worker is killed. A worker that replaces
@@ -28,32 +28,32 @@ _SESSION_MS: Final = 10_000
 #: The broker aborts the open transaction of a dead worker after this time, unless its successor
 #: does.
 _TRANSACTION_MS: Final = 10_000
-_ANSWER_S: Final = 30
+_RESPONSE_S: Final = 30
 
 
 def simulate_counter(load: float, customers: int, seed: int) -> float:
     """Return the mean wait in units of the mean service time. The same seed gives the same
     result."""
-    chance = random.Random(seed)
-    waited = total = 0.0
+    randomness = random.Random(seed)
+    wait = total = 0.0
     for _ in range(customers):
-        total += waited
-        served = chance.expovariate(1.0)
-        until_next = chance.expovariate(load)
-        waited = max(0.0, waited + served - until_next)
+        total += wait
+        service_time = randomness.expovariate(1.0)
+        time_to_next = randomness.expovariate(load)
+        wait = max(0.0, wait + service_time - time_to_next)
     return total / customers
 
 
 def main(address: str, name: str, group: str, requests: str, results: str) -> None:
     ending = threading.Event()
     end_with_input(ending)
-    quiet = {"bootstrap.servers": address, "log_level": 2, "reconnect.backoff.max.ms": 200}
+    common = {"bootstrap.servers": address, "log_level": 2, "reconnect.backoff.max.ms": 200}
     producer = Producer(
-        {**quiet, "transactional.id": name, "transaction.timeout.ms": _TRANSACTION_MS}
+        {**common, "transactional.id": name, "transaction.timeout.ms": _TRANSACTION_MS}
     )
     consumer = Consumer(
         {
-            **quiet,
+            **common,
             "group.id": group,
             "group.instance.id": name,
             "session.timeout.ms": _SESSION_MS,
@@ -63,7 +63,7 @@ def main(address: str, name: str, group: str, requests: str, results: str) -> No
             "auto.offset.reset": "earliest",
         }
     )
-    producer.init_transactions(_ANSWER_S)
+    producer.init_transactions(_RESPONSE_S)
     consumer.subscribe([requests])
     try:
         while not ending.is_set():
@@ -73,28 +73,28 @@ def main(address: str, name: str, group: str, requests: str, results: str) -> No
             error = message.error()
             if error is not None:
                 raise KafkaException(error)
-            answer(producer, consumer, message, name, results)
+            process_request(producer, consumer, message, name, results)
     finally:
         consumer.close()
 
 
-def answer(
+def process_request(
     producer: Producer, consumer: Consumer, message: Message, name: str, results: str
 ) -> None:
     """Process one request and commit its result. The transaction begins after the simulation,
     because readers of the results wait for open transactions."""
     request = json.loads(message.value() or b"{}")
-    result = _result(request, name)
+    result = _compute_result(request, name)
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None and partition is not None and offset is not None
     producer.begin_transaction()
     producer.produce(results, json.dumps(result).encode(), message.key())
     done = [TopicPartition(topic, partition, offset + 1)]
-    producer.send_offsets_to_transaction(done, consumer.consumer_group_metadata(), _ANSWER_S)
-    producer.commit_transaction(_ANSWER_S)
+    producer.send_offsets_to_transaction(done, consumer.consumer_group_metadata(), _RESPONSE_S)
+    producer.commit_transaction(_RESPONSE_S)
 
 
-def _result(request: dict[str, Any], name: str) -> dict[str, Any]:
+def _compute_result(request: dict[str, Any], name: str) -> dict[str, Any]:
     wait = simulate_counter(request["load"], request["customers"], request["seed"])
     return {"run": request["run"], "request": request["request"], "worker": name, "wait": wait}
 
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     try:
         main(**json.loads(sys.argv[1]))
     except KafkaException as failure:
-        sys.exit(f"a simulation worker gives up, to be started again: {failure}")
+        sys.exit(f"a simulation worker failed, and the pipeline restarts it: {failure}")

@@ -26,35 +26,35 @@ def main(
     end_with_input(ending)
     payload = b"\0" * bytes
     samples: list[dict[str, object]] = []
-    patience_s = limits.SPARK_RETRY_MS / 1000
+    timeout_s = limits.SPARK_RETRY_MS / 1000
     with (
-        Client(address, timeout=patience_s) as stressed,
-        Client(address, serialiser="json", timeout=patience_s) as measured,
+        Client(address, timeout=timeout_s) as target_client,
+        Client(address, serialiser="json", timeout=timeout_s) as metrics_client,
     ):
         for number in range(operations):
             if ending.is_set():
                 break
             samples.append({"run": run, "process": process, "number": number})
-            samples[-1] |= put(stressed, target, payload)
+            samples[-1] |= put(target_client, target, payload)
             if len(samples) == limits.PIPELINE_SAMPLES or number == operations - 1:
-                measured.put_many(topic, samples, key=str(process))
+                metrics_client.put_many(topic, samples, key=str(process))
                 samples.clear()
 
 
 def put(client: Client, target: str, payload: bytes) -> dict[str, object]:
     """Put one message; return its measurement."""
-    begun_ns, begun_ms = time.perf_counter_ns(), time.time_ns() // 1_000_000
+    start_ns, start_ms = time.perf_counter_ns(), time.time_ns() // 1_000_000
     try:
         client.put(target, payload)
         is_good = True
     except QuackError:
         is_good = False
-    took_us = (time.perf_counter_ns() - begun_ns) / 1000
-    return {"at_ms": begun_ms, "took_us": took_us, "is_good": is_good}
+    duration_us = (time.perf_counter_ns() - start_ns) / 1000
+    return {"at_ms": start_ms, "took_us": duration_us, "is_good": is_good}
 
 
 if __name__ == "__main__":
     try:
         main(**json.loads(sys.argv[1]))
     except QuackError as failure:
-        sys.exit(f"a process of the stress test gives up: {failure}")
+        sys.exit(f"a process of the stress test failed: {failure}")
