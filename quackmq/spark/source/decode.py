@@ -2,10 +2,12 @@
 
 Most batches are similar: no headers, no gaps between offsets, small numbers. For these, a loop over
 the lengths finds the records, and numpy then reads each field of all records at once, without a
-Python object per record. That takes a third less time than `quackmq.records.columns`, which decodes
-all other batches, and which alone reports invalid ones.
+Python object per record. `quackmq.records.columns.to_arrow` decodes all other batches, and it alone
+reports invalid ones.
 
-The result is the same as that of `to_arrow`, rows or error. Pure.
+A read task of the log takes about 40 % less CPU time than with `to_arrow` alone: 0.9 instead of
+1.7 µs a record, or 0.8 instead of 1.3 µs with lz4 (`python -m benchmarks.spark_task`). The rows or
+the error are the same. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Bytes = NDArray[np.uint8]
 
 #: Batches that are decoded together, unless one is larger: the intermediate data fits into the
 #: processor's cache.
-_TOGETHER_BYTES: Final = 512 * limits.KIB
+_GROUP_BYTES: Final = 512 * limits.KIB
 #: The most bytes read of a record before its end is known.
 _PADDING: Final = bytes(32)
 #: Longer varints do not occur in ordinary records.
@@ -40,11 +42,11 @@ _GREATEST_OFFSET: Final = 2**62
 _GREATEST_SEQUENCE: Final = 2**31 - 1
 
 
-class _Unusual(Exception):
-    """The batch is not ordinary. Handled within this module."""
+class _UnusualBatch(Exception):
+    """A batch has headers, gaps or large numbers: `to_arrow` decodes it."""
 
 
-class _Piece(NamedTuple):
+class _InflatedBatch(NamedTuple):
     """A batch and its decompressed records."""
 
     batch: Batch
@@ -54,14 +56,14 @@ class _Piece(NamedTuple):
 def open_batches(
     batches: Iterable[Batch], *, max_bytes: int = limits.DECODED_BATCH_BYTES
 ) -> pa.RecordBatch:
-    """Decode batches; the same contract as `quackmq.records.columns.to_arrow`."""
+    """Decode batches; the rows and errors are those of `quackmq.records.columns.to_arrow`."""
     parts: list[pa.RecordBatch] = []
     size = 0
-    for pieces in _together(batches, max_bytes):
+    for group in _group_batches(batches, max_bytes):
         try:
-            part = _columns(pieces)
-        except _Unusual:
-            part = to_arrow([each.batch for each in pieces], max_bytes=max_bytes)
+            part = _decode_columns(group)
+        except _UnusualBatch:
+            part = to_arrow([inflated.batch for inflated in group], max_bytes=max_bytes)
         size += part.nbytes
         if size > limits.ARROW_BYTES:
             raise InvalidRequest(
@@ -78,101 +80,101 @@ def open_batches(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _together(batches: Iterable[Batch], max_bytes: int) -> Iterator[list[_Piece]]:
+def _group_batches(batches: Iterable[Batch], max_bytes: int) -> Iterator[list[_InflatedBatch]]:
     """Yield groups of batches that are decoded together."""
-    pieces: list[_Piece] = []
+    group: list[_InflatedBatch] = []
     size = 0
     for batch in batches:
         if batch.is_control:
             continue
         records = inflate(batch.compression, batch.view[HEADER_BYTES:], max_bytes)
-        if pieces and size + len(records) > _TOGETHER_BYTES:
-            yield pieces
-            pieces, size = [], 0
-        pieces.append(_Piece(batch, records))
+        if group and size + len(records) > _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(_InflatedBatch(batch, records))
         size += len(records)
-    if pieces:
-        yield pieces
+    if group:
+        yield group
 
 
-def _columns(pieces: Sequence[_Piece]) -> pa.RecordBatch:
-    """Return the columns of SCHEMA. Raises _Unusual if any value is not as expected."""
-    data, ends = _walked(pieces)
+def _decode_columns(group: Sequence[_InflatedBatch]) -> pa.RecordBatch:
+    """Return the columns of SCHEMA. Raise _UnusualBatch if any value is not as expected."""
+    data, ends = _find_all_ends(group)
     starts = np.append(0, ends[:-1])
-    runs = [each.batch for each in pieces]
-    counts = np.array([batch.record_count for batch in runs])
-    within = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    everything = np.frombuffer(data, np.uint8)
-    length, body = _varints(everything, starts)
-    _expect(body + length == ends)
-    _expect(everything[body] == 0)  # attributes
-    times_ms, place = _varints(everything, body + 1)
-    deltas, place = _varints(everything, place)
-    _expect(deltas == within)
-    key_bytes, key = _varints(everything, place)
+    batches = [inflated.batch for inflated in group]
+    counts = np.array([batch.record_count for batch in batches])
+    index_in_batch = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    octets = np.frombuffer(data, np.uint8)
+    body_bytes, body = _read_varints(octets, starts)
+    _require(body + body_bytes == ends)
+    _require(octets[body] == 0)  # attributes
+    times_ms, position = _read_varints(octets, body + 1)
+    deltas, position = _read_varints(octets, position)
+    _require(deltas == index_in_batch)
+    key_bytes, key = _read_varints(octets, position)
     key_end = key + np.maximum(key_bytes, 0)
-    _expect((key_bytes >= -1) & (key_end < ends))
-    value_bytes, value = _varints(everything, key_end)
+    _require((key_bytes >= -1) & (key_end < ends))
+    value_bytes, value = _read_varints(octets, key_end)
     value_end = value + np.maximum(value_bytes, 0)
-    _expect((value_bytes >= -1) & (value_end + 1 == ends))
-    _expect(everything[value_end] == 0)  # headers
+    _require((value_bytes >= -1) & (value_end + 1 == ends))
+    _require(octets[value_end] == 0)  # headers
     # Cut all bytes at every key and value: of four parts, one is a key and one a value.
     cuts = np.stack((key, key_end, value, value_end), axis=1).astype(np.int32)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
-    parts = pa.BinaryArray.from_buffers(pa.binary(), cuts.size - 1, buffers)
+    cut_parts = pa.BinaryArray.from_buffers(pa.binary(), cuts.size - 1, buffers)
 
-    def spread(values: Iterable[int]) -> Numbers:
+    def repeat_by_batch(values: Iterable[int]) -> Numbers:
         return np.repeat(np.array([*values], np.int64), counts)
 
-    offsets = spread(batch.base_offset for batch in runs) + within
-    kinds = spread(batch.timestamp_type for batch in runs)
-    base_ms = spread(_base_ms(batch) for batch in runs)
-    micros = (base_ms + np.where(kinds == 0, times_ms, 0)) * 1000
-    producers = spread(batch.producer_id for batch in runs)
-    epochs = spread(batch.producer_epoch for batch in runs)
-    nobody = producers == NO_PRODUCER_ID
-    first_sequences = spread(batch.base_sequence for batch in runs)
-    sequences = (first_sequences + within) & _GREATEST_SEQUENCE
+    offsets = repeat_by_batch(batch.base_offset for batch in batches) + index_in_batch
+    timestamp_types = repeat_by_batch(batch.timestamp_type for batch in batches)
+    base_ms = repeat_by_batch(_base_time_ms(batch) for batch in batches)
+    micros = (base_ms + np.where(timestamp_types == 0, times_ms, 0)) * 1000
+    producers = repeat_by_batch(batch.producer_id for batch in batches)
+    epochs = repeat_by_batch(batch.producer_epoch for batch in batches)
+    has_no_producer = producers == NO_PRODUCER_ID
+    first_sequences = repeat_by_batch(batch.base_sequence for batch in batches)
+    sequences = (first_sequences + index_in_batch) & _GREATEST_SEQUENCE
     arrays = [
         pa.array(offsets, pa.int64()),
         pa.array(micros, pa.int64()).view(TIMESTAMP_TYPE),
-        pa.array(kinds.astype(np.int32), pa.int32()),
-        _every_fourth(parts, 0, key_bytes < 0),
-        _every_fourth(parts, 2, value_bytes < 0),
+        pa.array(timestamp_types.astype(np.int32), pa.int32()),
+        _take_every_fourth(cut_parts, 0, key_bytes < 0),
+        _take_every_fourth(cut_parts, 2, value_bytes < 0),
         pa.nulls(len(starts), HEADERS_TYPE),
-        pa.array(producers, pa.int64(), mask=nobody),
-        pa.array(epochs.astype(np.int16), pa.int16(), mask=nobody),
+        pa.array(producers, pa.int64(), mask=has_no_producer),
+        pa.array(epochs.astype(np.int16), pa.int16(), mask=has_no_producer),
         pa.array(sequences.astype(np.int32), pa.int32(), mask=first_sequences == NO_SEQUENCE),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _walked(pieces: Sequence[_Piece]) -> tuple[bytes, Numbers]:
-    """Return all records, concatenated and padded, and the end of each."""
-    if sum(len(each.records) for each in pieces) > limits.PARSED_BYTES:
-        raise _Unusual
-    for batch, records in pieces:
+def _find_all_ends(group: Sequence[_InflatedBatch]) -> tuple[bytes, Numbers]:
+    """Return the bytes of all records, padded, and the position where each record ends."""
+    if sum(len(inflated.records) for inflated in group) > limits.PARSED_BYTES:
+        raise _UnusualBatch
+    for batch, records in group:
         if not 0 < batch.record_count <= batch.last_offset_delta + 1:
-            raise _Unusual
+            raise _UnusualBatch
         if not 0 <= batch.base_offset < _GREATEST_OFFSET:
-            raise _Unusual
+            raise _UnusualBatch
         # The last byte is the number of headers of the last record.
         if not records or records[-1]:
-            raise _Unusual
-    data = b"".join((*(each.records for each in pieces), _PADDING))
+            raise _UnusualBatch
+    data = b"".join((*(inflated.records for inflated in group), _PADDING))
     ends: list[int] = []
     position = 0
-    for batch, records in pieces:
-        ends += _walk(data, position, batch.record_count)
+    for batch, records in group:
+        ends += _find_ends(data, position, batch.record_count)
         position += len(records)
         if ends[-1] != position:
-            raise _Unusual
+            raise _UnusualBatch
     return data, np.array(ends, np.int64)
 
 
-def _walk(data: bytes, position: int, count: int) -> list[int]:
-    """Return the ends of `count` records, assuming lengths of one or two bytes, which is checked
-    later. This is the only loop over single records."""
+def _find_ends(data: bytes, position: int, count: int) -> list[int]:
+    """Return where each of `count` records ends. The length of a record is assumed to take one or
+    two bytes; the caller checks this. This is the only loop over single records."""
     try:
         return [
             position := position
@@ -184,39 +186,39 @@ def _walk(data: bytes, position: int, count: int) -> list[int]:
             for _ in range(count)
         ]
     except IndexError:
-        raise _Unusual from None
+        raise _UnusualBatch from None
 
 
-def _varints(data: Bytes, places: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the number at each place, and the place after it."""
-    byte = data[places]
-    places = places + 1
+def _read_varints(data: Bytes, positions: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the number at each position, and the position after it."""
+    byte = data[positions]
+    positions = positions + 1
     zigzag = (byte & 0x7F).astype(np.int64)
-    goes_on = byte >= 0x80
+    continues = byte >= 0x80
     shift = 7
-    while goes_on.any():
+    while continues.any():
         if shift >= 7 * _VARINT_BYTES:
-            raise _Unusual
-        byte = data[places]
-        zigzag |= np.where(goes_on, byte & 0x7F, 0).astype(np.int64) << shift
-        places = places + goes_on
-        goes_on &= byte >= 0x80
+            raise _UnusualBatch
+        byte = data[positions]
+        zigzag |= np.where(continues, byte & 0x7F, 0).astype(np.int64) << shift
+        positions = positions + continues
+        continues &= byte >= 0x80
         shift += 7
-    return (zigzag >> 1) ^ -(zigzag & 1), places
+    return (zigzag >> 1) ^ -(zigzag & 1), positions
 
 
-def _base_ms(batch: Batch) -> int:
+def _base_time_ms(batch: Batch) -> int:
     base_ms = batch.max_timestamp if batch.timestamp_type else batch.base_timestamp
     if not -_GREATEST_MS < base_ms < _GREATEST_MS:
-        raise _Unusual
+        raise _UnusualBatch
     return base_ms
 
 
-def _every_fourth(parts: pa.BinaryArray, first: int, is_null: NDArray[np.bool_]) -> Any:
-    wanted = np.arange(first, len(parts) + 1, 4, dtype=np.int32)
-    return parts.take(pa.array(wanted, pa.int32(), mask=is_null))
+def _take_every_fourth(parts: pa.BinaryArray, first: int, is_null: NDArray[np.bool_]) -> Any:
+    indices = np.arange(first, len(parts) + 1, 4, dtype=np.int32)
+    return parts.take(pa.array(indices, pa.int32(), mask=is_null))
 
 
-def _expect(is_so: NDArray[np.bool_]) -> None:
-    if not is_so.all():
-        raise _Unusual
+def _require(are_usual: NDArray[np.bool_]) -> None:
+    if not are_usual.all():
+        raise _UnusualBatch
