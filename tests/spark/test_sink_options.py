@@ -55,3 +55,16 @@ def test_what_is_not_said_has_a_default() -> None:
 def test_what_is_wrong_is_quoted(name: str, value: str) -> None:
     with pytest.raises((InvalidRequest, IllegalTopicName), match=name):
         sink_options({**GIVEN, name: value})
+
+
+def test_settings_for_librdkafka_are_passed_on_with_their_spaces() -> None:
+    options = sink_options({**GIVEN, "kafka.sasl.password": " two words ", "kafka.group.id": "me"})
+    assert options.kafka == {"sasl.password": " two words "}
+
+
+def test_a_misspelt_option_of_the_sink_is_suggested_and_one_of_the_source_is_ignored() -> None:
+    with pytest.raises(InvalidRequest, match="no option 'write_id'; is writeId meant"):
+        sink_options({**GIVEN, "write_id": "nightly-7"})
+    assert sink_options({**GIVEN, "startingOfsets": "earliest"}).topic is None
+    # Only a little like writeId: an option of another kind.
+    assert sink_options({**GIVEN, "writeMode": "fast"}).write_id is None

@@ -82,6 +82,7 @@ def test_options_of_sparks_kafka_source_that_mean_nothing_here_are_left_alone() 
 
 WRONG = [
     ({"startingOfsets": "earliest"}, "'startingofsets'; is startingOffsets meant?"),
+    ({"xyz": "1"}, "there is no option 'xyz'$"),
     ({"startingOffsets": "erliest"}, "startingOffsets cannot be 'erliest'"),
     ({"startingOffsets": "latest"}, "startingOffsets cannot be 'latest': it is earliest, or JSON"),
     ({"startingOffsets": '{"ducks":{"0":-1}}'}, r"startingOffsets .* -1 \(latest\) is not allowed"),

@@ -9,23 +9,29 @@ so that a program only needs to change the name of the format. Pure: topics are 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 from quackmq import limits as shared_limits
-from quackmq.errors import IllegalTopicName, InvalidRequest
-from quackmq.model.topic import check_topic_name
+from quackmq.errors import InvalidRequest
 from quackmq.spark import limits
+from quackmq.spark.raw_options import (
+    BOOTSTRAP_OPTION,
+    GROUP_OPTION,
+    HTTP_ADDRESS_OPTION,
+    RETRY_OPTION,
+    RawOptions,
+    check_topic_option,
+    invalid_option,
+)
 
 #: Special numbers in the JSON of offsets, as in Spark's Kafka source.
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-T = TypeVar("T")
 #: A number for each partition of each topic: an offset, or a timestamp in milliseconds.
 ByPartition = Mapping[str, Mapping[int, int]]
 
@@ -120,23 +126,13 @@ def pushes_filters(options: Mapping[str, str], default: bool) -> bool:
     return RawOptions(options).flag("filterPushdown", default)
 
 
-def source_address(options: Mapping[str, str]) -> tuple[str, str | None, Mapping[str, str]]:
-    """Return `kafka.bootstrap.servers`, the HTTP address if given, and librdkafka settings. Also
-    used by the sink."""
-    raw = RawOptions(options)
-    return _parse_bootstrap(raw), raw.text(_HTTP_ADDRESS), raw.kafka()
-
-
 # --- names ---------------------------------------------------------------------------------------
 
-_BOOTSTRAP: Final = "kafka.bootstrap.servers"
-_HTTP_ADDRESS: Final = "quackmq.http.address"
-_GROUP_ALIAS: Final = "kafka.group.id"
-_KAFKA: Final = "kafka."
 _SOURCE_OPTIONS: Final = (
-    _BOOTSTRAP,
-    _HTTP_ADDRESS,
-    _GROUP_ALIAS,
+    BOOTSTRAP_OPTION,
+    HTTP_ADDRESS_OPTION,
+    RETRY_OPTION,
+    GROUP_OPTION,
     "subscribe",
     "subscribePattern",
     "assign",
@@ -161,7 +157,6 @@ _SOURCE_OPTIONS: Final = (
     "includeHeaders",
     "filterPushdown",
     "archivePlan",
-    "retryTimeoutMs",
 )
 #: Accepted and ignored: options of Spark's Kafka source, of a table's definition, and of our sink,
 #: which shares a table's options with the source.
@@ -176,98 +171,33 @@ _IGNORED_OPTIONS: Final = (
     "writeId",
     "compression",
 )
-_NAMES_BY_LOWER_CASE: Final = {name.lower(): name for name in (*_SOURCE_OPTIONS, *_IGNORED_OPTIONS)}
-
-
-class RawOptions:
-    """Options as Spark passes them: texts, with names in any case."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._texts = {name.lower(): value for name, value in options.items()}
-
-    def check_names(self) -> None:
-        for name in self._texts:
-            if name in _NAMES_BY_LOWER_CASE or name.startswith(_KAFKA):
-                continue
-            similar = difflib.get_close_matches(name, _NAMES_BY_LOWER_CASE, n=1)
-            hint = f"; is {_NAMES_BY_LOWER_CASE[similar[0]]} meant?" if similar else ""
-            raise InvalidRequest(f"there is no option {name!r}{hint}")
-
-    def text(self, name: str) -> str | None:
-        value = self._texts.get(name.lower())
-        return None if value is None else value.strip()
-
-    def number(self, name: str, least: int, most: int) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= most:
-            raise _invalid_option(name, text, f"it is a whole number from {least} to {most}")
-        return int(text)
-
-    def duration_ms(self, name: str, default_ms: int) -> int:
-        text = self.text(name)
-        if text is None:
-            return default_ms
-        match = _DURATION.fullmatch(text.lower())
-        if match is None:
-            raise _invalid_option(name, text, "it is a time like 500ms, 30s, 15m or 1h")
-        return int(match[1]) * _UNITS_MS[match[2]]
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.lower() not in ("true", "false"):
-            raise _invalid_option(name, text, "it is true or false")
-        return text.lower() == "true"
-
-    def kafka(self) -> dict[str, str]:
-        """Return the librdkafka settings."""
-        return {
-            name.removeprefix(_KAFKA): value
-            for name, value in self._texts.items()
-            if name.startswith(_KAFKA) and name not in (_BOOTSTRAP, _GROUP_ALIAS)
-        }
 
 
 # --- values --------------------------------------------------------------------------------------
 
 _GREATEST_NUMBER: Final = 2**63 - 1
-_LONGEST_RETRY_MS: Final = 24 * 3_600_000
-#: Spark's units of time; the default is milliseconds.
-_UNITS_MS: Final = {
-    "": 1,
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
-_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|min|m|h|d|)")
 
 
 def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Options:
-    raw.check_names()
+    raw.check_names((*_SOURCE_OPTIONS, *_IGNORED_OPTIONS))
     selection = _parse_selection(raw)
     for boundary in (starting, ending):
         _check_same_topics(boundary, selection)
-    group = raw.text("groupId") or raw.text(_GROUP_ALIAS)
+    group = raw.text("groupId") or raw.text(GROUP_OPTION)
     if group is not None and not 0 < len(group.encode()) <= shared_limits.NAME_BYTES:
-        raise _invalid_option("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
+        raise invalid_option("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
     holds_retention = raw.flag("holdRetention", True)
     if group is not None and holds_retention and not (group.isprintable() and " " not in group):
         # The first batch creates a subscription, which must not fail then.
-        raise _invalid_option(
+        raise invalid_option(
             "groupId", group, "a query that holds retention has a name without spaces"
         )
     return Options(
-        bootstrap=_parse_bootstrap(raw),
+        bootstrap=raw.bootstrap(),
         selection=selection,
         starting=starting,
         ending=ending,
-        http_address=raw.text(_HTTP_ADDRESS),
+        http_address=raw.http_address(),
         kafka=raw.kafka(),
         max_offsets=raw.number("maxOffsetsPerTrigger", 1, _GREATEST_NUMBER),
         max_bytes=raw.number("maxBytesPerTrigger", 1, _GREATEST_NUMBER),
@@ -283,15 +213,8 @@ def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Opt
         hold_for_ms=raw.duration_ms("holdRetentionFor", limits.SPARK_HOLD_MS),
         include_headers=raw.flag("includeHeaders", False),
         plan=raw.text("archivePlan"),
-        retry_ms=raw.number("retryTimeoutMs", 1, _LONGEST_RETRY_MS) or limits.SPARK_RETRY_MS,
+        retry_ms=raw.retry_ms(),
     )
-
-
-def _parse_bootstrap(raw: RawOptions) -> str:
-    bootstrap = raw.text(_BOOTSTRAP)
-    if not bootstrap:
-        raise InvalidRequest(f"the option {_BOOTSTRAP} is missing: HOST:PORT of the broker")
-    return bootstrap
 
 
 def _parse_selection(raw: RawOptions) -> Selection:
@@ -312,11 +235,9 @@ def _parse_selection(raw: RawOptions) -> Selection:
 def _parse_subscribe(text: str) -> Subscribe:
     names = tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
     if not names:
-        raise _invalid_option(
-            "subscribe", text, "name a topic, or several with commas between them"
-        )
+        raise invalid_option("subscribe", text, "name a topic, or several with commas between them")
     for name in names:
-        _check_topic("subscribe", name)
+        check_topic_option("subscribe", name)
     return Subscribe(names)
 
 
@@ -324,7 +245,7 @@ def _parse_pattern(text: str) -> Pattern:
     try:
         return Pattern(re.compile(text))
     except re.error as error:
-        raise _invalid_option(
+        raise invalid_option(
             "subscribePattern", text, f"it is no regular expression: {error}"
         ) from None
 
@@ -334,12 +255,12 @@ def _parse_assign(text: str) -> Assign:
     numbers_by_topic = _parse_json("assign", text, expected)
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in sorted(numbers_by_topic.items()):
-        _check_topic("assign", topic)
+        check_topic_option("assign", topic)
         if not isinstance(numbers, list) or not numbers or not all(map(_is_partition, numbers)):
-            raise _invalid_option("assign", text, expected)
+            raise invalid_option("assign", text, expected)
         partitions[topic] = tuple(sorted(set(numbers)))
     if not partitions:
-        raise _invalid_option("assign", text, expected)
+        raise invalid_option("assign", text, expected)
     return Assign(partitions)
 
 
@@ -351,7 +272,7 @@ def _parse_start(
 ) -> Boundary:
     strategy = raw.text("startingOffsetsByTimestampStrategy") or "error"
     if strategy.lower() not in ("error", "latest"):
-        raise _invalid_option(
+        raise invalid_option(
             "startingOffsetsByTimestampStrategy", strategy, "it is error or latest"
         )
     return _parse_boundary(raw, "starting", default, words, or_latest=strategy.lower() == "latest")
@@ -385,13 +306,13 @@ def _parse_boundary(
         return "earliest" if text.lower() == "earliest" else "latest"
     if not text.startswith("{"):
         choices = " or ".join(words)
-        raise _invalid_option(
+        raise invalid_option(
             name, text, f'it is {choices}, or JSON like {{"ducks":{{"0":17,"1":-2}}}}'
         )
     offsets = _parse_numbers(name, text, least=EARLIEST)
     for word, number in (("earliest", EARLIEST), ("latest", LATEST)):
         if word not in words and any(number in each.values() for each in offsets.values()):
-            raise _invalid_option(name, text, f"{number} ({word}) is not allowed in it")
+            raise invalid_option(name, text, f"{number} ({word}) is not allowed in it")
     return Offsets(name, offsets)
 
 
@@ -400,17 +321,17 @@ def _parse_numbers(name: str, text: str, least: int) -> ByPartition:
     partitions_by_topic = _parse_json(name, text, expected)
     numbers: dict[str, dict[int, int]] = {}
     for topic, partitions in sorted(partitions_by_topic.items()):
-        _check_topic(name, topic)
+        check_topic_option(name, topic)
         if not isinstance(partitions, dict) or not partitions:
-            raise _invalid_option(name, text, expected)
+            raise invalid_option(name, text, expected)
         for partition, number in partitions.items():
             if not partition.isascii() or not partition.isdigit() or len(partition) > 9:
-                raise _invalid_option(name, text, expected)
+                raise invalid_option(name, text, expected)
             if type(number) is not int or not least <= number <= _GREATEST_NUMBER:
-                raise _invalid_option(name, text, expected)
+                raise invalid_option(name, text, expected)
             numbers.setdefault(topic, {})[int(partition)] = number
     if not numbers:
-        raise _invalid_option(name, text, expected)
+        raise invalid_option(name, text, expected)
     return numbers
 
 
@@ -440,22 +361,11 @@ def _parse_json(name: str, text: str, expected: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
-        raise _invalid_option(name, text, expected) from None
+        raise invalid_option(name, text, expected) from None
     if not isinstance(value, dict):
-        raise _invalid_option(name, text, expected)
+        raise invalid_option(name, text, expected)
     return value
-
-
-def _check_topic(option: str, name: str) -> None:
-    try:
-        check_topic_name(name)
-    except IllegalTopicName as error:
-        raise IllegalTopicName(f"{option}: {error}") from None
 
 
 def _is_partition(value: object) -> bool:
     return type(value) is int and 0 <= value < shared_limits.PARTITIONS_PER_TOPIC
-
-
-def _invalid_option(name: str, text: str, expected: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} cannot be {text[:200]!r}: {expected}")
