@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from quackmq.errors import DamagedData, InvalidRequest, QuackError
 from quackmq.records.batch import batches
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import Files, Plan, plan, release
+from quackmq.spark.broker.archive import ArchivePlan, Files
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.broker.metadata import BrokerMetadata, TopicFacts
 from quackmq.spark.registration import register
@@ -84,7 +84,7 @@ def planned_table(
     files: bool | None = None,
     fail_on_data_loss: bool = True,
     lease_ms: int = limits.SPARK_PLAN_MS,
-) -> tuple[DataFrame, Plan]:
+) -> tuple[DataFrame, ArchivePlan]:
     """Like `table`, and also return the plan that keeps its files. The caller releases the plan
     after reading, because a broker has a limited number of plans."""
     bootstrap = bootstrap_servers or spark.conf.get(BOOTSTRAP_PROPERTY, None) or DEFAULT_BOOTSTRAP
@@ -92,16 +92,13 @@ def planned_table(
     metadata = BrokerMetadata(options)
     try:
         facts = metadata.fetch()
-        planned = Plan({})
+        plan = ArchivePlan(metadata.access)
         if files is not False:
-            planned = plan(metadata.http, {topic: facts.topics[topic].id}, lease_ms)
-            if files is None and not all(
-                os.path.exists(file.path) for file in _all_files(planned.files)
-            ):
-                planned = planned._replace(files={})
-            if not planned.files:
-                release(metadata.http, planned)
-        archived_files = planned.files
+            plan.pin(metadata.http, {topic: facts.topics[topic].id}, lease_ms)
+            paths = [file.path for file in _all_files(plan.files)]
+            if not paths or (files is None and not all(map(os.path.exists, paths))):
+                plan.release(metadata.http)
+        archived_files = plan.files
         ranges = _find_unarchived(metadata.http, topic, facts.topics[topic], archived_files)
     finally:
         metadata.close()
@@ -113,7 +110,7 @@ def planned_table(
     if not frames:
         frames = [spark.createDataFrame([], columns.schema(include_headers=True))]
     table = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-    return table, planned
+    return table, plan
 
 
 def _scan_files(

@@ -78,6 +78,18 @@ class TopicOffsets:
         }
 
 
+def list_topics(broker: Http) -> list[str]:
+    """Return the names of all topics."""
+    names: list[str] = []
+    after: dict[str, str] = {}
+    while True:
+        page = broker.get("/v1/topics", limit=limits.HTTP_PAGE_ITEMS, **after).json
+        names += [topic["name"] for topic in page["topics"]]
+        if page["next"] is None:
+            return names
+        after = {"after": page["next"]}
+
+
 class BrokerMetadata:
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -158,20 +170,9 @@ class BrokerMetadata:
     def _selected_topics(self, selection: Selection) -> list[str]:
         if isinstance(selection, Pattern):
             matches = selection.pattern.fullmatch
-            return [name for name in self._list_topics() if matches(name)]
+            return [name for name in list_topics(self.http) if matches(name)]
         named = selection.partitions if isinstance(selection, Assign) else selection.topics
         return list(named)
-
-    def _list_topics(self) -> list[str]:
-        names: list[str] = []
-        after = ""
-        while True:
-            query: dict[str, str | int] = {"limit": limits.HTTP_PAGE_ITEMS}
-            page = self.http.get("/v1/topics", **query | ({"after": after} if after else {})).json
-            names += [topic["name"] for topic in page["topics"]]
-            if page["next"] is None:
-                return names
-            after = page["next"]
 
     def _fetch_facts(
         self, names: Sequence[str], beyond: Position | None, wait_ms: int

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -39,12 +38,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from quackmq import limits as shared_limits
-from quackmq.errors import QuackError, UnknownTopic
+from quackmq.errors import UnknownTopic
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import Plan, release
+from quackmq.spark.broker.archive import ArchivePlan
 from quackmq.spark.broker.http import Http, path_of
-from quackmq.spark.broker.metadata import BrokerMetadata, TopicOffsets
+from quackmq.spark.broker.metadata import BrokerMetadata, TopicOffsets, list_topics
 from quackmq.spark.pipelines.audit_checks.holes import (
     Explanation,
     ReadPartition,
@@ -197,7 +196,9 @@ class _Audit:
         return self._metadata.http
 
     def report(self) -> Report:
-        names = sorted(set(self._options.topics)) or self._list_topics()
+        names = sorted(set(self._options.topics)) or [
+            name for name in list_topics(self._http) if name != RECEIPTS_TOPIC
+        ]
         cursors, topic_by_id = self._fetch_cursors(names)
         for start in range(0, len(names), _TOPICS_AT_ONCE):
             self._audit_topics(names[start : start + _TOPICS_AT_ONCE])
@@ -207,16 +208,6 @@ class _Audit:
         return self._make_report()
 
     # --- topics -----------------------------------------------------------------------------
-
-    def _list_topics(self) -> list[str]:
-        names: list[str] = []
-        after: dict[str, str] = {}
-        while True:
-            page = self._http.get("/v1/topics", limit=shared_limits.HTTP_PAGE_ITEMS, **after).json
-            names += [topic["name"] for topic in page["topics"]]
-            if page["next"] is None:
-                return [name for name in names if name != RECEIPTS_TOPIC]
-            after = {"after": page["next"]}
 
     def _audit_topics(self, names: Sequence[str]) -> None:
         self._job.show_progress(
@@ -231,11 +222,11 @@ class _Audit:
             ]
             for name, topic in facts.topics.items()
         }
-        with _open_plans(self._metadata) as plans:
+        with ArchivePlan(self._metadata.access) as plan:
             runs = reduce(
                 lambda left, right: left.unionByName(right),
                 [
-                    _make_runs(self._table(name, plans, fail_on_data_loss=False), name)
+                    _make_runs(self._table(name, plan, fail_on_data_loss=False), name)
                     for name in names
                 ],
             )
@@ -266,15 +257,15 @@ class _Audit:
                     verdict, read_partition, explain(self._http, read_partition), rows
                 )
 
-    def _table(self, name: str, plans: list[Plan], *, fail_on_data_loss: bool = True) -> DataFrame:
-        """Return the records of a topic; add the plan that pins its archived files to `plans`."""
-        frame, plan = planned_table(
+    def _table(self, name: str, plan: ArchivePlan, *, fail_on_data_loss: bool = True) -> DataFrame:
+        """Return the records of a topic; add its archived files to `plan`."""
+        frame, table_plan = planned_table(
             self._job.spark,
             name,
             bootstrap_servers=self._job.address,
             fail_on_data_loss=fail_on_data_loss,
         )
-        plans.append(plan)
+        plan.adopt(table_plan)
         return frame
 
     def _fetch_offsets(self, names: Sequence[str]) -> TopicOffsets:
@@ -378,17 +369,17 @@ class _Audit:
 
     def _read_receipts(self, cursors: Cursors, topics: Mapping[str, str]) -> None:
         self._job.show_progress("reading receipts")
-        with _open_plans(self._metadata) as plans:
-            stored_receipts = receipts(self._table(RECEIPTS_TOPIC, plans))
+        with ArchivePlan(self._metadata.access) as plan:
+            stored_receipts = receipts(self._table(RECEIPTS_TOPIC, plan))
             stored_receipts = stored_receipts.where(f.col("topic_id").isin(list(topics))).persist()
             try:
                 self._judge_deliveries(deliveries(stored_receipts, cursors), topics)
-                self._record_latencies(self._latencies(stored_receipts, topics, plans), topics)
+                self._record_latencies(self._latencies(stored_receipts, topics, plan), topics)
             finally:
                 stored_receipts.unpersist()
 
     def _latencies(
-        self, stored_receipts: DataFrame, topics: Mapping[str, str], plans: list[Plan]
+        self, stored_receipts: DataFrame, topics: Mapping[str, str], plan: ArchivePlan
     ) -> DataFrame:
         """Return the latencies that receipts hold, and those of entries that were archived before
         their receipt."""
@@ -396,7 +387,7 @@ class _Audit:
         untimed_ranges = find_untimed(stored_receipts)
         for row in untimed_ranges.select("topic_id").distinct().collect():
             topic_id = row["topic_id"]
-            records = self._table(topics[topic_id], plans, fail_on_data_loss=False)
+            records = self._table(topics[topic_id], plan, fail_on_data_loss=False)
             ranges_of_topic = untimed_ranges.where(f.col("topic_id") == topic_id)
             counted_latencies = counted_latencies.unionByName(
                 latencies_from_records(ranges_of_topic, records)
@@ -503,23 +494,6 @@ class _Audit:
         axes.set_ylim(0, 1.02)
         axes.grid(True, alpha=0.3)
         axes.legend()
-
-
-@contextmanager
-def _open_plans(metadata: BrokerMetadata) -> Iterator[list[Plan]]:
-    """Yield an empty list, to which the caller adds plans. Release these when the block ends."""
-    plans: list[Plan] = []
-    try:
-        yield plans
-    except BaseException:
-        # Report the first error. The broker may be the cause, so wait for it briefly and once, not
-        # once for each plan.
-        with Http(metadata.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
-            for plan in plans:
-                release(broker, plan)
-        raise
-    for plan in plans:
-        release(metadata.http, plan)
 
 
 def _describe_partition(

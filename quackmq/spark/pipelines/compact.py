@@ -36,14 +36,11 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.spark import limits
+from quackmq.spark.broker.archive import TopicArchive, fetch_archive
 from quackmq.spark.broker.http import Access, Http, find_broker, path_of
+from quackmq.spark.broker.metadata import list_topics
 from quackmq.spark.pipelines.job import Job
-from quackmq.spark.pipelines.merge_tasks.plan import (
-    MergePlan,
-    TopicArchive,
-    fetch_archive,
-    list_topics,
-)
+from quackmq.spark.pipelines.merge_tasks.plan import MergePlan
 from quackmq.spark.pipelines.merge_tasks.task import (
     DamagedFile,
     MergedFile,

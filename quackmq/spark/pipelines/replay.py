@@ -31,8 +31,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,10 +40,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
-from quackmq.errors import InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
+from quackmq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import plan, release
-from quackmq.spark.broker.http import Http, path_of
+from quackmq.spark.broker.archive import ArchivePlan
+from quackmq.spark.broker.http import path_of
 from quackmq.spark.broker.metadata import BrokerMetadata, TopicFacts
 from quackmq.spark.pipelines.errors import shorten_error
 from quackmq.spark.pipelines.options import moment, option
@@ -202,7 +201,10 @@ def run(job: Job, options: Options) -> Report:
                 f"portion {number + 1} of {replay_range.portions}: {progress.read:,} read, "
                 f"{progress.kept:,} kept"
             )
-            with _pinned_files(metadata, options, replay_range) as plan_id:
+            # Without this plan, the reader would make one for each portion, which lasts an hour.
+            with ArchivePlan(metadata.access) as plan:
+                plan.pin(metadata.http, {options.topic: replay_range.topic_id})
+                plan_id = plan.ids[0] if plan.ids else None
                 read, kept = _publish(job, options, replay_range, number, partitioning, plan_id)
             progress = _Progress(number + 1, progress.read + read, progress.kept + kept)
             _store_progress(job.checkpoint, progress)
@@ -348,24 +350,6 @@ def _resolve_position(
 
 
 # --- one portion ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def _pinned_files(
-    metadata: BrokerMetadata, options: Options, replay_range: _ReplayRange
-) -> Iterator[str | None]:
-    """Pin the archived files while a portion is published; yield the id of the plan, or None
-    without an archive. Otherwise the reader would make a plan for each portion, which lasts for an
-    hour."""
-    pinned = plan(metadata.http, {options.topic: replay_range.topic_id})
-    try:
-        yield pinned.ids[0] if pinned.ids else None
-    except BaseException:
-        # Report the first error. The broker may be the cause, so wait for it only briefly.
-        with Http(metadata.access.http, limits.SPARK_STOP_MS) as broker, suppress(QuackError):
-            release(broker, pinned)
-        raise
-    release(metadata.http, pinned)
 
 
 def _rows(

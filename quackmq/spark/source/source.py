@@ -40,7 +40,7 @@ from pyspark.sql.types import StructType
 
 from quackmq.errors import DamagedData, InvalidRequest, OffsetOutOfRange, QuackError, UnknownTopic
 from quackmq.spark import limits
-from quackmq.spark.broker.archive import Plan, files_of_plan, plan, release
+from quackmq.spark.broker.archive import ArchivePlan
 from quackmq.spark.broker.http import Access
 from quackmq.spark.broker.metadata import BrokerMetadata, PartitionFacts, TopicOffsets
 from quackmq.spark.broker.progress import Progress
@@ -123,10 +123,11 @@ class BatchReader(DataSourceReader):
             ends = metadata.resolve(self._options.ending, facts)
             ranges = self._narrow(metadata, facts, ranges_between(starts, ends, facts))
             topics = {unread.topic: unread.topic_id for unread in ranges}
+            archive_plan = ArchivePlan(metadata.access)
             if self._options.plan is None:
-                archive_plan = plan(metadata.http, topics)
+                archive_plan.pin(metadata.http, topics)
             else:
-                archive_plan = files_of_plan(metadata.http, self._options.plan, topics)
+                archive_plan.use(metadata.http, self._options.plan, topics)
             planned_pieces = plan_pieces(ranges, archive_plan.files)
             needed_pieces = [
                 piece
@@ -135,7 +136,7 @@ class BatchReader(DataSourceReader):
             ]
             if all(piece.file is None for piece in needed_pieces):
                 # No task reads a file, and a broker has a limited number of plans.
-                release(metadata.http, archive_plan)
+                archive_plan.release(metadata.http)
         finally:
             metadata.close()
         return make_splits(metadata.access, self._options, needed_pieces)
@@ -192,7 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The end of a query with the trigger availableNow.
         self._target: Topics | None = None
         self._last_position: Position | None = None
-        self._plan = Plan({})
+        #: Pins the archived files of the current batch.
+        self._plan: ArchivePlan | None = None
         self._batch_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,8 +266,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress is not None:
             self._progress.close(self._last_position)
         try:
-            if self._plan.ids:
-                release(self._metadata.http, self._plan)
+            if self._plan is not None and self._plan.ids:
+                self._plan.release(self._metadata.http)
         except QuackError as error:
             log.warning(
                 "the broker keeps the archived files until the plan's lease ends: %s", error
@@ -283,14 +285,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             facts = self._facts = self._metadata.fetch(end_position)
         ranges = self._plan_ranges(batch_start, end_position, facts)
         # The previous batch is committed, so its plan is not needed any more.
-        release(self._metadata.http, self._plan)
-        self._plan = Plan({})
+        if self._plan is None:
+            self._plan = ArchivePlan(self._metadata.access)
+        self._plan.release(self._metadata.http)
         size = sum(unread.record_bytes * (unread.next - unread.first) for unread in ranges)
         if size > self._options.split_bytes:
             # A large batch is history, so use the archive. Recent records are read from the log
             # anyway.
             topics = {unread.topic: unread.topic_id for unread in ranges}
-            self._plan = plan(self._metadata.http, topics)
+            self._plan.pin(self._metadata.http, topics)
         return make_splits(
             self._metadata.access, self._options, plan_pieces(ranges, self._plan.files)
         )

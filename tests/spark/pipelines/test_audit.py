@@ -22,8 +22,8 @@ from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import PartitionKey
 from quackmq.spark import limits as spark_limits
 from quackmq.spark import table
-from quackmq.spark.broker.archive import Plan
-from quackmq.spark.broker.http import Http
+from quackmq.spark.broker.archive import ArchivePlan
+from quackmq.spark.broker.http import Access, Http
 from quackmq.spark.pipelines import audit as pipeline
 from quackmq.spark.pipelines.audit import Options, audit
 from quackmq.spark.pipelines.audit_checks import receipts as audit_receipts
@@ -235,16 +235,35 @@ def test_after_a_failure_a_broker_is_waited_for_once_and_the_failure_is_told(
     """There may be a plan for each of many topics, and nobody who lets go of them."""
     waited: list[int] = []
 
-    def release(broker: Http, made: Plan) -> None:
+    def request(broker: Http, *arguments: Any) -> None:
         waited.append(broker._retry_ms)
         raise QuackTimeout("nobody is there")
 
-    monkeypatch.setattr(pipeline, "release", release)
-    survey: Any = SimpleNamespace(access=SimpleNamespace(http="127.0.0.1:1"))
-    with pytest.raises(DamagedData, match="what went wrong"), pipeline._open_plans(survey) as plans:
-        plans += [Plan({}, ("one",)), Plan({}, ("another",))]
+    monkeypatch.setattr(Http, "request", request)
+    access = Access("127.0.0.1:1", "127.0.0.1:1")
+    one, another = ArchivePlan(access), ArchivePlan(access)
+    one.ids, another.ids = ["one"], ["another"]
+    with pytest.raises(DamagedData, match="what went wrong"), ArchivePlan(access) as plan:
+        plan.adopt(one)
+        plan.adopt(another)
+        assert (plan.ids, one.ids, another.ids) == (["one", "another"], [], [])
         raise DamagedData("what went wrong")
     assert waited == [spark_limits.SPARK_STOP_MS]
+
+
+def test_a_plan_that_ends_well_is_waited_for_and_its_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+
+    def request(broker: Http, *arguments: Any) -> None:
+        waited.append(broker._retry_ms)
+        raise QuackTimeout("nobody is there")
+
+    monkeypatch.setattr(Http, "request", request)
+    with pytest.raises(QuackTimeout), ArchivePlan(Access("127.0.0.1:1", "127.0.0.1:1")) as plan:
+        plan.ids = ["one"]
+    assert waited == [spark_limits.SPARK_RETRY_MS]
 
 
 # --- with Spark ----------------------------------------------------------------------------------

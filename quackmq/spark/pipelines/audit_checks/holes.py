@@ -17,12 +17,14 @@ are reported as lost records.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from quackmq.archive.manifest import ArchiveFile
 from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange
-from quackmq.spark.broker.http import Http, OtherFailure, path_of
+from quackmq.spark.broker.archive import fetch_manifest
+from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.pipelines.audit_checks.runs import SEQUENCES
 
 Reason = Literal["aborted", "marker", "archived", "let go of"]
@@ -160,21 +162,23 @@ def explain(broker: Http, read: ReadPartition) -> Explanation:
     explanation = Explanation()
     if not list(read.holes):
         return explanation
-    archive_start, files, quarantined_spans = _fetch_archive(broker, read)
+    manifest = fetch_manifest(broker, read.topic, read.topic_id, read.partition)
+    files = () if manifest is None else manifest.files
+    quarantined = Spans(
+        Span(batch.first_offset, batch.next_offset)
+        for batch in (() if manifest is None else manifest.quarantined)
+    )
     first_offset = _fetch_first_offset(broker, read)
     explanation._add("let go of", read.holes.size(read.seen.first, first_offset))
-    for span in quarantined_spans:
+    for span in quarantined:
         for hole in read.holes.parts_within(max(span.first, first_offset), span.next):
             reason = "the archive has quarantined a batch that cannot be decoded"
             explanation.unreadable.append(Damage(hole, hole.size, reason))
     archived_holes: list[Span] = []
-    archive_end = archive_start
     for file in files:
-        archive_end = file.span.next
-        archived_holes += _explain_by_file(
-            explanation, read, file, max(file.span.first, first_offset), quarantined_spans
-        )
+        archived_holes += _explain_by_file(explanation, read, file, first_offset, quarantined)
     explanation.archived = Spans(archived_holes)
+    archive_end = files[-1].next_offset if files else 0
     _explain_by_log(broker, explanation, read, max(archive_end, first_offset))
     return explanation
 
@@ -182,52 +186,25 @@ def explain(broker: Http, read: ReadPartition) -> Explanation:
 # --- the archive ---------------------------------------------------------------------------------
 
 
-class _File(NamedTuple):
-    name: str
-    span: Span
-    records: int
-
-
-def _fetch_archive(broker: Http, read: ReadPartition) -> tuple[int, list[_File], list[Span]]:
-    """Return the first offset of a partition's archive, its files, and its quarantined ranges."""
-    path = path_of("topics", read.topic, "archive")
-    try:
-        page = broker.get(path, from_partition=read.partition).json
-    except (NotFound, OtherFailure):  # there is no archive, or the topic was deleted
-        return 0, [], []
-    for partition in page["partitions"]:
-        if page["topic_id"] == read.topic_id and partition["partition"] == read.partition:
-            files = [
-                _File(file["name"], _parse_span(file), file["records"])
-                for file in partition["files"]
-            ]
-            return (
-                partition["first_offset"],
-                files,
-                [_parse_span(batch_range) for batch_range in partition["quarantined"]],
-            )
-    return 0, [], []
-
-
 def _explain_by_file(
     explanation: Explanation,
     read: ReadPartition,
-    file: _File,
-    first: int,
-    quarantined_spans: Sequence[Span],
+    file: ArchiveFile,
+    first_offset: int,
+    quarantined: Spans,
 ) -> list[Span]:
-    """Return the holes that a file was made with. Add other holes to the unexplained ones."""
-    quarantined = Spans(quarantined_spans)
+    """Return the holes that a file was made with. Add other holes to the unexplained ones.
+    `first_offset` is that of the partition: records before it were deleted."""
     holes = [
         part
-        for hole in read.holes.parts_within(first, file.span.next)
+        for hole in read.holes.parts_within(max(file.first_offset, first_offset), file.next_offset)
         for part in _subtract(hole, quarantined)
     ]
-    is_undeleted = read.seen.first <= file.span.first and first <= file.span.first
-    is_read_to_end = file.span.next <= read.seen.next
+    is_undeleted = max(read.seen.first, first_offset) <= file.first_offset
+    is_read_to_end = file.next_offset <= read.seen.next
     missing = 0
     if is_undeleted and is_read_to_end:
-        missing = max(0, file.records - read.records(*file.span))
+        missing = max(0, file.records - read.records(file.first_offset, file.next_offset))
     size = sum(hole.size for hole in holes)
     explanation._add("archived", max(0, size - missing))
     if not missing:
