@@ -475,7 +475,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_of_the_checkpoint(
     broker.publish(topic, ["new"] * 2)
     with pytest.raises(UnknownTopic, match=f"topic {topic} was made anew.*failOnDataLoss"):
         query.step()
-    with pytest.raises(UnknownTopic, match="made anew"):
+    with pytest.raises(UnknownTopic, match="created again"):
         rows_of(planned, tasks)
     going_on = stream(query.log, failOnDataLoss="false")
     going_on.drain()
