@@ -139,6 +139,20 @@ def test_a_range_without_records_is_a_file_without_rows() -> None:
 # --- row groups ----------------------------------------------------------------------------------
 
 
+def test_a_file_names_its_topic_partition_and_offsets_under_fixed_keys() -> None:
+    """Files that older versions wrote and tools of others rely on these keys."""
+    file = written([plain(0, 3)], 0, 3)
+    assert {key for key in metadata(file).metadata if key.startswith(b"quackmq.")} == {
+        b"quackmq.schema_version",
+        b"quackmq.row_groups",
+        b"quackmq.topic_id",
+        b"quackmq.topic",
+        b"quackmq.partition",
+        b"quackmq.first_offset",
+        b"quackmq.next_offset",
+    }
+
+
 def test_row_groups_have_statistics_and_an_index_to_skip_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,7 +29,7 @@ VERSION_KEY: Final = "quackmq.schema_version"
 ROW_GROUPS_KEY: Final = "quackmq.row_groups"
 #: The topic and partition of a file, and its offsets.
 TOPIC_ID_KEY: Final = "quackmq.topic_id"
-TOPIC_KEY: Final = "quackmq.model.topic"
+TOPIC_KEY: Final = "quackmq.topic"
 PARTITION_KEY: Final = "quackmq.partition"
 FIRST_OFFSET_KEY: Final = "quackmq.first_offset"
 NEXT_OFFSET_KEY: Final = "quackmq.next_offset"
