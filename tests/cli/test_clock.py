@@ -49,7 +49,7 @@ def test_the_operator_says_whether_the_time_passed(word: str, is_older: bool) ->
 def test_a_paused_clock_says_what_does_not_happen(capsys: pytest.CaptureFixture[str]) -> None:
     machine = Machine()
     store = MemoryStore(machine.clock())
-    kept = machine.clock().kept()
+    kept = machine.clock().snapshot()
     machine.reboot(YEAR_MS)
     clock = machine.clock()
     clock.resume(kept, 0)
@@ -77,7 +77,7 @@ def test_nonsense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str
 def test_the_system_clock_agrees_with_itself() -> None:
     clock = Clock.of_system()
     assert clock.status().status == "steady"
-    kept = clock.kept()
+    kept = clock.snapshot()
     again = Clock.of_system()
     again.resume(kept, 0)
     assert again.now_ms() >= kept.time_ms

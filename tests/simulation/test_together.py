@@ -135,7 +135,7 @@ def test_a_registration_that_is_not_stored_is_caught() -> None:
     async def forget(self: Registrations, *arguments: object) -> None:
         await register(self, *arguments)  # type: ignore[arg-type]
         number = next(reversed(self._producers))
-        await self._put_all([self._removal(number)])
+        await self._put_all([self._make_removal(number)])
 
     with mock.patch.object(Registrations, "_register", forget):
         assert_caught(together, "is no longer registered")

@@ -19,7 +19,7 @@ from quackmq.spark.pipelines import replay
 def strike_at(portion: int) -> None:
     remember = replay._store_progress
 
-    def struck(directory: Path | None, done: replay._Done) -> None:
+    def struck(directory: Path | None, done: replay._Progress) -> None:
         if done.portions == portion:
             os.kill(os.getpid(), signal.SIGKILL)
         remember(directory, done)

@@ -208,7 +208,7 @@ def test_a_replay_is_gone_on_with_and_no_portion_is_there_twice_or_in_part(
     pond.publish(name, values)
     remember, strike = replay._store_progress, once(pond.kill)
 
-    def struck(directory: Path | None, done: replay._Done) -> None:
+    def struck(directory: Path | None, done: replay._Progress) -> None:
         remember(directory, done)
         if done.portions == 2:
             strike()
