@@ -169,16 +169,18 @@ def is_archive_name(name: str) -> bool:
 
 
 def add(manifest: Manifest, file: ArchiveFile, quarantined: Iterable[Quarantined] = ()) -> Manifest:
-    """Add a file after the others, and the quarantined batches of its range. Raises InvalidRequest
-    if it does not continue the archive; LimitReached for more than a partition may have."""
+    """Add a file after the others, with the quarantined batches of its range. Raises InvalidRequest
+    if the file does not continue the archive, LimitReached if the partition would have too many
+    files or quarantined batches."""
     if file.first_offset != manifest.next_offset:
         raise InvalidRequest(
             f"{file.name} begins at {file.first_offset}, but the archive ends at "
             f"{manifest.next_offset}"
         )
-    for one in (batches := tuple(quarantined)):
-        if not file.first_offset <= one.first_offset < one.next_offset <= file.next_offset:
-            raise InvalidRequest(f"{one.name} is not in the range of {file.name}")
+    batches = tuple(quarantined)
+    for batch in batches:
+        if not file.first_offset <= batch.first_offset < batch.next_offset <= file.next_offset:
+            raise InvalidRequest(f"{batch.name} is not in the range of {file.name}")
     return _make_next_version(
         manifest,
         next_offset=file.next_offset,

@@ -114,8 +114,10 @@ class TieredReader:
     async def _read_both(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, deadline: float
     ) -> list[Slice]:
+        """Read archive and log. If that is not enough, wait in the log until the deadline."""
         parts = await self._gather(reads, max_bytes)
         size = sum(part.size for part in parts)
+        # A read may stop at half of its bytes; waiting for more would be in vain.
         enough_bytes = min(min_bytes, max(1, max_bytes // 2))
         remaining_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
         if size >= enough_bytes or remaining_ms <= 0 or any(part.is_final for part in parts):
@@ -129,6 +131,7 @@ class TieredReader:
         )
         for part, log_slice in zip(parts, slices, strict=True):
             part.set_log_slice(self._extend_slice(part.log_read(), log_slice))
+        # Records were archived and trimmed while the log was read: read them from the archive.
         if any(map(self._continues_in_archive, parts)):
             return await self._read_both(reads, max_bytes, min_bytes, deadline)
         return [part.slice() for part in parts]
@@ -339,11 +342,12 @@ class _PartitionRead:
         self._error = error
 
     def set_log_slice(self, log: Slice) -> None:
-        """Set the log's slice, which follows the archive's chunks."""
+        """Set the log's slice, which follows the archive's chunks. If the topic or the requested
+        offset no longer exists, drop all chunks and keep only the error."""
         self.log = log
         if isinstance(log.error, NotFound):
             self._fail(log.error)
-        elif 0 <= self.read.offset < log.first_offset:  # trimmed meanwhile, perhaps
+        elif 0 <= self.read.offset < log.first_offset:  # deleted during the read
             self._fail(log.error or _out_of_range_error(self.read.offset, log))
 
     def _fail(self, error: Exception) -> None:

@@ -344,7 +344,7 @@ def _lower_priority(niceness: int) -> None:
 
 
 def _try_flock(descriptor: int, operation: int) -> bool:
-    """Lock the file unless another process holds it; return whether it is locked."""
+    """Take the lock unless another process has it. Return whether it was taken."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -67,6 +67,8 @@ class Buffers:
     async def _fill(
         self, buffer: mmap.mmap, key: PartitionKey, offset: int, end: int, max_bytes: int
     ) -> FilledBuffer:
+        """Copy batches from the log into the buffer, with small reads. An error ends the piece; it
+        is returned beside what was read before it."""
         view = memoryview(buffer)
         first = offset
         size = 0
@@ -77,7 +79,7 @@ class Buffers:
         while offset < end and size < max_bytes:
             most_bytes = min(read_bytes, max_bytes - size)
             (read_slice,) = await self._store.read(
-                [Read(key, offset, most_bytes, True)], max_bytes=most_bytes
+                [Read(key, offset, most_bytes, committed=True)], max_bytes=most_bytes
             )
             if read_slice.error is not None or not read_slice.size:
                 error = read_slice.error
@@ -85,14 +87,15 @@ class Buffers:
             chunks, next_offset = _batches_before(read_slice.chunks, end)
             try:
                 times += await self._store.append_times(key, offset, next_offset)
-            except StorageError as unreadable:
-                error = unreadable
+            except StorageError as times_error:
+                error = times_error
                 break
             for chunk in chunks:
                 view[size : size + len(chunk)] = chunk
                 size += len(chunk)
             aborted.update(dict.fromkeys(read_slice.aborted))
             offset = next_offset
+            # The loop's time depends on the number of pieces, so read less of many small ones.
             if len(chunks) > limits.ARCHIVER_READ_CHUNKS:
                 read_bytes = limits.ARCHIVER_READ_BYTES // 8
             await asyncio.sleep(0)  # let other work of the loop run

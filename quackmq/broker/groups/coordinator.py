@@ -523,15 +523,15 @@ class Coordinator:
         return outcome
 
     def _schedule(self, entry: GroupEntry, group: Group | ConsumerGroup) -> None:
-        """Set the timer to the group's next deadline."""
+        """Set the timer to the group's next deadline. A later deadline leaves the timer alone,
+        because every heartbeat moves the deadline; `_tick` sets a timer that fires early again."""
         deadline_ms = group.next_deadline_ms
         if deadline_ms is None or self._lifecycle.is_closing:
             entry.stop_timer()
-        # A timer that fires too early is only set again: heartbeats move deadlines all the time.
         elif entry.timer is None or deadline_ms < entry.timer_ms:
             entry.stop_timer()
             entry.timer_ms = deadline_ms
-            when = (deadline_ms + 1) / 1000
+            when = (deadline_ms + 1) / 1000  # just after it, so that it has certainly passed
             entry.timer = loop_clock().call_at(when, self._tick, entry)
 
     def _tick(self, entry: GroupEntry) -> None:

@@ -102,7 +102,8 @@ class _PageBuilder:
         self.is_full = False
         self._max_bytes = min(max(max_bytes, 1), limits.PAGE_BYTES)
         self._max_records = min(max(max_records, 1), limits.PAGE_RECORDS)
-        #: Most records are smaller than PAGE_RECORD_BYTES; if they are not, the loop reads again.
+        #: How much to read at once: enough for `max_records` of usual size. If they are larger,
+        #: `read_page` reads again.
         self.read_bytes = min(self._max_bytes, self._max_records * limits.PAGE_RECORD_BYTES)
         self._decoded = decoded
         self._topic = topic

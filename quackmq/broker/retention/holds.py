@@ -1,9 +1,9 @@
 """The cursors that hold retention: those of subscriptions, and of groups with `holds_retention`.
 
-Retention of a topic that keeps entries until they are consumed stops at the lowest of these
-cursors. The number of consumers left of an entry (D3) is the number of cursors that have not passed
-it. A push subscription holds from its *durable* low-water mark on; for consumers left, the entries
-that it has acknowledged count as consumed at once.
+Retention stops at the lowest of these cursors, unless the topic drops its oldest entries or its
+policy bounds the hold. The number of consumers left of an entry (D3) is the number of cursors that
+have not passed it. A push subscription holds from its *durable* low-water mark on; for consumers
+left, the entries that it has acknowledged count as consumed at once.
 
 The cursors of a partition are sorted at the first query and then kept in order, so that later
 queries do not walk over all subscriptions. Code that changes a subscription, a cursor or a group's

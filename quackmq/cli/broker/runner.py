@@ -111,7 +111,7 @@ def make_listener(
     zmq_budgets: ZmqBudgets,
     opened: Mapping[str, Listener],
 ) -> Listener:
-    """Construct a listener. `made` are the listeners opened before it; the proxy needs the XPUB
+    """Construct a listener. `opened` are the listeners opened before it; the proxy needs the XPUB
     listener."""
     if name in ZMQ_SERVERS:
         return ZMQ_SERVERS[name](broker, address.host, address.port, zmq_budgets)
@@ -133,6 +133,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
         store, archive = await _open_store(settings, clock)
         opened.push_async_callback(store.close)
         if archive is not None:
+            # Loading Parquet's library blocks the loop: do it before there are clients.
             await archive.partitions.load_reader()
         broker = Broker(
             store,
@@ -162,13 +163,14 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
             if isinstance(bound_address, Address):
                 broker.doors[name] = (bound_address.host, bound_address.port)
             print(f"{name} listening on {bound_address}", flush=True)
-        collection = FullCollection()
-        collection.start()
-        opened.callback(collection.stop)
+        garbage_collection = FullCollection()
+        garbage_collection.start()
+        opened.callback(garbage_collection.stop)
         print("ready", flush=True)
 
         await stopping.wait()
         log.info("closing")
+        # Exit without closing if closing makes no progress.
         closing.watch(partial(_work_done, store), _give_up)
     log.info("closed")
     return 0

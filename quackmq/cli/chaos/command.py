@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         settle_seconds=args.settle,
         expected=args.expect,
         seen=args.seen,
-        keeps=args.keep,
+        keeps_subscriptions=args.keep,
     )
     summary = chaos_run.run(options)
     sys.stdout.write(summary.json() if args.json else summary.text())

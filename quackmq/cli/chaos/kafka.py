@@ -105,12 +105,12 @@ class BadKafkaClient:
         self._consumer = None
         self._drop_producer()
 
-    def close(self, *, keeps: bool) -> None:
+    def close(self, *, keeps_subscriptions: bool) -> None:
         self._drop_producer()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
-        if not keeps:
+        if not keeps_subscriptions:
             self._delete_group()
 
     def _connect_consumer(self) -> Consumer:

@@ -97,7 +97,7 @@ class BadLineClient:
                 connection.reset(b"topic ")  # in the middle of a message
         self._publisher = self._subscriber = None
 
-    def close(self, *, keeps: bool) -> None:
+    def close(self, *, keeps_subscriptions: bool) -> None:
         self._close_subscriber()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:

@@ -55,7 +55,7 @@ class ChaosOptions:
     settle_seconds: float | None
     expected: int | None
     seen: Path | None
-    keeps: bool
+    keeps_subscriptions: bool
 
 
 class PendingMessage(NamedTuple):
@@ -89,7 +89,7 @@ class FaultyClient(Protocol):
     def die(self) -> None:
         """Disconnect without a word; the next call connects again."""
 
-    def close(self, *, keeps: bool) -> None:
+    def close(self, *, keeps_subscriptions: bool) -> None:
         """Disconnect cleanly. End the subscriptions unless `keeps`."""
 
 
@@ -174,7 +174,9 @@ class _ChaosRun:
                 self._attempt(partial(self._perform, step))
                 self._summary.acts[step.act] += 1
             self._receive_until_quiet()
-            self._attempt(partial(self._client.close, keeps=options.keeps))
+            self._attempt(
+                partial(self._client.close, keeps_subscriptions=options.keeps_subscriptions)
+            )
         if not self._has_answered:
             self._check_reachable()
         return self._summary

@@ -102,9 +102,9 @@ class BadProxyClient:
         if sockets is not None:
             sockets.close()
 
-    def close(self, *, keeps: bool) -> None:
+    def close(self, *, keeps_subscriptions: bool) -> None:
         try:
-            for topic in [] if keeps else list(self._topics):
+            for topic in [] if keeps_subscriptions else list(self._topics):
                 self.unsubscribe(topic)
         finally:
             self.die()

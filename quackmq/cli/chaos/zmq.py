@@ -115,9 +115,9 @@ class BadZmqClient:
     def die(self) -> None:
         self._requests.disconnect()
 
-    def close(self, *, keeps: bool) -> None:
+    def close(self, *, keeps_subscriptions: bool) -> None:
         try:
-            for topic in [] if keeps else list(self._topics):
+            for topic in [] if keeps_subscriptions else list(self._topics):
                 self.unsubscribe(topic)
         finally:
             self._requests.disconnect()

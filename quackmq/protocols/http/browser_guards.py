@@ -132,11 +132,13 @@ def host_name(host: bytes) -> str:
 
 
 def machine_names(hostname: str) -> tuple[str, ...]:
-    """Return the names that a machine with this host name has in its own network. They include its
-    first label, and that label below `local`. Only multicast DNS answers for names below `local`.
-    """
+    """Return the names of a machine in its own network: the host name, its first label, and
+    LABEL.local. Nobody can register the last two for an attack: the first of them has no domain,
+    and only multicast DNS answers for names below `local`."""
     label = hostname.partition(".")[0]
-    return tuple(name for name in (hostname, label, f"{label}.local") if label)
+    if not label:
+        return ()
+    return hostname, label, f"{label}.local"
 
 
 def _origin_from_url(url: bytes) -> bytes:

@@ -321,6 +321,7 @@ class Connection(ServedConnection, asyncio.Protocol):
                 await self._send_chunks(stream, chunked)
                 is_whole = True
         except asyncio.CancelledError:
+            # Either the peer has gone, or `drain` cancelled the stream, whose response ends below.
             if self._transport is None:
                 raise
         except BrokerClosing:
@@ -334,6 +335,8 @@ class Connection(ServedConnection, asyncio.Protocol):
             aclose = getattr(stream.chunks, "aclose", None)
             if aclose is not None:
                 await aclose()
+        # A stream that ends because the broker closes ends properly, too: only endless streams are
+        # chunked. After `abort` this writes nothing.
         if chunked and not pending.is_head:
             self._write(LAST_CHUNK)
         # If a length was declared, only closing the connection shows that the body is incomplete.

@@ -88,6 +88,7 @@ def _digest_rows(
     lanes = _Lanes(topic, len(value))
     lanes.mix_column(key)
     lanes.mix_column(value)
+    # The same digest as a column of rows without headers. A missing key counts as null.
     if headers is None:
         lanes.mix_constant(_NO_HEADERS)
     else:
@@ -123,7 +124,7 @@ class _Lanes:
         self._mix_short_fields(begins, lengths, data)
 
     def mix_constant(self, field: bytes) -> None:
-        """Mix the same field into all rows, with the same result as `take`."""
+        """Mix the same field into all rows, with the same result as `mix_column`."""
         self._mix(slice(None), np.array([len(field) + 1], np.uint64))
         word = int.from_bytes(field, "little")
         self._mix(slice(None), np.array([word], np.uint64))

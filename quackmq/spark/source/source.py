@@ -314,10 +314,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress
 
     def _forget_new_group(self, start: Position, end: Position) -> None:
-        """Delete the group that this start created, if the batch belongs to another group: a
-        repeated first batch continues the query under its original group."""
-        is_new_group = self._initial is not None and start.group == self._initial.group
-        if is_new_group and self._options.group is None and start.group != end.group:
+        """Delete the group that this run created, if it is not needed: when Spark repeats the first
+        batch of an earlier run, the query continues under the group of that run."""
+        is_group_of_this_run = self._initial is not None and start.group == self._initial.group
+        if is_group_of_this_run and self._options.group is None and start.group != end.group:
             self._get_progress().forget(start.group)
 
     def _report(self, position: Position) -> None:

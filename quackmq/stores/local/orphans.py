@@ -60,30 +60,30 @@ class OrphanFiles:
     def __bool__(self) -> bool:
         return bool(self._packs or self._directories)
 
-    async def sweep(self, files: Packs) -> None:
+    async def sweep(self, remover: Packs) -> None:
         """Remove the files. Log a failure; the rest is then removed after the next crash."""
         try:
             for pack in self._packs:
-                await self._run(partial(self._remove_pack, files, pack))
-            names = list(self._directories)
-            for start in range(0, len(names), limits.SWEPT_AT_ONCE):
-                batch = names[start : start + limits.SWEPT_AT_ONCE]
-                await self._run(partial(self._sweep_directories, files, batch))
+                await self._run(partial(self._remove_pack, remover, pack))
+            directories = list(self._directories)
+            for start in range(0, len(directories), limits.SWEPT_AT_ONCE):
+                some_directories = directories[start : start + limits.SWEPT_AT_ONCE]
+                await self._run(partial(self._sweep_directories, remover, some_directories))
         except OSError as error:
             _logger.warning("unused files could not be removed: %s", error)
 
     async def _run(self, work: Callable[[], None]) -> None:
         await self._disk.run(work, "checkpoint")
 
-    def _remove_pack(self, files: Packs, pack: int) -> None:
-        files.remove(packs.pack_path(pack))
+    def _remove_pack(self, remover: Packs, pack: int) -> None:
+        remover.remove(packs.pack_path(pack))
 
-    def _sweep_directories(self, files: Packs, topics: Sequence[str]) -> None:
+    def _sweep_directories(self, remover: Packs, topics: Sequence[str]) -> None:
         for topic in topics:
             directory, partitions = f"{LOG_DIRECTORY}/{topic}", self._directories[topic]
             for name in self._disk.list(directory):
                 if not partitions or _is_orphan(name, partitions):
-                    files.remove(f"{directory}/{name}")
+                    remover.remove(f"{directory}/{name}")
             if not partitions:
                 with suppress(FileNotFoundError):
                     self._disk.remove(directory)

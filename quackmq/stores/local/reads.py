@@ -283,14 +283,14 @@ class Reader:
         self, log: PartitionLog, segment: Segment, time_ms: int
     ) -> AsyncIterator[Region]:
         """Yield the regions of a segment that have a record with this timestamp or a later one."""
-        entries = await self._sealed_regions(log, segment)
-        if entries is None:
+        sealed = await self._sealed_regions(log, segment)
+        if sealed is None:
             return
-        open_region, maxima = segment.open_region, self._update_maxima(segment, entries)
-        number = maxima.first_at_least(time_ms, entries.first_with(log.first_offset))
-        while number is not None:
-            yield entries.region(number)
-            number = maxima.first_at_least(time_ms, number + 1)
+        open_region, maxima = segment.open_region, self._update_maxima(segment, sealed)
+        region_number = maxima.first_at_least(time_ms, sealed.first_with(log.first_offset))
+        while region_number is not None:
+            yield sealed.region(region_number)
+            region_number = maxima.first_at_least(time_ms, region_number + 1)
         if open_region is not None and open_region.max_timestamp_ms >= time_ms:
             yield open_region
 

@@ -34,15 +34,15 @@ class _CachedTopic(NamedTuple):
     encoded: bytes
 
 
-class _Form:
-    """One version of the response, with or without operations."""
+class _FormCache:
+    """The cache for one version of the response, with or without the allowed operations."""
 
     def __init__(self, version: int, operations: int) -> None:
         self.operations = operations
         self.write_topic: Write = element_writer(METADATA, version, "topics")
         self.write_partition: Write = element_writer(METADATA, version, "topics", "partitions")
         self.cached: dict[Any, _CachedTopic] = {}
-        #: The last response with all topics, and those topics.
+        #: The last response that had all topics, and the topics that it had.
         self.all_encoded: EncodedArray | None = None
         self.every_topic: list[Topic] = []
 
@@ -57,7 +57,7 @@ class EncodedTopics:
     loop."""
 
     def __init__(self) -> None:
-        self._forms: OrderedDict[tuple[int, bool], _Form] = OrderedDict()
+        self._forms: OrderedDict[tuple[int, bool], _FormCache] = OrderedDict()
 
     async def every_topic(self, call: Call, with_operations: bool) -> EncodedArray:
         form = self._form(call.version, with_operations)
@@ -97,17 +97,17 @@ class EncodedTopics:
         form = self._form(call.version, with_operations)
         return _encode_fields(form, code, name, topic_id, EncodedArray(0, b""))
 
-    def _form(self, version: int, with_operations: bool) -> _Form:
+    def _form(self, version: int, with_operations: bool) -> _FormCache:
         form = self._forms.get((version, with_operations))
         if form is None:
             operations = _TOPIC_OPERATIONS if with_operations else NOT_REQUESTED
-            form = self._forms[version, with_operations] = _Form(version, operations)
+            form = self._forms[version, with_operations] = _FormCache(version, operations)
             if len(self._forms) > limits.METADATA_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end((version, with_operations))
         return form
 
-    async def _encode_topic(self, call: Call, form: _Form, topic: Topic) -> bytes | ErrorCode:
+    async def _encode_topic(self, call: Call, form: _FormCache, topic: Topic) -> bytes | ErrorCode:
         """Encode a topic and cache the result; return an error code on failure. The leader epoch
         stays the same while the store is open, so the result is valid until the topic changes.
         """
@@ -138,7 +138,7 @@ class EncodedTopics:
 
 
 def _encode_fields(
-    form: _Form, code: ErrorCode, name: str | None, topic_id: Any, partitions: EncodedArray
+    form: _FormCache, code: ErrorCode, name: str | None, topic_id: Any, partitions: EncodedArray
 ) -> bytes:
     fields: Fields = {
         "error_code": code,

@@ -278,7 +278,8 @@ _CLIENT: Final = b"client "
 
 
 def ids_subscription(topic: str) -> bytes:
-    """Encode the subscription to a topic's messages with ids. Their first frame is the same."""
+    """Encode the subscription to a topic's messages with ids. Such a message begins with the same
+    bytes as its first frame."""
     return _IDS + topic.encode()
 
 

@@ -49,6 +49,8 @@ MORE: Final = 1
 LONG: Final = 2
 COMMAND: Final = 4
 _SHORT_BYTES: Final = 255
+#: The empty frame between the envelope and the content of a message.
+_DELIMITER: Final = b"\x01\x00"
 _LONG_SIZE: Final = struct.Struct(">Q")
 _VALUE_SIZE: Final = struct.Struct(">I")
 _PING: Final = struct.Struct(">H")
@@ -138,13 +140,13 @@ def pong(context: bytes) -> bytes:
 
 def reply_head(envelope: Envelope | None, size: int) -> bytes:
     """Encode everything before the content of a message; the content has `size` bytes. The
-    envelope None stands for a peer without envelopes and delimiter.
+    envelope None means a peer that uses neither envelope nor delimiter.
     """
-    if not envelope:
+    if not envelope:  # as `frame_head`, inlined: nearly all replies have no envelope frames
         last = bytes((0, size)) if size <= _SHORT_BYTES else b"\x02" + _LONG_SIZE.pack(size)
-        return last if envelope is None else b"\x01\x00" + last
+        return last if envelope is None else _DELIMITER + last
     frames = [frame_head(MORE, len(frame)) + frame for frame in envelope]
-    return b"".join((*frames, b"\x01\x00", frame_head(0, size)))
+    return b"".join((*frames, _DELIMITER, frame_head(0, size)))
 
 
 def frame_head(flags: int, size: int) -> bytes:

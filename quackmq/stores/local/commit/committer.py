@@ -171,7 +171,7 @@ class Committer:
         self.submit_encoded(encoded)
 
     def submit_encoded(self, changes: Iterable[tuple[Change, bytes]]) -> None:
-        """Submit encoded changes; `Gathering.fit` must have reserved room for them."""
+        """Submit encoded changes; the commit queue must have reserved room for them."""
         for change, encoded in changes:
             self.latest.apply(change)
             self.commit_queue.add_change(change, encoded)
@@ -399,11 +399,11 @@ class Committer:
         return location
 
     def _must_sync(self, cycle: Cycle) -> bool:
-        """Return whether a weak sync mode must sync this cycle."""
+        """Return whether this cycle must be synced even in the modes `interval` and `os`."""
         if self._unsynced.offset_count + cycle.offset_count >= limits.UNSYNCED_OFFSETS:
             return True
         if any(isinstance(change, TopicPut) for change, _ in cycle.pending_commit.changes):
-            return True  # a partition created again after a power cut would reuse offsets
+            return True  # if a power cut undid the creation, the next one would reuse offsets
         if self._sync is not Sync.INTERVAL:
             return False
         return self._unsynced.seconds_until_sync(self._loop.time()) == 0.0
