@@ -187,6 +187,6 @@ def test_time_that_did_not_pass_and_is_forgotten_is_caught() -> None:
         """A jump that was confirmed counts as time that passed."""
         return gaps
 
-    with mock.patch("quackmq.clock._joined", forget):
+    with mock.patch("quackmq.clock._add_gap", forget):
         assert_caught(tiers, "ms early")
         assert_caught(simulate, "cursor CursorKey", "UnknownProducer", "it is there twice")
