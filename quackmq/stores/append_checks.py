@@ -80,6 +80,8 @@ class PartitionChecks:
         return checked
 
     def _check_producer(self, batch: Batch, base_offset: int, now_ms: int) -> CheckedBatch:
+        """Check a batch against the state of its producer, and remember the state after it. Raises
+        as `check` does."""
         producer_id = batch.producer_id
         state = self.producers.get(producer_id) or self._find_producer(producer_id)
         outcome = advance(state, batch, base_offset, now_ms)
@@ -88,6 +90,7 @@ class PartitionChecks:
         boundary = None
         if batch.attributes & TRANSACTION_FLAGS:
             boundary = self._find_boundary(batch, outcome, base_offset, now_ms)
+        # Insert it last, as the most recently active producer.
         self.producers.pop(producer_id, None)
         self.producers[producer_id] = outcome
         return CheckedBatch(producer=outcome, boundary=boundary)
@@ -97,6 +100,7 @@ class PartitionChecks:
     ) -> TransactionBoundary | None:
         """Return the boundary that a batch makes; None if it continues an open transaction."""
         if not batch.is_control:
+            # The transaction began at an earlier batch.
             if producer.transaction_offset != base_offset:
                 return None
             check_room(self._key, self._open_transactions.count(self._key) + self._begun_count)

@@ -16,6 +16,7 @@ A change is a JSON array, its first element the kind:
                                     (`partitioner` is always there; see `_decode_policy`)
     ["topic-deleted", id]
     ["cursor", name, topic id, partition, offset | null, metadata, updated_ms]
+                                    (and the leader epoch, if the cursor has one)
     ["state", key, base64 value | null, version]
 
 A snapshot is the array of changes that make the catalog out of an empty one.
@@ -114,7 +115,8 @@ class CapturedCatalog(NamedTuple):
 
 
 class Catalog:
-    """Not thread-safe. Its results are frozen, or views that must not be kept across a change."""
+    """The catalog of one store. Not thread-safe. Its results are frozen, or views that must not be
+    kept across a change."""
 
     def __init__(self) -> None:
         self._topics: dict[uuid.UUID, Topic] = {}
@@ -128,6 +130,7 @@ class Catalog:
 
     @classmethod
     def from_snapshot(cls, snapshot: object) -> Catalog:
+        """Return the catalog that the rows of a snapshot make. Raises DamagedStore."""
         if not isinstance(snapshot, list):
             raise DamagedStore("the catalog's snapshot is not a list of changes")
         catalog = cls()
@@ -170,6 +173,7 @@ class Catalog:
         return MappingProxyType(self._topics)
 
     def topic(self, topic_id: uuid.UUID) -> Topic:
+        """Return a topic. Raises UnknownTopic."""
         topic = self._topics.get(topic_id)
         if topic is None:
             raise UnknownTopic(f"there is no topic with id {topic_id}")
@@ -251,6 +255,8 @@ class Catalog:
                 raise InvalidRequest(f"invalid offset {cursor.offset} of a cursor: use 0 or more")
             _check_text("a cursor's name", cursor.key.name, shared_limits.NAME_BYTES)
             _check_text("a cursor's metadata", cursor.metadata, shared_limits.CURSOR_METADATA_BYTES)
+        # Counting exactly takes time, because many of the cursors exist already. It is done only if
+        # the limit could be exceeded.
         if len(self._cursors) + len(cursors) > limits.CURSORS:
             self._check_cursor_count(cursors)
         return [CursorSet(cursor) for cursor in cursors]
@@ -261,6 +267,7 @@ class Catalog:
         changes = [self._state_change(*state) for state in states]
         if len({change.key for change in changes}) < len(changes):
             raise InvalidRequest("one call sets the same state twice")
+        # The new version is 1 only if the key had no value.
         added = sum(change.state.version == 1 for change in changes)
         if added and len(self._states) + added > limits.STATE_KEYS:
             raise LimitReached(
@@ -269,6 +276,8 @@ class Catalog:
         return changes
 
     def _state_change(self, key: str, value: bytes | None, expected_version: int) -> StateSet:
+        """Return the change of one state. Raises StateChanged unless its version is as expected,
+        InvalidRequest, LimitReached."""
         _check_text("a state's key", key, shared_limits.STATE_KEY_BYTES)
         if value is not None and len(value) > shared_limits.STATE_VALUE_BYTES:
             raise LimitReached(
@@ -282,6 +291,7 @@ class Catalog:
                 "read it again and retry"
             )
         if value is None:
+            # A removed key has version 0 again, as if it had never been set.
             return StateSet(key, NO_STATE)
         return StateSet(key, State(_copy_exact(value), current.version + 1))
 
@@ -306,6 +316,8 @@ class Catalog:
             self.apply(change)
 
     def _put_topic(self, topic: Topic) -> None:
+        """Add or replace a topic. Raises DamagedStore if its name or its id belongs to another
+        topic."""
         topic_with_name = self._topics_by_name.get(topic.name)
         if topic_with_name is not None and topic_with_name.id != topic.id:
             raise DamagedStore(
@@ -319,6 +331,7 @@ class Catalog:
         self._partition_count += topic.partitions - (0 if previous is None else previous.partitions)
 
     def _delete_topic(self, topic_id: uuid.UUID) -> None:
+        """Delete a topic and its cursors. Raises DamagedStore if it does not exist."""
         topic = self._topics.pop(topic_id, None)
         if topic is None:
             raise DamagedStore(f"topic {topic_id} is deleted but never existed")
@@ -329,6 +342,8 @@ class Catalog:
             _remove_cursor(self._cursors_by_name, key.name, key)
 
     def _set_cursor(self, cursor: Cursor) -> None:
+        """Set a cursor, or remove it if its offset is None. Raises DamagedStore if its partition
+        does not exist."""
         key = cursor.key
         topic = self._topics.get(key.topic_id)
         if topic is None or not 0 <= key.partition < topic.partitions:
@@ -360,6 +375,7 @@ class Catalog:
             )
 
     def _check_cursor_count(self, cursors: Sequence[Cursor]) -> None:
+        """Raise LimitReached if these cursors, without those that exist already, are too many."""
         added = {cursor.key for cursor in cursors if cursor.offset is not None}
         added.difference_update(self._cursors)
         if added and len(self._cursors) + len(added) > limits.CURSORS:
@@ -369,6 +385,7 @@ class Catalog:
 
 
 def encode_change(change: Change) -> bytes:
+    """Encode a change as JSON; `decode_change` reads it."""
     return _copy_exact(orjson.dumps(_encode_row(change)))
 
 
@@ -388,6 +405,7 @@ def decode_change(data: bytes | bytearray | memoryview) -> Change:
 
 
 def _encode_row(change: Change) -> list[Any]:
+    """Return a change as a JSON array, as drawn at the top of this module."""
     match change:
         case TopicPut(Topic(topic_id, name, partitions, policy, created_ms)):
             return ["topic", topic_id.hex, name, partitions, _encode_policy(policy), created_ms]
@@ -395,7 +413,7 @@ def _encode_row(change: Change) -> list[Any]:
             return ["topic-deleted", topic_id.hex]
         case CursorSet(Cursor((name, topic_id, partition), offset, metadata, updated_ms, epoch)):
             row = ["cursor", name, topic_id.hex, partition, offset, metadata, updated_ms]
-            # Left out if there is none, as in older directories.
+            # A cursor without a leader epoch has the shorter row of older directories.
             return row if epoch == NO_LEADER_EPOCH else [*row, epoch]
         case StateSet(key, State(value, version)):
             text = None if value is None else base64.b64encode(value).decode("ascii")
@@ -409,6 +427,7 @@ def _share_policy(policy: Policy) -> Policy:
 
 
 def _decode_row(row: object) -> Change:
+    """Return the change that a JSON array describes. Raises DamagedStore."""
     try:
         match row:
             case ["topic", str(id_), str(name), int(partitions), dict(fields), int(created_ms)]:
@@ -474,9 +493,12 @@ def _decode_policy(values: dict[str, Any], partitions: int) -> Policy:
 
 
 def _decode_policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of a policy field, an enum for its word. Raises ValueError for a value of a
+    wrong type."""
     default = field.default
     if isinstance(default, StrEnum):
         return type(default)(value)
+    # Types are compared exactly, because True is an int to `isinstance`.
     if isinstance(default, bool):
         is_valid = type(value) is bool
     else:
@@ -487,6 +509,8 @@ def _decode_policy_value(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _check_text(what: str, text: str, max_bytes: int) -> None:
+    """Raise LimitReached for text that is too long, InvalidRequest for text that is not valid
+    Unicode."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:

@@ -72,7 +72,8 @@ _NO_OFFSET: Final = -1
 
 
 class MemoryStore(Store):
-    """Not thread-safe: call from one event loop."""
+    """Keeps everything in memory (see the module). `Store` says what each method does. Not
+    thread-safe: call from one event loop."""
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -111,6 +112,7 @@ class MemoryStore(Store):
         self._catalog.apply(change)
         for key in [PartitionKey(topic_id, partition) for partition in range(partitions)]:
             self._open_transactions.forget(key)
+            # Woken readers look again, find no partition, and return UnknownTopic.
             self._partitions.pop(key).wake()
 
     async def topics(self) -> Mapping[str, Topic]:
@@ -186,6 +188,7 @@ class MemoryStore(Store):
         result = self._read_available(reads, max_bytes)
         if result.missing_bytes(min_bytes) <= 0 or wait_ms <= 0:
             return result.slices
+        # From here on the read must wait.
         if len(self._waiting) >= limits.WAITING_READERS:
             raise LimitReached(
                 f"{limits.WAITING_READERS} reads are already waiting: try again later"
@@ -198,6 +201,8 @@ class MemoryStore(Store):
             while result.missing_bytes(min_bytes) > 0 and loop.time() < deadline:
                 await self._wait(waiter, reads, result.missing_bytes(min_bytes), deadline)
                 self._check_open()
+                # A reader is also woken by a trim or by the end of a transaction. So read again,
+                # and wait again if there is still too little.
                 result = self._read_available(reads, max_bytes)
         finally:
             self._waiting.discard(waiter)
@@ -221,6 +226,7 @@ class MemoryStore(Store):
         partition = self._partition(key)
         for batch in partition.batches:
             batch_ms = batch.max_timestamp_ms if kind == "timestamp" else batch.append_time_ms
+            # A trim may have left a batch that begins before the first offset.
             if batch_ms >= time_ms:
                 return OffsetTime(max(batch.base_offset, partition.first_offset), batch_ms)
         return None
@@ -291,6 +297,7 @@ class MemoryStore(Store):
 
     async def close(self) -> None:
         self._closed = True
+        # Each woken read raises BrokerClosing, because the store is closed.
         for waiter in self._waiting:
             waiter.wake()
         self._partitions.clear()
@@ -304,6 +311,7 @@ class MemoryStore(Store):
             raise BrokerClosing("the store is closed")
 
     def _partition(self, key: PartitionKey) -> _Partition:
+        """Return a partition. Raises UnknownTopic, UnknownPartition."""
         partition = self._partitions.get(key)
         if partition is None:
             self._catalog.topic_of(key)  # raises if the topic or partition is unknown
@@ -311,6 +319,7 @@ class MemoryStore(Store):
         return partition
 
     def _add_partitions(self, topic: Topic, present: int) -> None:
+        """Create the partitions of a topic from number `present` on."""
         for partition in range(present, topic.partitions):
             self._partitions[PartitionKey(topic.id, partition)] = _Partition()
 
@@ -324,6 +333,8 @@ class MemoryStore(Store):
             except NotFound as error:
                 slices.append(Slice(read.key, (), 0, _NO_OFFSET, _NO_OFFSET, error))
                 continue
+            # The first batch of the first slice that is not empty is returned even beyond the
+            # bound, so that a reader always advances.
             slice_, is_cut = partition.read(read, max_bytes - size, whole=size == 0)
             slices.append(slice_)
             size += slice_.size
@@ -333,12 +344,14 @@ class MemoryStore(Store):
     async def _wait(
         self, waiter: _Waiter, reads: Sequence[Read], missing_bytes: int, deadline: float
     ) -> None:
-        """Wait until this many bytes are appended to the partitions, something else happens to
-        them, or the deadline passes."""
+        """Wait until this many bytes are appended to the partitions, a partition is trimmed or
+        deleted, a transaction ends, or the deadline passes."""
         woken = waiter.begin(missing_bytes)
         partitions: dict[_Partition, bool] = {}
         for read in reads:
             partition = self._partition(read.key)
+            # If several reads name one partition, every append counts unless all of them are
+            # committed.
             partitions[partition] = partitions.get(partition, True) and read.committed
         timer = asyncio.get_running_loop().call_at(deadline, waiter.wake)
         for partition, committed in partitions.items():
@@ -365,18 +378,21 @@ class _ReadResult(NamedTuple):
 
 
 class _Waiter:
-    """A waiting read. It is registered in all its partitions; the first to serve it wakes it."""
+    """A waiting read. It is registered in all its partitions; the first partition that has enough
+    bytes wakes it."""
 
     def __init__(self) -> None:
         self._woken: asyncio.Future[None] | None = None
         self._missing_bytes = 0
 
     def begin(self, missing_bytes: int) -> asyncio.Future[None]:
+        """Begin a wait for this many bytes; return a future that `wake` resolves."""
         self._missing_bytes = missing_bytes
         self._woken = asyncio.get_running_loop().create_future()
         return self._woken
 
     def appended(self, size: int) -> None:
+        """Count appended bytes; wake the reader when it has enough."""
         self._missing_bytes -= size
         if self._missing_bytes <= 0:
             self.wake()
@@ -397,6 +413,8 @@ class _StoredBatch(NamedTuple):
 
 
 class _Partition:
+    """The batches, producers and transactions of one partition."""
+
     def __init__(self) -> None:
         self.first_offset = 0
         self.next_offset = 0
@@ -407,10 +425,12 @@ class _Partition:
         self.aborted = bytearray()
         #: Waiting readers, and whether each reads only committed records.
         self.waiters: dict[_Waiter, bool] = {}
+        #: The next offset of each batch, for binary search.
         self._ends: list[int] = []
 
     @property
     def stable_offset(self) -> int:
+        # A trim may delete the beginning of an open transaction.
         return max(self.first_offset, self.transactions.stable(self.next_offset))
 
     def add(self, batch: _StoredBatch) -> None:
@@ -420,6 +440,8 @@ class _Partition:
         self.size += len(batch.data)
 
     def trim(self, before: int) -> int:
+        """Delete the batches that end at `before` or earlier; return the first offset. Raises
+        OffsetOutOfRange."""
         if before > self.next_offset:
             raise OffsetOutOfRange(
                 f"cannot trim before offset {before}: the partition ends at {self.next_offset}"
@@ -453,6 +475,7 @@ class _Partition:
             data, _, next_offset, _, _ = self.batches[index]
             if next_offset > end_offset:
                 break
+            # The first batch may exceed the bound of its own read, as `Read` says.
             fits = size + len(data) <= (min(room_bytes, read.max_bytes) if chunks else room_bytes)
             if not fits and (chunks or not whole):
                 is_cut = True
@@ -473,6 +496,7 @@ class _Partition:
     def _slice(
         self, key: PartitionKey, chunks: list[memoryview], size: int, error: Exception | None = None
     ) -> Slice:
+        """Return a slice with these batches and the present offsets of the partition."""
         return Slice(
             key,
             tuple(chunks),
@@ -517,7 +541,11 @@ class _AppendPlan:
         return AppendResult(base_offset, next_offset, now_ms, first_offset)
 
     def apply(self, forget_before_ms: int) -> None:
-        """Change the partition as planned, and wake the readers that now have enough bytes."""
+        """Change the partition as planned, and wake the readers that now have enough bytes.
+
+        A reader of committed records gets all appended bytes only if no transaction was open before
+        or is open after the append. Otherwise the number of bytes that it gets is unknown, so it is
+        woken when the stable offset has moved."""
         partition = self._partition
         stable_offset, undecided = partition.stable_offset, bool(partition.transactions.open)
         for boundary in self._boundaries:

@@ -48,6 +48,7 @@ class CommittedReader:
         batches may be appended during the read. Return the batches and the aborted transactions
         among them."""
         end_offset = log.stable_offset
+        # The offset is in range, but nothing from there on is decided.
         if end_offset <= offset <= log.high_watermark:
             return (), ()
         pieces = await self._reader.read(log, offset, max_bytes, first_max_bytes)
@@ -57,7 +58,8 @@ class CommittedReader:
             return pieces, ()
         aborted = await self._find_aborted(log, offset, _last_offset(pieces))
         if offset < log.first_offset:
-            # Trimmed meanwhile, and with it the transactions of these records.
+            # The offset was trimmed during the read. Files with aborted transactions may have been
+            # removed, so it is unknown which of these records were aborted.
             raise OffsetOutOfRange(
                 f"offset {offset} was trimmed: the first offset is {log.first_offset}"
             )
@@ -66,7 +68,8 @@ class CommittedReader:
     async def _find_aborted(
         self, log: PartitionLog, first: int, last: int
     ) -> tuple[AbortedTransaction, ...]:
-        """Return the aborted transactions with records in [first, last], by first offset. Raises
+        """Return the aborted transactions with records in [first, last], by first offset. Later
+        segments are searched too, because a transaction is recorded where its marker lies. Raises
         DamagedData if they cannot be read, UnknownTopic if the topic is deleted meanwhile."""
         aborted: list[AbortedTransaction] = []
         for segment in log.segments_from(first):
@@ -94,7 +97,8 @@ class CommittedReader:
         return tuple(sorted(aborted, key=_first_offset))
 
     async def _load_written(self, segment: Segment) -> bytes:
-        """Return the entries of aborted transactions in the segment's file."""
+        """Return the entries of aborted transactions in the segment's file, cached or loaded. If a
+        checkpoint adds entries to the file during the load, load it again."""
         while True:
             count = segment.aborted_count
             if not count:

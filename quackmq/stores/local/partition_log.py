@@ -39,8 +39,9 @@ _NO_WAITERS: Final[dict[WaitingReader, Awaited]] = {}
 
 
 class Awaited(NamedTuple):
-    """What a reader waits for in one partition: anything behind `offset`. A reader of committed
-    records names the stable offset that it has seen; for others `stable_offset` is None."""
+    """The data that a reader waits for in one partition: records from `offset` on. A reader of
+    committed records names the stable offset that it has seen; for others `stable_offset` is
+    None."""
 
     offset: int
     stable_offset: int | None
@@ -53,7 +54,7 @@ class WaitingReader(Protocol):
         """Count appended bytes; return whether they woke the reader."""
 
     def wake(self) -> bool:
-        """Return False if the wait was over already."""
+        """Wake the reader; return False if the wait was already over."""
 
 
 def keys_of(topic_id: uuid.UUID, logs: Mapping[PartitionKey, object]) -> list[PartitionKey]:
@@ -63,6 +64,8 @@ def keys_of(topic_id: uuid.UUID, logs: Mapping[PartitionKey, object]) -> list[Pa
 
 
 class PartitionLog:
+    """The log of one partition. See the module for threads."""
+
     __slots__ = (
         "_options",
         "_sealed_sums",
@@ -93,7 +96,8 @@ class PartitionLog:
         self.key = key
         self._options = options
         self.epoch = epoch
-        #: Readers see [first_offset, readable); new batches get offsets from `end` on.
+        #: Readers see the offsets [first_offset, high_watermark); new batches get offsets from
+        #: `end_offset` on.
         self.first_offset = 0
         self.high_watermark = 0
         self.end_offset = 0
@@ -111,7 +115,7 @@ class PartitionLog:
         #: Producers by id, the longest silent first: the durable state, and the submitted one.
         self.producers = _NO_PRODUCERS
         self.submitted_producers = _NO_PRODUCERS
-        #: The durable state.
+        #: The open transactions, as far as they are durable.
         self.transactions = _NO_TRANSACTIONS
         #: The offset of the last marker that aborted a transaction; no later one did.
         self.last_aborted_offset = -1
@@ -131,6 +135,7 @@ class PartitionLog:
     # --- accepting batches --------------------------------------------------------------------
 
     def is_repeat(self, batch: Batch) -> bool:
+        """Return whether the partition already has this batch, durable or not."""
         return producers.is_repeat(self.producer(batch.producer_id), batch)
 
     def producer(self, producer_id: int) -> Producer | None:
@@ -146,7 +151,10 @@ class PartitionLog:
         boundary: TransactionBoundary | None = None,
     ) -> AppendResult:
         """Assign an offset to a checked batch and copy it into a chunk. A large batch whose buffer
-        the caller handed over (`owned`) is not copied."""
+        the caller handed over (`owned`) is not copied.
+
+        A batch joins the last chunk unless that chunk would become too large, has another append
+        time, or is such a buffer, which cannot grow."""
         base_offset, size = self.end_offset, batch.size
         pending = self.pending
         if pending is None:
@@ -167,7 +175,9 @@ class PartitionLog:
         else:
             position = len(chunk.data)
             chunk.data += batch.view
+        # The offset and the leader epoch are not covered by the checksum of the batch.
         stamp(chunk.data, position, base_offset, self.epoch)
+        # The last offset is `base_offset + last_offset_delta`.
         self.end_offset = base_offset + batch.last_offset_delta + 1
         chunk.next_offset = self.end_offset
         chunk.batches += 1
@@ -202,6 +212,8 @@ class PartitionLog:
         for chunk in chunks:
             self._assign_position(chunk)
             if chunk.producers:
+                # A state also remembers batches of earlier chunks; those are in the journal
+                # already.
                 chunk.producer_batches = tuple(
                     ProducerBatch(producer.producer_id, producer.epoch, batch)
                     for producer in chunk.producers.values()
@@ -262,6 +274,8 @@ class PartitionLog:
         """Make a durable chunk visible; update its producers and transactions. Forget producers
         that were last active at `forget_before_ms` or before."""
         segment = self.segment_with_base(chunk.segment_base)
+        # The first chunk of a new segment: the region that grew in the segment before it is
+        # complete.
         if segment is not self.segments[0] and not segment.size:
             index = bisect.bisect_left(self.segments, segment.base_offset, key=_base_offset)
             self.segments[index - 1].seal()
@@ -283,6 +297,7 @@ class PartitionLog:
             self.producers = {}
         self.producers[state.producer_id] = state
         submitted = self.submitted_producers.get(state.producer_id)
+        # Slices, since there may be no batches: a marker can begin an epoch.
         if (
             submitted is not None
             and submitted.batches[-1:] == state.batches[-1:]
@@ -329,6 +344,7 @@ class PartitionLog:
         """The offset before which every transaction is decided."""
         if not self.transactions.open:
             return self.high_watermark
+        # A trim may delete the beginning of an open transaction.
         return max(self.first_offset, self.transactions.stable(self.high_watermark))
 
     def segment_with_base(self, base_offset: int) -> Segment:
@@ -348,7 +364,8 @@ class PartitionLog:
     # --- reading ------------------------------------------------------------------------------
 
     def segment_for(self, offset: int) -> Segment | None:
-        """Return the segment with `offset`, or the next one after a gap; None if there is none."""
+        """Return the segment with `offset`, or the next one after a gap; None if there is none.
+        Segments without committed bytes are skipped."""
         index = bisect.bisect_right(self.segments, offset, key=_base_offset) - 1
         for number in range(max(index, 0), len(self.segments)):
             following = self.segments[number + 1 : number + 2]
@@ -420,6 +437,8 @@ class PartitionLog:
             waiter.wake()
 
     def wake_all(self) -> None:
+        """Wake every waiting reader."""
+        # A copy: a woken reader removes itself.
         for waiter in tuple(self.waiters):
             waiter.wake()
 
@@ -460,11 +479,13 @@ class PartitionLog:
         begin = max(0, bisect.bisect_right(self.segments, first, key=_base_offset) - 1)
         end = bisect.bisect_left(self.segments, next, key=_base_offset)
         # Sealed segments that are wholly in the range are summed up without visiting each.
+        # The first and the last segment may be partly in the range.
         inner, inner_end = begin + 1, min(end - 1, self._count_sealed())
         total = 0
         if self._sealed_sums and inner < inner_end:
             total = self._sealed_sums.sum_bytes(self._count_sealed(), inner, inner_end)
         else:
+            # There are no sums: visit all segments.
             inner = inner_end = end
         for number in (*range(begin, inner), *range(inner_end, end)):
             segment = self.segments[number]
@@ -483,21 +504,24 @@ class PartitionLog:
             found = self._sealed_sums.find_since(sealed_count, index, time_ms)
             if found is not None:
                 return self.segments[found]
+            # No sealed segment has it: search those after them.
             index = sealed_count
         rest = self.segments[index:]
         return next((each for each in rest if each.size and time_ms <= each.max_timestamp_ms), None)
 
     def segment_appended_since(self, time_ms: int) -> Segment | None:
-        """Return the first segment with a record appended at a time or later; append times never
-        decrease."""
+        """Return the first segment with a record appended at `time_ms` or later. The search is
+        binary, since append times never decrease."""
         count = len(self.segments)
+        # The last segments have no append time before their first chunk is committed.
         while count and not self.segments[count - 1].size:
             count -= 1
         index = bisect.bisect_left(self.segments, time_ms, hi=count, key=_last_append_ms)
         return self.segments[index] if index < count else None
 
     def _count_sealed(self) -> int:
-        """Return how many of the first segments `_sealed_sums` covers: 0 if there are few."""
+        """Update `_sealed_sums`; return how many of the first segments they cover: 0 if there are
+        few segments."""
         if len(self.segments) < limits.FEW_SEGMENTS:
             self._sealed_sums = None
             return 0

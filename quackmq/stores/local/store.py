@@ -75,6 +75,9 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalStore(Store):
+    """A store in one directory. `Store` says what each method does. Not thread-safe: call from the
+    event loop."""
+
     def __init__(self, committer: Committer, cluster_id: str) -> None:
         self._committer = committer
         self.cluster_id = cluster_id
@@ -107,6 +110,7 @@ class LocalStore(Store):
         """Open a directory. Raises StoreLocked, NewerFormat, DamagedStore, UnusableDirectory."""
         try:
             _make_directory(directory)
+            # Fails now, with a clear error, if the directory cannot be read.
             os.listdir(directory)
         except OSError as error:
             why = "it is a file" if directory.is_file() else error.strerror or error
@@ -161,6 +165,8 @@ class LocalStore(Store):
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._wait_for_change_room()
         change = self._committer.latest.deleted_topic(topic_id)
+        # No batch may follow the deletion in the journal, so the logs accept none from now on. A
+        # partition has no log if its creation is not durable yet.
         for partition in range(self._committer.latest.topic(topic_id).partitions):
             log = self._committer.logs.get(PartitionKey(topic_id, partition))
             if log is not None:
@@ -189,11 +195,13 @@ class LocalStore(Store):
             changes = self._encode_changes(cursors, states)
         elif len(appends) == 1 and _is_plain(appends[0].batch):
             return committer.submit([self._accept_plain(appends[0])])
+        # Everything that may raise comes first: the checks, then the reservation.
         checked = self._check_appends(appends, now_ms)
         new_count = sum(effect.repeats is None for _, effect in checked)
         committer.commit_queue.reserve_entries(new_count * BATCH_ENTRY_BYTES + entry_bytes(changes))
         committer.submit_encoded(changes)
         results: list[AppendResult] = []
+        # Whether everything in this call is durable already, so that nobody has to wait.
         is_durable = not changes
         for (key, batch, owned), (log, effect) in zip(appends, checked, strict=True):
             repeats, producer, boundary = effect
@@ -235,6 +243,8 @@ class LocalStore(Store):
     def _encode_changes(
         self, cursors: Sequence[Cursor], states: Sequence[StatePut]
     ) -> list[tuple[Change, bytes]]:
+        """Check cursors and states, and return their changes with the encoded bytes. Raises as
+        `Store.set_cursors` and `Store.put_state` do."""
         latest = self._committer.latest
         changes: list[Change] = [*latest.cursor_changes(cursors), *latest.state_changes(states)]
         return encode_changes(changes)
@@ -309,12 +319,15 @@ class LocalStore(Store):
             remaining_s = deadline - loop.time()
             if remaining_s <= 0:
                 return slices
+            # If anything was committed during the read, read again at once: the new batches may be
+            # what this reader waits for.
             if self._committer.commits == commits:
                 await self._wait(reads, min_bytes - size, remaining_s)
 
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
         committer = self._committer
         read_key = (committer.commits, max_bytes, epoch, read)
+        # While no commit happens, an equal read has an equal result.
         if read_key == self._cached_read:
             return self._cached_slice
         log = committer.logs.get(read.key)
@@ -323,6 +336,7 @@ class LocalStore(Store):
         offset, end = read.offset, log.high_watermark
         if not log.first_offset <= offset <= end:
             return None
+        # Only `read` can list aborted transactions, or end before an open one.
         if read.committed and (log.last_aborted_offset >= offset or log.stable_offset != end):
             return None
         chunks: tuple[memoryview, ...] = ()
@@ -356,12 +370,16 @@ class LocalStore(Store):
             log.wake_all()
 
     async def _wait(self, reads: Sequence[Read], missing: int, remaining_s: float) -> None:
+        """Wait until this many bytes are appended to the partitions of these reads, or the time is
+        up."""
         logs: dict[PartitionLog, Awaited] = {}
         for key, offset, _, committed in reads:
             log = self._committer.logs.get(key)
             if log is None:
                 continue
             stable_offset = log.stable_offset if committed else None
+            # Of several reads of one partition, wait for the lowest offset. Count all appended
+            # bytes unless every one of these reads is committed.
             if (earlier_read := logs.get(log)) is not None:
                 offset = min(offset, earlier_read.offset)
                 stable_offset = None if earlier_read.stable_offset is None else stable_offset
@@ -369,6 +387,8 @@ class LocalStore(Store):
         await self._committer.readers.wait(logs, missing, remaining_s)
 
     async def _read_now(self, reads: Sequence[Read], max_bytes: int) -> list[Slice]:
+        """Return a slice for each read, without waiting for appends. An error of one partition is
+        in its slice."""
         committer = self._committer
         slices: list[Slice] = []
         room = max_bytes
@@ -379,8 +399,12 @@ class LocalStore(Store):
             error: Exception | None = None
             try:
                 log = self._readable_log(key)
+                # The first batch of the first slice that is not empty is returned whole, so that a
+                # reader always advances.
                 first_room = shared_limits.BATCH_BYTES if room == max_bytes else room
                 bounds = (min(read_max_bytes, room), first_room)
+                # Earlier slices have used up all room: only check the offset. (With `max_bytes` =
+                # 0, the first batch is still returned.)
                 if room <= 0 and room < max_bytes:
                     committer.reader.check_offset(log, offset)
                 elif committed:
@@ -488,6 +512,7 @@ class LocalStore(Store):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            # `read_at_once` must not answer from the cache any more.
             self._cached_read = self._cached_slice = None
             await self._committer.close()
 
@@ -498,11 +523,16 @@ class LocalStore(Store):
             raise BrokerClosing("the store is closed")
 
     async def _wait_for_change_room(self) -> None:
+        """Wait until there is room for changes of the catalog. Raises StoreReadOnly,
+        BrokerClosing."""
         self._committer.check_writable()
         await self._committer.commit_queue.change_room.wait()
+        # Check again: the store may have failed or closed during the wait.
         self._committer.check_writable()
 
     def _readable_log(self, key: PartitionKey) -> PartitionLog:
+        """Return the log of a durable partition. Raises BrokerClosing, UnknownTopic,
+        UnknownPartition."""
         self._check_open()
         log = self._committer.logs.get(key)
         if log is None:
@@ -511,6 +541,8 @@ class LocalStore(Store):
         return log
 
     def _writable_log(self, key: PartitionKey) -> PartitionLog:
+        """Return the log of a partition that accepts batches. Raises UnknownTopic if its topic is
+        being deleted; UnknownPartition if its creation is not durable yet."""
         log = self._committer.logs.get(key)
         if log is None or log.being_deleted:
             self._committer.latest.topic_of(key)  # raises if the topic or partition is unknown
@@ -532,6 +564,8 @@ def _make_directory(directory: Path) -> None:
 
 
 def _is_plain(batch: Batch) -> bool:
+    """Return whether a batch has no producer and belongs to no transaction, so that no check is
+    needed."""
     return batch.producer_id == NO_PRODUCER_ID and not batch.attributes & TRANSACTION_FLAGS
 
 

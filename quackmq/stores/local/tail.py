@@ -65,6 +65,7 @@ class Chunk:
         self.is_written = False
 
 
+#: Takes the place of evicted chunks in a list.
 _EVICTED: Final = Chunk(bytearray(), 0, 0)
 
 
@@ -84,6 +85,8 @@ class PartitionTail:
         """Free the oldest chunk's bytes now. Its list slot is deleted later, with others."""
         self._chunks[self._head] = _EVICTED
         self._head += 1
+        # Deleting from the front moves all later entries. It is done rarely, when more than half of
+        # the list, and more than a few entries, are evicted.
         if self._head > 64 and self._head * 2 > len(self._chunks):
             del self._chunks[: self._head]
             self._head = 0
@@ -119,12 +122,14 @@ class PartitionTail:
         return self._chunks[self._head].append_time_ms
 
     def read(self, offset: int, max_bytes: int, first_max_bytes: int) -> tuple[memoryview, ...]:
-        """Return whole batches from the one with `offset` on. The tail must reach back to it."""
+        """Return whole batches from the one with `offset` on, at most `max_bytes`; the first batch
+        may be larger, up to `first_max_bytes`. The tail must reach back to `offset`."""
         index = bisect.bisect_right(self._chunks, offset, lo=self._head, key=_base_offset) - 1
         pieces: list[memoryview] = []
         remaining_bytes = max_bytes
         for number in range(max(index, self._head), len(self._chunks)):
             content = memoryview(self._chunks[number].data).toreadonly()
+            # Most chunks are returned whole. Only the first and the last have to be cut.
             if len(content) > remaining_bytes or self._chunks[number].base_offset < offset:
                 first = 0 if pieces else first_max_bytes
                 content, complete = cut(content, offset, remaining_bytes, first)
@@ -156,23 +161,25 @@ class ChunkOwner(Protocol):
 
 
 class Tail:
-    """The bound over all partitions. Not thread-safe: call from the event loop."""
+    """The tails of all partitions, within one bound. Not thread-safe: call from the event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
+        #: All chunks in the order of their commits, the oldest first.
         self._order: deque[tuple[ChunkOwner, Chunk]] = deque()
 
     def add(self, log: ChunkOwner, chunks: Sequence[Chunk]) -> None:
+        """Add committed chunks of one log. The bound may be exceeded until `shrink` is called."""
         log.tail.add(chunks)
         for chunk in chunks:
             self._order.append((log, chunk))
             self._bytes += len(chunk.data) + CHUNK_OVERHEAD
 
     def shrink(self) -> None:
-        """Evict the oldest chunks until within the bound; stop at one that is not yet in a segment.
-        That chunk, however small, keeps all later ones; so a caller that finds much beyond the
-        bound (`excess_bytes`) starts a write-back."""
+        """Evict the oldest chunks until within the bound; stop at one that its log cannot evict
+        yet, because readers would not find it on disk. That chunk, however small, keeps all later
+        ones. So a caller that finds much beyond the bound (`excess_bytes`) starts a write-back."""
         while self._bytes > self._max_bytes:
             log, chunk = self._order[0]
             if not log.can_evict(chunk):

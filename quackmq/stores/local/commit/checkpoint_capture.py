@@ -20,8 +20,11 @@ from quackmq.stores.local.partition_log import PartitionLog
 
 
 class Capture:
+    """The captured state of all logs that changed since the last checkpoint."""
+
     def __init__(self, changed_logs: dict[PartitionLog, None]) -> None:
-        """Capture the logs that changed since the last capture; `changed_logs` gets empty."""
+        """Capture the logs that changed since the last capture. This object empties
+        `changed_logs`."""
         self._remaining = changed_logs
         #: Whether everything is captured.
         self.is_complete = not changed_logs
@@ -60,6 +63,8 @@ class Capture:
             captured.clear()  # the committer keeps this object until the next checkpoint
 
     def _capture(self, log: PartitionLog) -> None:
+        """Add the present state of a log, its new index entries and its unwritten chunks."""
+        # A log that never had a batch has no row: recovery creates it from the catalog.
         if log.high_watermark:
             self.logs.append(CapturedLog.of(log))
         for segment in log.segments:

@@ -62,10 +62,12 @@ class CheckpointWriter:
         capture: Capture,
         removal: Removal,
     ) -> None:
-        """Write everything that the checkpoint names, sync it, and replace the checkpoint."""
+        """Write everything that the checkpoint names, sync it, and replace the checkpoint.
+        `removal` lists the segments and topics that it no longer names."""
         self.write_back(capture.unwritten)
         self._packs.write(_index_entry_runs(capture.indexes), self._packed_bytes)
         self._packs.rewrite()
+        # After all writes, since the checkpoint may name only durable bytes.
         self._files.sync_all(self._files.list_unsynced())
         removed_paths = {path for segment in removal.segments for path in segment.paths}
         packed = self._packs.capture(without=removed_paths)
@@ -106,8 +108,8 @@ class CheckpointWriter:
         recovered.writes.clear()
         self._packs.write(runs, self._packed_bytes)
         own_paths = {run.path for run in runs if run.size >= self._packed_bytes}
-        # These files' names may exist without being durable: the process that created them was
-        # killed.
+        # A killed process may have created these files without syncing their names. So both the
+        # files and their directories are synced.
         paths = sorted(own_paths | recovered.referenced_paths)
         for path in paths:
             self._files.record_write(path)
@@ -118,13 +120,17 @@ class CheckpointWriter:
             segment.path for log in recovered.logs.values() for segment in log.segments
         }
         for path, position, length in recovered.unsynced_references:
+            # Else the segment was trimmed, or its topic deleted, by a later frame.
             if path in segment_paths:
                 with self._files.borrow(path) as file:
+                    # Written again: after a failed sync, the page cache may hold bytes that are not
+                    # on disk and that no further sync would write.
                     write_all(file, read_all(file, length, position), position)
                     self._files.record_write(path)
 
 
 def _index_entry_runs(indexes: Iterable[PendingEntries]) -> Iterator[Run]:
+    """Yield the new entries of index files as runs of bytes."""
     for entries in indexes:
         for path, position, data in entries.files():
             yield Run(path, position, len(data), [data])

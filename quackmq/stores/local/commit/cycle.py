@@ -46,6 +46,8 @@ class Cycle:
     def __init__(
         self, pending_commit: PendingCommit, inline_bytes: int, frame_inline_bytes: int
     ) -> None:
+        """Assign positions to the chunks, decide which of them the frame contains, and compute the
+        exact size of the frame. Runs on the loop."""
         self.pending_commit = pending_commit
         self.writes: list[PartitionWrite] = []
         self.offset_count = 0
@@ -95,7 +97,8 @@ class Cycle:
     # --- in the flush lane --------------------------------------------------------------------
 
     def write_segments(self, files: OpenFiles) -> None:
-        """Write the batches that the frame only refers to; compute all checksums."""
+        """Write the batches that the frame only refers to; compute the checksums of all chunks and
+        set `descriptors`. Runs before `write_frame`."""
         for log, chunks, inline in self.writes:
             if not inline:
                 write_chunks(files, chunks)
@@ -113,6 +116,9 @@ class Cycle:
         synced_through: int,
         salt: int,
     ) -> None:
+        """Encode the frame and write it at its reserved location. Raises InternalError, before
+        anything is written, if the frame has not the planned size: it would overlap the next
+        frame."""
         frame = format.encode_frame(
             sync, run, journal.next_number, synced_through, self._payload(), salt
         )
@@ -124,6 +130,8 @@ class Cycle:
         journal.write(location, frame)
 
     def _payload(self) -> Iterator[Buffer]:
+        """Yield the entries of the frame: batches, then changes, then trims. Recovery applies them
+        in this order, as `Committer._commit` does."""
         for write, descriptors in zip(self.writes, self.descriptors, strict=True):
             for chunk, descriptor in zip(write.chunks, descriptors, strict=True):
                 data = chunk.data if write.inline else None
@@ -146,6 +154,7 @@ def _find_max_inline_bytes(
     ):
         total += size
         if size > max_inline_bytes or total > frame_inline_bytes:
+            # Bytes of this size, and above it, do not fit any more.
             return min(max_inline_bytes, size - 1)
     return max_inline_bytes
 
@@ -154,6 +163,7 @@ def _extend_checksum(chunk: Chunk, start: int) -> int:
     """Return the checksum of a region including this chunk, given the checksum before it. The
     checksum of a large batch was verified when it arrived, so it is joined instead of computed
     again from the bytes."""
+    # Compares the average size of a batch.
     if len(chunk.data) < chunk.batches * _LARGE_BATCH_BYTES:
         return crc32c(chunk.data, start)
     checksum = start

@@ -15,8 +15,8 @@ transaction boundary), the inline batches are at most those that `Cycle` allows,
 less than one sector.
 
 Memory is bounded by its real use: a waiting batch of 70 bytes takes more than 1 KiB, with its
-chunk, its future and its entry in the frame. `batches` and `changes` count all of it, and delay
-callers that wait for room.
+chunk, its future and its entry in the frame. `batch_room` and `change_room` count all of it, and
+delay callers that wait for room.
 
 Not thread-safe: call from the event loop.
 """
@@ -45,16 +45,19 @@ class Room:
     def __init__(self, max_bytes: int) -> None:
         self.used = 0
         self._max_bytes = max_bytes
+        #: Whether callers are no longer delayed (`stop_delaying`).
         self._is_disabled = False
         self._free = asyncio.Event()
         self._free.set()
 
     def add(self, size: int) -> None:
+        """Count bytes; above the bound, delay callers that `wait`."""
         self.used += size
         if self.used > self._max_bytes and not self._is_disabled:
             self._free.clear()
 
     def release(self, size: int) -> None:
+        """Uncount bytes; within the bound, let waiting callers continue."""
         self.used -= size
         if self.used <= self._max_bytes:
             self._free.set()
@@ -85,7 +88,7 @@ class PendingCommit:
         self.entry_bytes = 0
         self.batch_count = 0
         self.append_bytes = 0
-        #: How much it counts for in each `Room`.
+        #: The bytes that each `Room` counts for this frame.
         self.batch_room_bytes = 0
         self.change_room_bytes = 0
 
@@ -95,6 +98,8 @@ class PendingCommit:
 
 
 class CommitQueue:
+    """The waiting changes of all callers, divided into frames."""
+
     def __init__(self, frame_bytes: int, inline_bytes: int) -> None:
         """Make frames of at most `frame_bytes`, of which inline batches may be `inline_bytes`."""
         #: The most bytes that the entries of one frame may have.
@@ -110,6 +115,8 @@ class CommitQueue:
         bound. Call this before adding the first of them. Raises LimitReached, and changes nothing,
         if no frame can hold them."""
         current = self._current
+        # A frame is full if it has many batches, or many partitions whose files would have to be
+        # synced (`limits.REFERENCED_SHARES`).
         is_full = current.batch_count >= limits.FRAME_BATCHES or (
             current.append_bytes > self._inline_bytes
             and len(current.logs) > limits.REFERENCED_SHARES
@@ -126,10 +133,11 @@ class CommitQueue:
         current.entry_bytes += entry_bytes
 
     def reserve_changes(self, changes: Iterable[tuple[Change, bytes]]) -> None:
-        """Reserve room for encoded changes of one call, in the same way."""
+        """Reserve room for the encoded changes of one call, as `reserve_entries` does."""
         self.reserve_entries(entry_bytes(changes))
 
     def add_batch(self, log: PartitionLog, size: int, overhead: int) -> None:
+        """Count a batch that `log` has accepted. `overhead` is its memory beside its own bytes."""
         current = self._current
         current.logs[log] = None
         current.batch_count += 1
@@ -153,6 +161,7 @@ class CommitQueue:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no call waits: each call adds a caller after its changes."""
         return not self._full and not self._current.callers
 
     def pop(self) -> PendingCommit:
@@ -164,6 +173,7 @@ class CommitQueue:
         return pending_commit
 
     def pop_all(self) -> Iterator[PendingCommit]:
+        """Remove and yield the changes of each waiting frame."""
         while not self.is_empty:
             yield self.pop()
 

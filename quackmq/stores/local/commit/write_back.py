@@ -31,9 +31,11 @@ class WriteBackQueue:
 
     def __init__(self) -> None:
         self._logs: dict[PartitionLog, None] = {}
+        #: The memory of all waiting chunks.
         self.unwritten_bytes = 0
 
     def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
+        """Add chunks that are durable in the journal and must be written to their segments."""
         if log.unwritten is None:
             log.unwritten = list(chunks)
         else:
@@ -54,7 +56,8 @@ class WriteBackQueue:
         ]
 
     def mark_written(self, written: Sequence[UnwrittenChunks]) -> None:
-        """Record that these chunks are in their segments. Writing a chunk twice does no harm."""
+        """Record that these chunks are in their segments. Skip chunks that are recorded already: a
+        checkpoint and a write-back may write the same one, which does no harm."""
         for log, chunks in written:
             for chunk in chunks:
                 if not chunk.is_written:
@@ -88,7 +91,7 @@ def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
 
 
 def _group_adjacent(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-    """Group chunks that are adjacent in one segment."""
+    """Group chunks that are adjacent in one segment, in their order."""
     runs: list[list[Chunk]] = []
     end = -1
     for chunk in chunks:
