@@ -36,6 +36,8 @@ class File(Protocol):
 
 
 class Disk(Protocol):
+    """A directory and the files in it. See the module for what is durable when."""
+
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`."""
 
@@ -89,6 +91,7 @@ def write_durable(disk: Disk, path: str, data: Buffer) -> None:
     view = memoryview(data)
     try:
         file.truncate(0)
+        # At least once, so that an empty file is synced too.
         for position in range(0, max(len(view), 1), limits.SYNCED_WRITE_BYTES):
             write_all(file, view[position : position + limits.SYNCED_WRITE_BYTES], position)
             file.sync()
@@ -97,7 +100,8 @@ def write_durable(disk: Disk, path: str, data: Buffer) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: Buffer) -> None:
-    """Replace a file atomically and durably."""
+    """Replace a file atomically and durably: after a crash it has the old content or the new
+    one."""
     temporary = f"{path}.new"
     write_durable(disk, temporary, data)
     disk.rename(temporary, path)
@@ -105,6 +109,7 @@ def replace_file(disk: Disk, path: str, data: Buffer) -> None:
 
 
 def read_file(disk: Disk, path: str) -> bytes:
+    """Return the whole content of a file. Raises FileNotFoundError."""
     file = disk.open(path)
     try:
         return read_all(file, file.size(), 0)

@@ -28,6 +28,7 @@ from quackmq.errors import InternalError
 
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")
 _IO_EVENT: Final = struct.Struct("<QQqq")
+#: The opcode and the flag of Linux (IOCB_CMD_FDSYNC, IOCB_FLAG_RESFD).
 _FDATASYNC: Final = 3
 _NOTIFY_BY_EVENTFD: Final = 1
 
@@ -61,6 +62,7 @@ class KernelSync:
         self._syscall = ctypes.PyDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
+        # The context has room for one request.
         self._system_call(
             ctypes.c_long(numbers.setup), ctypes.c_long(1), ctypes.byref(self._context)
         )
@@ -81,6 +83,8 @@ class KernelSync:
 
     @classmethod
     def open(cls) -> KernelSync | None:
+        """Return a KernelSync for the running loop; None if the system does not have the calls, or
+        forbids them."""
         numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
         if numbers is None or not hasattr(os, "eventfd"):
             return None
@@ -109,6 +113,7 @@ class KernelSync:
         return True
 
     def _on_event(self) -> None:
+        """Call the callback of the sync that has ended with its error, or with None."""
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
@@ -136,6 +141,7 @@ class KernelSync:
         os.close(self._event)
 
     def _system_call(self, *arguments: object) -> int:
+        """Make a system call and return its result. Raises OSError if that is negative."""
         result: int = self._syscall(*arguments)
         if result < 0:
             number = ctypes.get_errno() or errno.EIO

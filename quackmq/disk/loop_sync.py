@@ -23,6 +23,8 @@ from quackmq.disk import limits
 
 
 class LoopSyncPolicy:
+    """Remembers how long syncs took and how busy the loop was. See the module for the rules."""
+
     __slots__ = ("_last_query_s", "_has_observed_sync", "_last_cpu_s", "_may_wait_from_s")
 
     def __init__(self) -> None:
@@ -40,7 +42,10 @@ class LoopSyncPolicy:
             )
 
     def may_wait(self, now_s: float) -> bool:
+        """Return whether the loop may wait for a sync now. Whether the loop is idle is measured
+        since the last call. `now_s` is `time.monotonic`."""
         last_query_s, last_cpu_s = self._last_query_s, self._last_cpu_s
         self._last_query_s, self._last_cpu_s = now_s, time.thread_time()
+        # The loop was at rest for at least half of the time.
         is_idle = 2 * (self._last_cpu_s - last_cpu_s) <= now_s - last_query_s
         return is_idle and self._has_observed_sync and now_s >= self._may_wait_from_s

@@ -28,6 +28,8 @@ _POPULATE_READ: Final = 22
 
 
 class _Window(NamedTuple):
+    """A mapped range [start, end) of a file."""
+
     start: int
     end: int
     mapped: mmap.mmap
@@ -62,6 +64,7 @@ class MappedFiles:
                 if window is None:
                     return None
             start = position - window.start
+            # The call takes only whole pages.
             aligned = start - start % mmap.PAGESIZE
             window.mapped.madvise(_POPULATE_READ, aligned, start + length - aligned)
         except (OSError, ValueError):  # ValueError: the file was truncated meanwhile
@@ -69,7 +72,10 @@ class MappedFiles:
         return window.view[start : start + length]
 
     def _open(self, file: Hashable, descriptor: int, length: int, position: int) -> _Window | None:
+        """Map a window that contains this range, in place of the file's old window; return None if
+        the file ends before the range does. Drop the oldest window if there are too many."""
         start = position - position % self.window_bytes
+        # Twice the longest range, so that a range which begins anywhere in the first half fits.
         end = min(start + 2 * self.window_bytes, self._file_size(descriptor))
         if position + length > end:
             return None

@@ -54,9 +54,11 @@ async def open_committer(
 ) -> tuple[Committer, Meta]:
     """Lock the directory, create or recover its content, and write the first checkpoint of a new
     run. Raises StoreLocked, NewerFormat, DamagedStore, UnusableDirectory, OSError."""
+    # Check before the lock file is created: a directory of another program must stay unchanged.
     if recovery.read_meta(disk) is None:
         _check_new(disk)
     disk.lock(LOCK_PATH)
+    # Read again with the lock: another broker may have created the store meanwhile.
     if recovery.read_meta(disk) is None:
         _make(disk, options)
     recovered = recovery.recover(disk, options)
@@ -71,11 +73,13 @@ async def open_committer(
         # Before the first pack is written: an older program would not know it.
         replace_file(disk, META_PATH, recovered.meta.encode())
     _begin_run(disk, recovered)
+    # List the files that exist now, before the committer writes new ones.
     orphans = OrphanFiles(disk, recovered, clean=clean)
     # A number that no pack has, whether a checkpoint names it or not.
     numbers = (*packs.list_packs(disk), *recovered.packed.sizes)
     recovered.first_pack = max(numbers, default=0) + 1
     committer = Committer(disk, options, now_ms, recovered)
+    # The first checkpoint covers the journal, so the batches there must be in segments first.
     committer.checkpoint_writer.write_recovered(recovered)
     committer.mark_all_logs_changed()
     await committer.start()
@@ -118,6 +122,7 @@ def _make(disk: Disk, options: LocalOptions) -> None:
     # The slot that a checkpoint names always exists, so that a missing one is noticed.
     disk.open(slot_path(start.slot), create=True).close()
     disk.sync_directory(JOURNAL_DIRECTORY)
+    # Run 0 and epoch 0 mean that no broker has used the directory yet. Frames count from 1.
     header = CheckpointHeader(0, 0, True, options.sync, disk.boot_id(), 1, start)
     replace_file(disk, checkpoint.PATH, checkpoint.encode(header, Catalog().capture()))
     meta = Meta(
@@ -130,11 +135,15 @@ def _make(disk: Disk, options: LocalOptions) -> None:
 
 
 def _begin_run(disk: Disk, recovered: Recovered) -> None:
-    """Begin a new run, so that no old bytes are taken for new ones. Begin a new leader epoch if the
-    end of the log may have been cut off. Skip offsets that a power cut may have lost."""
+    """Begin a new run, so that no old bytes are taken for new ones. Begin a new leader epoch unless
+    the store was closed cleanly, because the end of the log may have been cut off.
+
+    In the weak sync modes a power cut may have lost offsets that were readable. Skip as many as it
+    can have lost, so that no offset is assigned twice."""
     old = recovered.header
     epoch = old.epoch if old.clean and old.run else old.epoch + 1
     recovered.header = replace(old, run=old.run + 1, epoch=epoch, clean=False)
+    # Another boot id means that the machine was restarted, perhaps by a power cut.
     lost = not old.clean and old.sync != "always" and old.boot_id != disk.boot_id()
     for log in recovered.logs.values():
         log.epoch = epoch

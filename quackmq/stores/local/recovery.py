@@ -66,6 +66,8 @@ class Meta:
     format: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
+        """Return the content of `quackmq.json`. It has the format of this program, because it is
+        written only to create a directory or to raise its format."""
         fields = {
             "format": FORMAT_VERSION,
             "cluster_id": self.cluster_id,
@@ -105,7 +107,7 @@ class Recovered:
     catalog: Catalog
     logs: dict[PartitionKey, PartitionLog]
     packed: Packed = NOTHING_PACKED
-    #: The first number that no pack had.
+    #: A number above those of all packs; the first new pack gets it. Set by `open_committer`.
     first_pack: int = 1
     writes: list[SegmentWrite] = field(default_factory=list)
     #: Bytes in the segments that may be only in the page cache: if a sync failed before the broker
@@ -204,7 +206,8 @@ def read_checkpoint(disk: Disk, options: LocalOptions) -> Decoded:
 
 
 def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | None:
-    """Apply the journal after the checkpoint up to its end, or up to damage, which is returned."""
+    """Apply the journal after the checkpoint up to its end, or up to damage, which is returned.
+    Raises DamagedStore if the slot with the first frame is missing."""
     header = recovered.header
     if str(header.location.slot) not in disk.list(JOURNAL_DIRECTORY):
         raise DamagedStore(
@@ -219,6 +222,8 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
         number=header.frame,
         salt=recovered.meta.salt,
     )
+    # All frames are read before the first is applied: the last ones say up to which frame the
+    # journal was known to be synced.
     found: list[tuple[JournalLocation, Frame]] = []
     for frame in scan.frames():
         found.append((scan.location, frame))
@@ -229,7 +234,9 @@ def replay(disk: Disk, options: LocalOptions, recovered: Recovered) -> Damage | 
         is_unsynced = frame.sync is not Sync.ALWAYS and frame.number > synced_through
         decoded = list(entries(frame.payload))
         if is_unsynced and not _are_references_complete(disk, decoded, recovered):
+            # The journal ends before this frame: the bytes that it refers to were lost.
             end, number = location, frame.number
+            # This frame and all good frames after it.
             recovered.discarded_frames += scan.number - frame.number
             break
         _apply_entries(decoded, options, recovered)
@@ -266,6 +273,8 @@ def _apply_entries(decoded: Sequence[Entry], options: LocalOptions, recovered: R
 
 
 def _apply_change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None:
+    """Apply a change of the catalog; create the logs of new partitions, drop those of a deleted
+    topic."""
     change = decode_change(encoded)
     recovered.catalog.apply(change)
     match change:
@@ -280,6 +289,7 @@ def _apply_change(encoded: bytes, options: LocalOptions, recovered: Recovered) -
 
 
 def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
+    """Drop the logs of a deleted topic; list its segments as removed."""
     for key in keys_of(topic_id, recovered.logs):
         segments = recovered.logs.pop(key).segments
         recovered.removed_segments += segments
@@ -287,6 +297,8 @@ def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
 
 
 def _find_log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
+    """Return the log of a partition. Raises DamagedStore if the journal names an unknown
+    partition."""
     try:
         return recovered.logs[key]
     except KeyError:
@@ -304,6 +316,8 @@ def _are_references_complete(disk: Disk, decoded: Sequence[Entry], recovered: Re
             continue
         descriptor, data = entry
         checksum = 0
+        # The checksum covers the region from its beginning, so it continues that of the chunk
+        # before.
         if descriptor.flags & CONTINUES:
             checksum = checksums.get(descriptor.key, _open_region_checksum(recovered, descriptor))
         content = data if data is not None else _read_content(disk, descriptor)

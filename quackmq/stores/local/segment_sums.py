@@ -29,8 +29,10 @@ class Maxima:
         return len(self._levels[0])
 
     def append(self, number: int) -> None:
+        """Append a number, and to each level the maximum of the block that it completes."""
         level = 0
         self._levels[0].append(number)
+        # An even length means that the last two entries form a block of the next level.
         while len(self._levels[level]) % 2 == 0:
             number = max(self._levels[level][-2:])
             level += 1
@@ -47,12 +49,14 @@ class Maxima:
             if levels[level][index >> level] >= minimum:
                 return self._find_in_block(minimum, index, level)
             index += 1 << level
+            # Go on with the largest block that begins here.
             while level + 1 < len(levels) and index & ((2 << level) - 1) == 0:
                 level += 1
         return None
 
     def _find_in_block(self, minimum: int, index: int, level: int) -> int:
-        """Return the index of the first such number in a block that contains one."""
+        """Return the index of the first number that is `minimum` or more, in a block that contains
+        one."""
         while level:
             level -= 1
             if self._levels[level][index >> level] < minimum:
@@ -73,9 +77,10 @@ class SealedSegments:
         self._max_timestamps = Maxima()
 
     def add_sealed(self, segments: Sequence[Segment]) -> int:
-        """Add the log's segments that no longer grow. Return how many of the log's segments, from
-        the first on, are sealed."""
+        """Add the log's segments that no longer grow: those after which a segment has committed
+        bytes. Return how many of the log's segments, from the first on, are sealed."""
         first_index = bisect_left(self._base_offsets, segments[0].base_offset)
+        # Those before are here already. The last segment may still grow.
         for number in range(len(self._base_offsets) - first_index, len(segments) - 1):
             if not segments[number + 1].size:
                 break  # it may still grow

@@ -34,6 +34,7 @@ class Waiter:
         wait_s: float,
         on_wake: Callable[[], None],
     ) -> None:
+        #: None when the wait is over.
         self._readers: WaitingReaders | None = readers
         self._logs = logs
         self._missing_bytes = missing_bytes
@@ -74,8 +75,8 @@ class WaitingReaders:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.count = 0
-        #: Readers that were waiting at a commit and have not been notified of it yet, in the order
-        #: of the commits.
+        #: The log and the appended bytes of each commit, in order, and the readers that waited then
+        #: and have not been notified yet.
         self._notifications: deque[
             tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]
         ] = deque()
@@ -108,6 +109,7 @@ class WaitingReaders:
 
     def queue_notification(self, log: PartitionLog, appended_bytes: int) -> None:
         """Notify the readers that wait now, after the callbacks that are already scheduled."""
+        # Else `_wake_some` is scheduled already.
         if not self._notifications:
             self.loop.call_soon(self._wake_some)
         self._notifications.append((log, appended_bytes, iter(tuple(log.waiters.items()))))
@@ -120,6 +122,7 @@ class WaitingReaders:
                 log, appended_bytes, waiters = self._notifications[0]
                 for waiter, awaited in waiters:
                     woken += _notify(log, waiter, awaited, appended_bytes)
+                    # The iterator remembers the position; the next turn continues with it.
                     if woken == limits.READERS_WOKEN_AT_ONCE:
                         return
                 self._notifications.popleft()

@@ -117,8 +117,7 @@ class Cycle:
         salt: int,
     ) -> None:
         """Encode the frame and write it at its reserved location. Raises InternalError, before
-        anything is written, if the frame has not the planned size: it would overlap the next
-        frame."""
+        anything is written, unless the frame has the size for which the location was reserved."""
         frame = format.encode_frame(
             sync, run, journal.next_number, synced_through, self._payload(), salt
         )

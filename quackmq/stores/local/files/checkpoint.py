@@ -78,6 +78,7 @@ class CapturedLog(NamedTuple):
 
     @classmethod
     def of(cls, log: PartitionLog) -> CapturedLog:
+        """Return a snapshot of a log. Segments without committed bytes are left out."""
         return cls(
             log.key,
             log.first_offset,
@@ -96,6 +97,7 @@ class PartitionRows:
         self._rows: dict[PartitionKey, bytes] = {}
 
     def update(self, changed: Iterable[CapturedLog]) -> None:
+        """Encode the rows of partitions that changed."""
         for log in changed:
             self._rows[log.key] = _partition_row(log)
 
@@ -185,6 +187,7 @@ def new_logs(
 
 
 def _partition_row(log: CapturedLog) -> bytes:
+    """Return the encoded row of a partition, as drawn at the top of this module."""
     head = [
         log.key.topic_id.hex,
         log.key.partition,
@@ -194,10 +197,13 @@ def _partition_row(log: CapturedLog) -> bytes:
     ]
     # One by one: a partition may have a hundred thousand of them.
     producers = b",".join([orjson.dumps(_producer_row(producer)) for producer in log.producers])
+    # Continue the encoded head, without its closing bracket.
     return b"%s,[%s],%d]" % (orjson.dumps(head)[:-1], producers, log.last_aborted_offset)
 
 
 def _segment_row(segment: Segment) -> list[Any]:
+    """Return the row of a segment. It counts entries that are not in the index files yet, because
+    they are written before the checkpoint is."""
     return [
         segment.base_offset,
         segment.size,
@@ -210,14 +216,17 @@ def _segment_row(segment: Segment) -> list[Any]:
 
 
 def _extents_row(path: str, rows: bytes) -> list[Any]:
+    """Return the row of a path: its extents, four numbers for each."""
     return [path, *(number for extent in extents.decode(rows) for number in extent)]
 
 
 def _extents(row: list[int]) -> bytes:
+    """Return the encoded extents (extents.py) of a row without its path."""
     return extents.encode(Extent(*row[at : at + 4]) for at in range(0, len(row), 4))
 
 
 def _producer_row(producer: Producer) -> list[Any]:
+    """Return the row of a producer, as drawn at the top of this module."""
     return [
         producer.producer_id,
         producer.epoch,
@@ -228,6 +237,8 @@ def _producer_row(producer: Producer) -> list[Any]:
 
 
 def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, PartitionLog]) -> None:
+    """Set the state of a log to that in its row. Raises KeyError if the catalog has no such
+    partition."""
     topic_id, partition, first_offset, next_offset, segments, producers, last_aborted = row
     log = logs[PartitionKey(uuid.UUID(topic_id), partition)]
     log.first_offset = first_offset
@@ -247,6 +258,7 @@ def _segment(
     open_region: list[int] | None,
     aborted: int,
 ) -> Segment:
+    """Return the segment that a row describes. All its entries are in its index files."""
     segment = Segment(key, base_offset)
     segment.size = segment.planned_bytes = size
     segment.indexed_count = indexed
@@ -264,5 +276,6 @@ def _producer(
     batches: list[list[int]],
     transaction_offset: int,
 ) -> Producer:
+    """Return the producer that a row describes."""
     remembered = tuple(RememberedBatch(*batch) for batch in batches)
     return Producer(producer_id, epoch, remembered, last_append_ms, transaction_offset)

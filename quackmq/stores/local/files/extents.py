@@ -22,6 +22,8 @@ NO_EXTENTS: Final = b""
 
 
 class Extent(NamedTuple):
+    """Bytes of a path that lie in a pack."""
+
     position: int
     length: int
     pack: int
@@ -60,6 +62,7 @@ def bytes_in(rows: bytes) -> int:
 def lay_over(rows: bytes, new: Extent) -> tuple[bytes, list[Extent]]:
     """Add an extent, which replaces everything that it covers. Return the new rows, and the parts
     of older extents that are now unused."""
+    # Mostly a path grows at its end.
     if not rows or new.position >= _end(rows):
         return rows + _ROW.pack(*new), []
     remaining: list[Extent] = []
@@ -139,6 +142,7 @@ def runs(extents: Sequence[Extent]) -> list[list[Extent]]:
 
 
 def _end(rows: bytes) -> int:
+    """Return where the last extent ends. There must be one."""
     position, length, _, _ = _ROW.unpack_from(rows, len(rows) - EXTENT_BYTES)
     end: int = position + length
     return end

@@ -72,6 +72,7 @@ _FRAME: Final = struct.Struct("<4sBBHQQQII")
 FRAME_MAGIC: Final = b"QJF1"
 _CRC: Final = struct.Struct("<I")
 FRAME_HEADER_BYTES: Final = _FRAME.size
+#: The header before its checksum.
 _FRAME_HEAD: Final = struct.Struct(_FRAME.format.removesuffix("I"))
 _ENTRY: Final = struct.Struct("<BI")
 _DESCRIPTOR: Final = struct.Struct("<16sIHHQQQQqqIIiI")
@@ -84,7 +85,9 @@ _REGION: Final = struct.Struct("<QQQIIqqqi")
 REGION_ENTRY_BYTES: Final = _REGION.size + _CRC.size
 _BASE_OFFSET: Final = struct.Struct("<Q")
 
+#: A flag of a descriptor; see the top of this module.
 CONTINUES: Final = 1
+#: Faster than the constructor of a NamedTuple, which is a Python function.
 _new_tuple: Final = tuple.__new__
 
 
@@ -196,6 +199,7 @@ def encode_frame(
     with memoryview(frame) as view:
         checksum = crc32c(view[FRAME_HEADER_BYTES:], crc32c(view[: _FRAME_HEAD.size], salt))
     _CRC.pack_into(frame, _FRAME_HEAD.size, checksum)
+    # Zeros up to the next sector, where the next frame starts.
     frame += bytes(-len(frame) % limits.JOURNAL_ALIGNMENT)
     return frame
 
@@ -227,6 +231,7 @@ def append_bytes(chunks: int, producer_batches: int, data: int, boundaries: int 
 
 
 def change_bytes(change: int) -> int:
+    """Return the size of an entry with a change of this many bytes."""
     return _ENTRY.size + change
 
 
@@ -244,6 +249,7 @@ def frame_bytes(payload: int) -> int:
 
 def payload_bytes(frame: int) -> int:
     """Return the most bytes that the payload of a frame of this size can have."""
+    # The padding takes at most one byte less than a sector.
     return frame - FRAME_HEADER_BYTES - (limits.JOURNAL_ALIGNMENT - 1)
 
 
@@ -297,6 +303,7 @@ def entries(payload: memoryview) -> Iterator[Entry]:
 
 
 def _parse_entry(kind: int, body: memoryview) -> Entry:
+    """Return the entry of this kind. Raises ValueError or struct.error if its bytes are invalid."""
     if kind == Kind.CHANGE:
         return ChangeEntry(bytes(body))
     if kind == Kind.TRIM:
@@ -331,6 +338,7 @@ def _parse_entry(kind: int, body: memoryview) -> Entry:
 
 
 def encode_region(region: Region) -> bytes:
+    """Encode an index entry with its checksum."""
     head = _REGION.pack(*region)
     return head + _CRC.pack(crc32c(head))
 
@@ -344,12 +352,12 @@ def parse_region(index: Buffer, number: int) -> Region | None:
 
 
 def region_at(index: Buffer, number: int) -> Region:
-    """Return an entry that was checked before."""
+    """Return entry `number` of an index whose checksums were checked before."""
     return _new_tuple(Region, _REGION.unpack_from(index, number * REGION_ENTRY_BYTES))
 
 
 def base_offset_at(index: Buffer, number: int) -> int:
-    """Return the base offset of an entry that was checked before."""
+    """Return the base offset of entry `number` of an index that was checked before."""
     offset: int = _BASE_OFFSET.unpack_from(index, number * REGION_ENTRY_BYTES)[0]
     return offset
 

@@ -65,6 +65,7 @@ class Journal:
             )
         if self.next_location.position + size <= self.slot_bytes:
             return self.next_location
+        # The frame does not fit any more: it starts the next slot, unless recovery needs that one.
         slot = (self.next_location.slot + 1) % self._slots
         return None if slot == self._oldest_slot else JournalLocation(slot, 0)
 
@@ -85,6 +86,7 @@ class Journal:
     def sync_soon(self, done: Synced, allow_blocking: bool) -> None:
         """Sync the frame that was just written; all others are synced. `allow_blocking` is as in
         `Disk.sync_soon`."""
+        # Exactly one slot: the frame before was synced before this one was written.
         (slot,) = self._unsynced
         self._unsynced.clear()
         self._disk.sync_soon(self._files[slot], done, allow_blocking)
@@ -98,17 +100,20 @@ class Journal:
             file = self._files[location.slot] = self._disk.open(
                 slot_path(location.slot), create=True
             )
+            # The name of a new slot must be durable before its frames are.
             self._disk.sync_directory(DIRECTORY)
             self._sizes[location.slot] = file.size()
         end = location.position + len(frame)
         if end > self._sizes[location.slot]:
             size = min(self.slot_bytes, end + -end % self._growth_bytes)
+            # Zeros after the frame, so that the next frames need not change the length of the file.
             frame = frame + bytes(size - end)
             self._sizes[location.slot] = size
         write_all(file, frame, location.position)
         self._unsynced.add(location.slot)
 
     def sync(self) -> None:
+        """Sync every slot with unsynced frames."""
         for slot in sorted(self._unsynced):
             self._files[slot].sync()
             self._unsynced.discard(slot)
@@ -175,13 +180,18 @@ class Scan:
         self.discarded_frames = 0
 
     def frames(self) -> Iterator[Frame]:
+        """Yield the frames in order. If there is no next frame in a slot, look at the beginning of
+        the next slot, where a frame that did not fit starts. At the end, look for later frames to
+        tell damage from the end of the journal."""
         slots_advanced = 0
         while True:
             frame = self._frame_at(self.location, self.number)
+            # After one round through the ring there is nothing new.
             if frame is None and slots_advanced < self._slots:
                 following = JournalLocation((self.location.slot + 1) % self._slots, 0)
                 frame = self._frame_at(following, self.number)
                 if frame is not None:
+                    # The content of that slot is no longer needed.
                     self._data.pop(self.location.slot, None)
                     self.location = following
                     slots_advanced += 1
@@ -194,12 +204,15 @@ class Scan:
         self._data.clear()
 
     def _frame_at(self, location: JournalLocation, number: int) -> Frame | None:
+        """Return the frame at a location; None unless it is of this run and has this number. Slots
+        are reused, so good frames of earlier runs may lie there."""
         frame = parse_frame(self._slot(location.slot), location.position, self._salt)
         if frame is None or frame.run != self._run or frame.number != number:
             return None
         return frame
 
     def _slot(self, slot: int) -> bytes:
+        """Return the content of a slot, cached or read."""
         if slot not in self._data:
             self._data[slot] = read_slot(self._disk, slot)
         return self._data[slot]
@@ -251,6 +264,8 @@ def good_frames(data: bytes, start: int, salt: int) -> Iterator[tuple[int, Frame
             frame = parse_frame(data, position, salt)
         if frame is not None:
             yield position, frame
+        # The same four bytes may lie in published data. So go on at the next byte unless a good
+        # frame was found.
         position = data.find(FRAME_MAGIC, position + (1 if frame is None else frame.size))
 
 

@@ -47,6 +47,8 @@ class _Entry(AbstractContextManager[File]):
 
 
 class OpenFiles:
+    """The open files of a store. See the module for threads and errors."""
+
     def __init__(self, disk: Disk, max_open: int) -> None:
         """Keep at most `max_open` files open, unless more are in use or unsynced."""
         self._disk = disk
@@ -119,6 +121,7 @@ class OpenFiles:
             self._failure = error
             raise
         with self._lock:
+            # A write during the sync may not be covered by it. Then the file stays unsynced.
             if self._dirty.get(path) == last_write:
                 self._dirty.pop(path, None)
             if is_new_name:
@@ -127,10 +130,13 @@ class OpenFiles:
             self.work_done += 1
 
     def sync_all(self, paths: Iterable[str]) -> None:
+        """Make files and their names durable, one after the other. Raises OSError."""
         for path in sorted(paths):
             self.sync(path)
 
     def _sync_file(self, path: str) -> None:
+        """Sync the bytes of one file. Raises OSError: that of this sync, or the first one that any
+        sync had."""
         entry = self._acquire(path, create=False)
         with entry as file, entry.syncing:
             if self._failure is not None:
@@ -157,6 +163,7 @@ class OpenFiles:
             if entry is None:
                 return
             entry.is_forgotten = True
+            # The last user closes it (`return_file`).
             if entry.users:
                 return
         entry.file.close()
@@ -196,6 +203,7 @@ class OpenFiles:
                 raise
         directory = path.rpartition("/")[0]
         self._disk.make_directory(directory)
+        # The name of the new directory must be durable before files in it are.
         self._disk.sync_directory(directory.rpartition("/")[0])
         return self._disk.open(path, create=True)
 

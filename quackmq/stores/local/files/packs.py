@@ -68,10 +68,12 @@ class Packs:
         self._files = files
         self._extents = dict(packed.extents)
         self._sizes = dict(packed.sizes)
+        #: The bytes of each pack that an extent refers to.
         self._live = dict.fromkeys(self._sizes, 0)
         for rows in self._extents.values():
             for extent in extents.decode(rows):
                 self._live[extent.pack] = self._live.get(extent.pack, 0) + extent.length
+        #: The number of the pack that is written to.
         self._active = first
         #: Packs that could not be read for rewriting, and paths that could not be moved. They are
         #: left alone from then on, so that they do not block others.
@@ -168,6 +170,7 @@ class Packs:
         self._release_extents(replaced)
 
     def _release_extents(self, released: Iterable[Extent]) -> None:
+        """Count the bytes of these extents as unused."""
         for extent in released:
             self._live[extent.pack] -= extent.length
 
@@ -223,6 +226,8 @@ class Packs:
         self._release_extents(extents.decode(self._extents.pop(path, NO_EXTENTS)))
 
     def _remove_file(self, path: str) -> None:
+        """Remove a file; do nothing if it does not exist, as for a path whose bytes are all in
+        packs."""
         self._files.forget(path)
         try:
             self._disk.remove(path)
@@ -238,6 +243,8 @@ class Packs:
             if path in self._unmovable:
                 continue
             size = extents.bytes_in(rows)
+            # Writes join the extents of a path above PATH_EXTENTS. Where they could not, and there
+            # are twice as many, the path is moved.
             if size > limits.MOVED_BYTES or extents.count(rows) > 2 * limits.PATH_EXTENTS:
                 sizes[path] = size
         ordered = sorted(sizes, key=lambda path: (-sizes[path], path))
@@ -258,6 +265,7 @@ class Packs:
                 continue
             for run, part in zip(runs, content, strict=True):
                 self._files.write(path, run[0].position, part or [])
+            # Before the extents are dropped: the next checkpoint relies on the file alone.
             self._files.sync(path)
             self.forget(path)
 
@@ -291,6 +299,7 @@ class Packs:
         chosen: set[int] = set()
         chosen_bytes = 0
         for pack in closed:
+            # At least one pack is chosen, even if it alone exceeds the bound.
             if chosen and limits.REWRITTEN_BYTES < self._live[pack] + chosen_bytes:
                 break
             chosen.add(pack)
@@ -322,6 +331,8 @@ class _PackedFile:
         self._rows = packs.rows(path)
 
     def read_some(self, length: int, position: int) -> bytes:
+        """Return at most `length` bytes: those that are contiguous in one file. If the bytes move
+        to another file meanwhile, read them there."""
         while True:
             piece = extents.piece_at(self._rows, position, length)
             try:
@@ -332,7 +343,8 @@ class _PackedFile:
                     raise
 
     def _has_moved(self) -> bool:
-        """Return whether the bytes have moved: then their pack may have been removed."""
+        """Return whether the bytes have moved since the extents were read; then use the new
+        extents. The pack of moved bytes may have been removed."""
         rows = self._packs.rows(self._path)
         moved, self._rows = rows != self._rows, rows
         return moved
@@ -341,6 +353,7 @@ class _PackedFile:
         return self._path if piece.pack is None else pack_path(piece.pack)
 
     def is_cached(self, length: int, position: int) -> bool:
+        """Return whether all these bytes are in the page cache."""
         for piece in extents.pieces(self._rows, position, length):
             try:
                 with self._files.borrow(self._name(piece)) as file:
@@ -351,6 +364,8 @@ class _PackedFile:
         return True
 
     def view(self, length: int, position: int) -> memoryview | None:
+        """Return the bytes without copying them; None if they lie in several places, or cannot be
+        viewed."""
         piece = extents.piece_at(self._rows, position, length)
         if piece.length < length:
             return None

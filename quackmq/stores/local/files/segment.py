@@ -1,11 +1,12 @@
 """A segment: one file of whole batches, and the index of its regions.
 
 The index file is a sequence of fixed-size entries (format.py). Entries are written to it only at
-checkpoints; later ones are in `pending`, and the region that still grows in `open`. Recovery relies
-only on the part that the last checkpoint names (`indexed` entries, `size` bytes).
+checkpoints; later ones are in `pending_regions`, and the region that still grows is `open_region`.
+Recovery relies only on the part that the last checkpoint names (`indexed_count` entries, `size`
+bytes).
 
 A third file, if needed, contains the aborted transactions whose markers lie in the segment
-(log_transactions.py): `aborted` entries in the file, later ones in `aborted_pending`.
+(log_transactions.py): `aborted_count` entries are in the file, later ones in `pending_aborted`.
 
 A reader reads whole regions, because only a whole region has a checksum, and cuts out the requested
 batches. A region with a wrong checksum is examined batch by batch: batches that are provably intact
@@ -39,8 +40,9 @@ from quackmq.stores.local.files.format import (
 from quackmq.stores.local.files.packs import Packs
 
 DIRECTORY = "log"
+#: Faster than the constructor of a NamedTuple, which is a Python function.
 _new_tuple: Final = tuple.__new__
-#: Stands in segments for which no entry waits: most of them. Never changed.
+#: Shared by all segments without waiting entries, which are most of them. Never changed.
 _NO_ENTRIES: Final = bytearray()
 
 
@@ -78,10 +80,12 @@ class Segment:
 
     @property
     def index_path(self) -> str:
+        # Without ".log".
         return f"{self.path[:-4]}.index"
 
     @property
     def aborted_path(self) -> str:
+        # Without ".log".
         return f"{self.path[:-4]}.aborted"
 
     @property
@@ -90,7 +94,8 @@ class Segment:
         return self.path, self.index_path, self.aborted_path
 
     def extend(self, chunk: Descriptor) -> None:
-        """Add a committed chunk."""
+        """Add a committed chunk: to the region that grows if the chunk continues it, else as a new
+        one."""
         region = self.open_region
         latest_ms = chunk.max_timestamp_ms
         if region is not None and chunk.flags & CONTINUES:
@@ -122,6 +127,7 @@ class Segment:
                 chunk.epoch,
             )
         self.size = chunk.position + chunk.length
+        # Only in recovery: else the position was assigned before the commit.
         if self.planned_bytes < self.size:
             self.planned_bytes = self.size
         self.last_append_ms = chunk.append_time_ms
@@ -133,7 +139,7 @@ class Segment:
         return PendingEntries(self, bytes(self.pending_regions), bytes(self.pending_aborted))
 
     def seal(self) -> None:
-        """End the region that was growing."""
+        """End the region that was growing: its entry is now ready for the index file."""
         if self.open_region is not None:
             if self.pending_regions is _NO_ENTRIES:
                 self.pending_regions = bytearray()
@@ -141,6 +147,7 @@ class Segment:
             self.open_region = None
 
     def add_aborted(self, entries: bytes) -> None:
+        """Add encoded entries of aborted transactions."""
         if self.pending_aborted is _NO_ENTRIES:
             self.pending_aborted = bytearray()
         self.pending_aborted += entries
@@ -186,14 +193,14 @@ class SealedRegions:
         return region_at(self._pending, number - self._indexed)
 
     def first_with(self, offset: int) -> int:
-        """Return the number of the first region with this offset or a later one."""
+        """Return the number of the first region that contains this offset or a later one."""
         return bisect.bisect_right(
             range(self._total), offset, key=lambda number: self.region(number).next_offset
         )
 
     def first_appended_since(self, time_ms: int) -> int:
-        """Return the number of the first region with a batch appended at a time or later; append
-        times never decrease."""
+        """Return the number of the first region with a batch appended at `time_ms` or later. The
+        search is binary, since append times never decrease."""
         return bisect.bisect_left(
             range(self._total), time_ms, key=lambda number: self.region(number).last_append_ms
         )
@@ -218,6 +225,7 @@ class PendingEntries(NamedTuple):
         """Record that the files now contain these entries."""
         segment = self.segment
         segment.indexed_count += len(self.regions) // REGION_ENTRY_BYTES
+        # Entries that were added during the write stay.
         segment.pending_regions = segment.pending_regions[len(self.regions) :] or _NO_ENTRIES
         segment.aborted_count += len(self.aborted) // ABORTED_BYTES
         segment.pending_aborted = segment.pending_aborted[len(self.aborted) :] or _NO_ENTRIES
@@ -233,6 +241,7 @@ def topic_directory(key: PartitionKey) -> str:
 
 
 def _entry_before(entries: bytes | bytearray, count: int, offset: int) -> int:
+    """Return the number of the last entry that begins at `offset` or before; 0 if there is none."""
     found = bisect.bisect_right(range(count), offset, key=lambda at: base_offset_at(entries, at))
     return max(0, found - 1)
 
@@ -342,6 +351,7 @@ def cut(
             start = end = span.position
             if len(content) - start <= max_bytes:
                 return content[start:], True
+            # The first batch has a bound of its own, so that a reader always advances.
             if span.size <= first_max_bytes:
                 end = span.position + span.size
                 continue
@@ -400,8 +410,9 @@ def _parse_intact(region: Region, content: memoryview, position: int, expected: 
 def _find_next_intact(
     region: Region, content: memoryview, position: int, expected: int
 ) -> tuple[int, int]:
-    """Return where the next intact batch after damaged ones begins, and its offset. It is found by
-    the lengths in the damaged ones, if these are plausible; else it is the end of the region."""
+    """Return the position and the offset of the next intact batch after damaged ones. The lengths
+    in the damaged batches lead to it, if they are plausible. Return the end of the region if no
+    intact batch is found."""
     while True:
         try:
             span = next(spans(content, position), None)
@@ -409,6 +420,7 @@ def _find_next_intact(
             span = None
         if span is None or position + span.size >= region.length:
             return region.length, region.next_offset
+        # Each step passes one damaged batch.
         position += span.size
         try:
             batch = Batch.parse(content[position:])
@@ -423,7 +435,8 @@ def _find_next_intact(
 
 
 def _salvage(plan: ReadPlan, region: Region, content: memoryview) -> memoryview:
-    """Return the provably intact batches from the one with `offset` up to the next damage."""
+    """Return the provably intact batches of a damaged region, from the one with the plan's offset
+    up to the next damage. Raises DamagedData if the batch with that offset is damaged."""
     good, bad = inspect(region, content)
     if not bad:
         # A batch does not say which partition it belongs to. A disk that wrote to a wrong place may
@@ -439,6 +452,8 @@ def _salvage(plan: ReadPlan, region: Region, content: memoryview) -> memoryview:
 
 
 def describe_damage(path: str, damaged: BadRange) -> str:
+    """Return the error message for a damaged range: where it lies, which offsets it held, and where
+    a reader can continue."""
     return (
         f"{path}, bytes {damaged.start} to {damaged.end}: offsets {damaged.first_offset} to "
         f"{damaged.next_offset - 1} are damaged on disk and cannot be read; continue at offset "

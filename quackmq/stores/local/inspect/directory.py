@@ -56,6 +56,8 @@ from quackmq.stores.local.recovery import (
 
 
 class FrameAt(NamedTuple):
+    """A good frame of the journal, and where it lies."""
+
     location: JournalLocation
     frame: Frame
     #: Whether it is after the checkpoint: recovery would replay it.
@@ -103,6 +105,7 @@ class Inspection:
         try:
             decoded = read_checkpoint(self.disk, options)
             self.checkpoint, self.catalog, self.logs, self.packed = decoded
+            # Only now is it known which bytes lie in packs.
             self.segments.close()
             self.segments = OfflineSegments(self.disk, self.packed)
         except DamagedStore as error:
@@ -122,6 +125,7 @@ class Inspection:
 
     def _report_damage(self, path: str, what: str, start: int = 0) -> None:
         """Report damage from `start` to the end of a file."""
+        # The finding names the path itself.
         what = what.removeprefix(f"{path}: ").removeprefix(f"{path} is damaged: ")
         size = self.size(path)
         if size is None:
@@ -195,6 +199,8 @@ class Inspection:
                 self.findings.append(Finding(Kind.DAMAGE, path, f"the file is missing: {what}"))
 
     def _add_unreplayed(self, frame: Frame, location: JournalLocation) -> None:
+        """Record where the batches that a frame refers to lie. Add a finding if the frame cannot be
+        decoded."""
         try:
             self.unreplayed += [
                 entry.descriptor
@@ -218,6 +224,7 @@ class Inspection:
             finding = Finding(Kind.NOTE, path, what, end.location.position, self.size(path))
             self.findings.append(finding)
             return
+        # The last frame may have started the next slot, if it did not fit.
         for location in (end.location, JournalLocation((end.location.slot + 1) % meta.slots, 0)):
             if _has_broken_frame(self.disk, location, meta.salt):
                 path, position = slot_path(location.slot), location.position
@@ -246,6 +253,8 @@ class Inspection:
             yield from slot_findings
 
     def _is_after_checkpoint(self, frame: Frame) -> bool:
+        """Return whether recovery would replay a frame: it follows the checkpoint, in the same
+        run."""
         header = self.checkpoint
         if header is None or header.clean:
             return False
@@ -253,7 +262,7 @@ class Inspection:
 
 
 def _has_broken_frame(disk: Disk, location: JournalLocation, salt: int) -> bool:
-    """Return whether bytes that are not a frame begin like one."""
+    """Return whether the bytes at a location begin as a frame does but are not a good frame."""
     try:
         file = disk.open(slot_path(location.slot))
     except FileNotFoundError:

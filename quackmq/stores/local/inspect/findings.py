@@ -58,6 +58,7 @@ def join_adjacent(items: Iterable[_Other | Finding]) -> Iterator[_Other | Findin
 
 
 def _are_adjacent(first: Finding, second: Finding) -> bool:
+    """Return whether two findings say the same about adjacent bytes and offsets."""
     return (
         (first.kind, first.path, first.what) == (second.kind, second.path, second.what)
         and first.end is not None

@@ -85,6 +85,8 @@ class OfflineSegments:
         return join_adjacent(self._batches(log, offset))
 
     def _batches(self, log: PartitionLog, offset: int) -> Iterator[StoredBatch | Finding]:
+        """Yield batches and findings in the order of their bytes; adjacent findings are not
+        joined."""
         for path, position, content, good, bad in self.scan_log(log, offset):
             damaged = sorted(bad, key=lambda finding: finding.start or 0)
             for span in good:
@@ -97,6 +99,7 @@ class OfflineSegments:
 
     def scan_log(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
         """Yield the content of a partition's segments from the region with `offset` on."""
+        # Not strict: a log without segments has an end offset all the same.
         for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
             if segment.size and end_offset > offset:
                 yield from self.scan_segment(segment, end_offset, offset)
@@ -135,6 +138,7 @@ class OfflineSegments:
         yield from segment.regions(0, b"")
 
     def _index_entries(self, segment: Segment) -> Iterable[Region | Finding]:
+        """Yield the entries of the index file; a finding in the place of each damaged one."""
         if not segment.indexed_count:
             return
         path = segment.index_path
@@ -189,7 +193,8 @@ class OfflineSegments:
             expected = good[-1].next_offset
 
     def scan_chunk(self, chunk: Descriptor) -> ScannedRange:
-        """Return batches that a frame refers to, if their region is not known."""
+        """Return batches that a frame refers to, if their region is not known. They are checked one
+        by one: the checksum in the frame covers the whole region, whose beginning is unknown."""
         region = Region(
             chunk.base_offset,
             chunk.next_offset,
@@ -227,7 +232,10 @@ class OfflineSegments:
 
 
 def _apply_writes(content: bytearray, start: int, writes: list[SegmentWrite]) -> None:
+    """Lay the writes of recovery over the bytes from `start` on. `writes` are sorted by
+    position."""
     end = start + len(content)
+    # The write before `start` may reach into the range.
     first = max(0, bisect.bisect_right(writes, start, key=lambda write: write.position) - 1)
     for index in range(first, len(writes)):
         _, position, data = writes[index]
@@ -239,7 +247,8 @@ def _apply_writes(content: bytearray, start: int, writes: list[SegmentWrite]) ->
 
 
 def _examine_batches(path: str, region: Region, content: memoryview, problem: str) -> ScannedRange:
-    """Examine a region batch by batch."""
+    """Examine a region batch by batch; return the intact batches, and a finding for each damaged
+    range."""
     good, damaged = inspect(region, content)
     bad = (
         Finding(
@@ -271,6 +280,8 @@ def _parse_consecutive(content: memoryview, region: Region) -> tuple[Span, ...] 
 
 
 def _iterate_intact_batches(content: memoryview, expected: int, end_offset: int) -> Iterator[Span]:
+    """Yield the batches from the beginning of `content` up to the first damaged one, or one whose
+    offsets do not lie between `expected` and `end_offset`."""
     position = 0
     while position < len(content):
         try:

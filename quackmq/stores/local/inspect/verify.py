@@ -69,6 +69,7 @@ class Verification:
         deep: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        """With `deep`, also decode every batch, to find those that were published broken."""
         self.tally = Tally(frames=inspection.frames)
         self._inspection = inspection
         self._deep = deep
@@ -99,6 +100,8 @@ class Verification:
         return replace(finding, what=f"{finding.what} (in {pack_ranges})")
 
     def _findings(self) -> Iterator[Finding]:
+        """Yield all findings, adjacent ones not joined yet: of the directory and the journal, of
+        all segments, then about files that nothing refers to."""
         inspection = self._inspection
         yield from inspection.findings
         for log in inspection.logs.values():
@@ -112,10 +115,12 @@ class Verification:
             yield from self._examine_range(inspection.segments.scan_chunk(chunk))
         if inspection.checkpoint is None:
             yield from self._without_checkpoint()
+        # After damage it is not known which files are needed.
         elif not inspection.damaged:
             yield from self._find_orphans()
 
     def _examine_range(self, scanned: ScannedRange) -> Iterator[Finding]:
+        """Count the batches and bytes of a range, report progress, and yield the findings there."""
         self.tally.batches += len(scanned.good)
         self.tally.bytes += len(scanned.content)
         self._progress(self.tally.bytes, self._total)
@@ -126,8 +131,8 @@ class Verification:
     # --- bytes that nothing covers --------------------------------------------------------------
 
     def _without_checkpoint(self) -> Iterator[Finding]:
-        """Without a checkpoint the end of an index is unknown. So only entries that are followed by
-        a good one are called damaged."""
+        """Yield the damage of all segments in the directory. Without a checkpoint the end of an
+        index is unknown, so only entries that are followed by a good one are called damaged."""
         disk = self._inspection.disk
         for directory in filter(_TOPIC_DIRECTORY.fullmatch, disk.list(LOG_DIRECTORY)):
             for name in disk.list(f"{LOG_DIRECTORY}/{directory}"):
