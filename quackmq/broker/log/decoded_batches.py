@@ -191,6 +191,7 @@ class DecodedBatches:
         offset = batch.base_offset
         while offset < batch.next_offset:
             opened = await self.open(key, batch, offset, topic_name)
+            # Take the outline before the caller runs: the cache may drop it meanwhile.
             outline = self._outlines.get((key, batch.base_offset))
             yield opened
             offset = opened.next_offset
@@ -200,6 +201,7 @@ class DecodedBatches:
                     for section in outline.sections
                     if section.base_offset >= offset and section.max_timestamp_ms >= timestamp_ms
                 )
+                # Without a later section that is new enough, the batch is done.
                 offset = next(later, batch.next_offset)
             await asyncio.sleep(0)
 
@@ -229,10 +231,13 @@ class DecodedBatches:
             raise
 
     async def _prepare(self, key: PartitionKey, batch: Batch, offset: int, topic_name: str) -> None:
+        """Inflate a large batch, find its sections and cache both; poison the batch if it cannot be
+        decoded. Also cache the section at `offset`."""
         async with self._prepare_lock:
             known_outline = self._outlines.get((key, batch.base_offset))
             try:
                 data = await self._inflate(batch)
+                # Only the inflated bytes were dropped: the sections are still valid.
                 if known_outline is not None and known_outline.identity == _identity(batch):
                     sections = known_outline.sections
                 else:
@@ -247,6 +252,8 @@ class DecodedBatches:
                 self._cache_section(key, batch, data, outline.at(offset), _is_plain(batch))
 
     async def _inflate(self, batch: Batch) -> memoryview:
+        """Return the records of a batch as inflated bytes. A thread inflates, so that the loop is
+        not blocked."""
         if batch.compression == "none":
             return codec.inflate_batch(batch)
         if self._thread is None:
@@ -257,6 +264,8 @@ class DecodedBatches:
     async def _find_sections(
         self, key: PartitionKey, batch: Batch, data: memoryview, offset: int
     ) -> list[Section]:
+        """Scan a large batch; return its sections. Cache the first ones that hold `offset` or
+        follow it. Raise CorruptBatch."""
         is_committed = _is_plain(batch)
         sections: list[Section] = []
         first_parts: list[DecodedRecords] = []
@@ -287,12 +296,15 @@ class DecodedBatches:
         return outline
 
     def _cache_outline(self, key: PartitionKey, batch: Batch, outline: _Outline) -> None:
+        """Cache the outline of a batch. Drop the oldest outlines, or only their inflated bytes, if
+        the cache is full."""
         cache_key = (key, batch.base_offset)
         self._drop_outline(cache_key)
         self._outlines[cache_key] = outline
         self._inflated_size += len(outline.data or b"")
         while len(self._outlines) > limits.OUTLINED_BATCHES:
             self._drop_outline(next(iter(self._outlines)))
+        # Keep the bytes of the newest outline: its readers are about to decode its sections.
         for other in list(self._outlines.values())[:-1]:
             if self._inflated_size <= limits.INFLATED_CACHE_BYTES:
                 break
@@ -313,6 +325,7 @@ class DecodedBatches:
         section: Section,
         is_committed: bool,
     ) -> DecodedRecords:
+        """Decode one section of a large batch, cache and return it."""
         records = codec.section_records(batch, data, section)
         begin, end = section.base_offset, section.next_offset
         return self._cache(key, _make_decoded(begin, end, records, is_committed))
@@ -345,6 +358,7 @@ class DecodedBatches:
     def _log_and_cache(
         self, key: PartitionKey, unreadable: DecodedRecords, topic_name: str, error: Exception
     ) -> DecodedRecords:
+        """Log unreadable offsets, and cache them so that they are not logged for each reader."""
         log.error(
             "topic %s, partition %d, offsets %d to %d cannot be read: %s",
             topic_name,
@@ -389,6 +403,7 @@ class DecodedBatches:
         return outline is not None and outline.identity == _identity(batch)
 
     def _find_covering(self, key: PartitionKey, offset: int) -> DecodedRecords | None:
+        """Return the cached item that holds `offset`; None if there is none."""
         bases = self._bases.get(key)
         if not bases or (index := bisect_right(bases, offset)) == 0:
             return None
@@ -405,6 +420,8 @@ class DecodedBatches:
         return self._by_partition.get(key, {}).get(base_offset)
 
     def _cache(self, key: PartitionKey, decoded: DecodedRecords) -> DecodedRecords:
+        """Cache an item in place of one with the same base offset, and return it. Evict the least
+        recently used items beyond the limits."""
         if self._get(key, decoded.base_offset) is not None:
             self._drop(key, decoded.base_offset)
         self._by_partition.setdefault(key, {})[decoded.base_offset] = decoded
@@ -419,6 +436,7 @@ class DecodedBatches:
         return decoded
 
     def _drop(self, key: PartitionKey, base_offset: int) -> None:
+        """Remove an item from the cache and from all of its indexes."""
         del self._used[key, base_offset]
         by_base_offset = self._by_partition[key]
         self._size -= by_base_offset.pop(base_offset).size
@@ -442,11 +460,13 @@ def _is_plain(batch: Batch) -> bool:
 
 
 def _identity(batch: Batch) -> tuple[int, int, int, int]:
+    """Return values that differ if two batches with the same base offset differ."""
     return batch.next_offset, batch.size, batch.crc, batch.record_count
 
 
 def _make_decoded(
     begin: int, end: int, records: list[Record], is_committed: bool
 ) -> DecodedRecords:
+    """Build the cached form of records, with an estimate of their memory."""
     size = sum([len(record.key or b"") + len(record.value or b"") for record in records])
     return DecodedRecords(begin, end, records, size + _RECORD_BYTES * len(records), is_committed)

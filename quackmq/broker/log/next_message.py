@@ -107,6 +107,8 @@ class _Search:
         return False
 
     def _skip_unreadable(self, log_slice: Slice, error: Exception) -> None:
+        """Move the position past deleted or damaged offsets and count them as lost. If the end of
+        the damage is not known, leave the partition out and keep the error."""
         partition = log_slice.key.partition
         position = self._positions[partition]
         if isinstance(error, OffsetOutOfRange) and position > log_slice.next_offset:
@@ -122,8 +124,11 @@ class _Search:
             del self._positions[partition]
 
     async def _search_slice(self, log_slice: Slice) -> None:
+        """Search the batches of a slice for the next message; read more at a time if they have
+        none."""
         partition = log_slice.key.partition
         first = next(batches(log_slice.chunks[0]))
+        # Without this check, a fault of the store would become an endless loop of reads.
         if first.next_offset <= self._positions[partition]:
             raise InternalError(
                 f"a read from offset {self._positions[partition]} on begins with a batch that ends "

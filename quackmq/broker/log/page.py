@@ -125,6 +125,7 @@ class _PageBuilder:
         return True
 
     async def add_slice(self, log_slice: Slice) -> None:
+        """Add the messages of a slice until the page is full. Skip markers and aborted records."""
         for chunk in log_slice.chunks:
             for batch in batches(chunk):
                 if not is_committed(batch, log_slice.aborted):
@@ -143,6 +144,7 @@ class _PageBuilder:
         return Page(messages, *where, self._losses)
 
     async def _add_batch(self, batch: Batch) -> None:
+        """Add the messages of a batch, section by section, until the page is full."""
         while True:
             opened = await self._decoded.open(
                 self._key, batch, self._position, self._topic.name, is_committed=True
@@ -153,11 +155,13 @@ class _PageBuilder:
             await asyncio.sleep(0)  # a page may take many sections of a large batch
 
     def _add_records(self, opened: DecodedRecords) -> None:
+        """Add decoded records until the page is full. The first message after a loss reports it."""
         if opened.is_poison:
             self._lose(max(self._position, opened.base_offset), opened.next_offset)
             return
         for record in opened.records_from(self._position):
             size = _record_bytes(record)
+            # The first message always fits, so that a large record does not block its reader.
             if self.messages and self._size + size > self._max_bytes:
                 self.is_full = True
                 return
@@ -173,6 +177,7 @@ class _PageBuilder:
             if len(self.messages) >= self._max_records:
                 self.is_full = True
                 return
+        # Pass the offsets after the last record, too: a batch may end with gaps.
         self._position = opened.next_offset
 
     def _lose(self, begin: int, end: int) -> None:

@@ -253,6 +253,8 @@ class Messages:
         partition: int | None,
         number: _Number,
     ) -> Put:
+        """Put records together with the number of their publisher, or return the result of a
+        repeat. A failed put makes those with greater numbers fail that already wait."""
         group, next_number = number
         with self._register_put(topic, number) as running_puts:
             async with self._cursors.changing(group):
@@ -272,6 +274,7 @@ class Messages:
                         topic, _make_appends(topic, shares), [cursor]
                     )
                 except BaseException:
+                    # Also if this was cancelled: it is unknown whether the store has the put.
                     running_puts.failed = next_number
                     raise
                 running_puts.clear_failure(next_number)
@@ -304,6 +307,7 @@ class Messages:
         shares: Sequence[_Share],
         appended: Sequence[AppendResult],
     ) -> None:
+        """Remember where a numbered put was appended, so that a repeat can return the same ids."""
         key = (topic.id, number.group)
         self._last_puts.pop(key, None)
         if len(shares) == 1:  # several shares would need the order of the records, too
@@ -312,6 +316,7 @@ class Messages:
                 self._last_puts.popitem(last=False)
 
     def _make_repeated(self, topic: Topic, number: _Number) -> Put:
+        """Return the result of a repeat: with ids only if the last put is remembered."""
         last = self._last_puts.get((topic.id, number.group))
         if last is None or last.next_number != number.next_number:
             return Put((), repeated=True)
@@ -327,9 +332,12 @@ class Messages:
         partition: int | None,
         key: bytes,
     ) -> Put:
+        """Put records under an idempotency key. A repeat is distributed as the first put was, so
+        that each partition recognises its batch. Raise Conflict for a key with other records."""
         producer_id = _key_producer_id(topic, key)
         # One put of a key at a time: two could be distributed by different numbers of partitions.
         async with self._key_locks.hold((topic.id, producer_id)):
+            # The topic may have changed while this waited for the lock.
             topic = self._topics.with_id(topic.id)
             producers = self._store.producers_of(topic.id, producer_id)
             if producers:
@@ -338,6 +346,7 @@ class Messages:
                 shares = await self._distribute_keyed(topic, records, partition, key)
             try:
                 return _make_put(topic, shares, await self._append(caller, topic, shares))
+            # The partition knows the key with another number of records.
             except OutOfOrderSequence:
                 raise _key_conflict(key) from None
 
@@ -413,6 +422,7 @@ class Messages:
         return next_partition
 
     def _batch(self, records: Sequence[Record], producer_id: int, epoch: int) -> Batch:
+        """Encode records as one batch. A record without a timestamp gets the current time."""
         now_ms = self._clock.record_time_ms()
         timed = [
             record._replace(timestamp_ms=now_ms) if record.timestamp_ms == NO_TIMESTAMP else record
@@ -426,6 +436,7 @@ class Messages:
     async def _append(
         self, caller: Caller, topic: Topic, shares: Sequence[_Share]
     ) -> list[AppendResult]:
+        """Append the shares as one unit; return one result for each share."""
         if len(shares) > 1:
             return await self._publishing.publish_together(topic, _make_appends(topic, shares))
         ((partition, batch, _),) = shares
@@ -470,6 +481,7 @@ class _RunningPuts:
         """Raise OutOfOrderSequence if a put with a lower number failed and was not repeated."""
         if self.failed is not None and self.failed < next_number:
             raise OutOfOrderSequence(
+                # A stored number is the one that follows a put: subtract 1 for the sequence.
                 f"sequence {self.failed - 1} failed, and {next_number - 1} was waiting behind it: "
                 "put both again, in their order"
             )
@@ -481,6 +493,7 @@ class _RunningPuts:
 
 
 def _make_put(topic: Topic, shares: Sequence[_Share], appended: Sequence[AppendResult]) -> Put:
+    """Return the result of a put: the ids in the order of its records, not of its shares."""
     if len(shares) == 1:
         return Put(_message_ids(topic, shares[0].partition, appended[0]), appended[0].repeated)
     ids_by_index: dict[int, str] = {}
@@ -501,6 +514,7 @@ def _make_appends(topic: Topic, shares: Sequence[_Share]) -> list[Append]:
 
 
 def _key_conflict(key: bytes) -> Conflict:
+    """Return the error for a key that was used for other records."""
     return Conflict(
         f"the idempotency key {key[:100]!r} was used for a put of other records: use a new key for "
         "each put"
@@ -508,6 +522,8 @@ def _key_conflict(key: bytes) -> Conflict:
 
 
 def _parse_number(publisher: str | None, sequence: int | None) -> _Number | None:
+    """Return the number of a numbered put; None for any other put. Raise InvalidRequest if only one
+    of the two arguments is given."""
     if publisher is None and sequence is None:
         return None
     if publisher is None or sequence is None:
@@ -516,6 +532,8 @@ def _parse_number(publisher: str | None, sequence: int | None) -> _Number | None
 
 
 def _check_publisher(publisher: str) -> str:
+    """Return the group that stores the numbers of a publisher. Raise InvalidRequest for an invalid
+    name."""
     group = publisher_group(publisher)
     try:
         size = len(group.encode())
@@ -528,6 +546,8 @@ def _check_publisher(publisher: str) -> str:
 
 
 def _encode_key(key: str) -> bytes:
+    """Encode an idempotency key. Raise InvalidRequest if it is empty, too long or not valid
+    text."""
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
@@ -541,5 +561,7 @@ def _encode_key(key: str) -> bytes:
 
 
 def _key_producer_id(topic: Topic, key: bytes) -> int:
+    """Return the producer id for an idempotency key: a hash, in the upper half of the ids, which
+    `ProducerIds` never reaches."""
     digest = hashlib.blake2b(topic.id.bytes + key, digest_size=8).digest()
     return FIRST_KEY_ID + int.from_bytes(digest, "big") % FIRST_KEY_ID

@@ -132,6 +132,7 @@ def _count_records(state: Producer) -> int:
 
 
 async def _hash_in_steps(key: bytes) -> int:
+    """Hash a long key; yield to other tasks after each step."""
     state = begin_murmur2(key)
     for start in range(0, len(key), limits.HASHED_KEY_BYTES):
         end = min(start + limits.HASHED_KEY_BYTES, len(key))

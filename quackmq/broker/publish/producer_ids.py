@@ -26,6 +26,8 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
+        """Return an id that was never returned before. Reserve a new block if the last one is used
+        up."""
         async with self._lock:
             for producer_id in self._block:
                 return producer_id
@@ -33,6 +35,7 @@ class ProducerIds:
             return next(self._block)
 
     async def _reserve(self) -> range:
+        """Reserve the next block of ids in the store and return it."""
         while True:
             state = await self._store.state(STATE_KEY)
             first = _first_free(state.value)
@@ -45,6 +48,8 @@ class ProducerIds:
 
 
 def _first_free(value: bytes | None) -> int:
+    """Return the first id that is not reserved. Raise DamagedStore if the stored value is not a
+    number."""
     if value is None:
         return 0
     if not value.isdigit():

@@ -142,6 +142,7 @@ class Channel:
         or never leased. The acknowledgement is durable with the next flush."""
         subscription = self._subscription
         partitions = subscription.partition_progress
+        # The peer names the partition: it may be wrong.
         if subscription.end_error is not None or not 0 <= partition < len(partitions):
             return False
         progress = partitions[partition]
@@ -154,6 +155,7 @@ class Channel:
         self._delivery_counts.pop((partition, offset), None)
         if not progress.is_dirty:
             self._registry.mark_dirty(progress)
+        # Channels that found no room for more leases can take entries now.
         if not had_room:
             subscription.notify()
         return True
@@ -259,6 +261,7 @@ class Channel:
     # --- helpers ------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
+        """Raise the error that ended the subscription, if it has ended."""
         assert not self._is_closed, "a channel is not used after it was closed"
         if self._subscription.end_error is not None:
             raise self._subscription.end_error.with_traceback(None)
@@ -315,6 +318,7 @@ class Channel:
                 return None
         if not leases.lease_next(int(self._time() * 1000), end):
             return None
+        # The next offset is the end of the window, so no other entry is left to take.
         self._is_at_end = offset + 1 == end
         self._delivery_counts[0, offset] = 1
         if (
@@ -425,6 +429,7 @@ class Channel:
         assert self.live_tail is not None, "an open channel has a live tail"
         async with self._subscription.read_lock:
             try:
+                # An empty range asks for the ages of entries: see `_lease_in_partition`.
                 if next_range.next_offset == 0:
                     await self.live_tail.update_ages(progress.key.partition)
                     return
@@ -460,6 +465,7 @@ class Channel:
         )
 
     def _schedule_retry(self) -> None:
+        """Notify the peer after a while, so that it tries a failed read again."""
         if self._retry_timer is None:
             loop = asyncio.get_running_loop()
             self._retry_timer = loop.call_later(limits.CHANNEL_RETRY_MS / 1000, self._retry)
@@ -490,6 +496,7 @@ class Channel:
                 for (partition, offset), deliveries in self._delivery_counts.items()
                 if partitions[partition].leases.is_leased(offset, deliveries)
             }
+            # Leave room to grow, so that this does not run after each lease.
             self._max_delivery_counts = 2 * len(self._delivery_counts) + _SPARE_DELIVERY_COUNTS
 
 
@@ -514,6 +521,7 @@ class LogReader:
         """Read the entries of `next_range` into `progress.catch_up`, or count them as lost. If
         neither is possible, add the partition to `unreadable`, with the error if there is one."""
         await asyncio.sleep(0)  # subscriptions that are not behind go first
+        # A redelivery needs one entry: the store returns the whole batch that holds it.
         max_bytes = 1 if next_range.is_redelivery else shared_limits.REGION_BYTES
         read = Read(progress.key, next_range.first_offset, max_bytes, committed=True)
         (log_slice,) = await self._store.read([read], max_bytes=max_bytes)
@@ -563,6 +571,7 @@ class LogReader:
                 progress.key, first, end, progress.subscription.topic.name, error
             )
         if next_range.is_redelivery:
+            # Without entries, `lease` ends the lease and counts the entry as lost.
             progress.leases.lease(next_range, (), end, loop_ms())
         else:
             progress.leases.lose(first, end)

@@ -57,9 +57,10 @@ class ProgressFlusher:
 
     async def flush(self) -> None:
         """Write all changes so far. Raise the errors of the store."""
-        if self._task is not None:  # it may have begun before the last change
+        if self._task is not None:  # this write may have begun before the last change
             await asyncio.wait([self._task])
         if self._dirty or self._task is not None:
+            # A new write may have begun during the wait. Shield it: other callers need it, too.
             await asyncio.shield(self._task or self._start())
 
     async def wait_for_write(self) -> None:
@@ -87,11 +88,14 @@ class ProgressFlusher:
         self._on_changed(progress)
 
     def _schedule(self) -> None:
+        """Set the timer for the next write, unless a write runs: it schedules the next one at its
+        end."""
         if self._timer is None and self._task is None and self._dirty:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._next_write_s), self._start)
 
     def _start(self) -> asyncio.Task[None]:
+        """Start a write now and return its task. The timer is not needed any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -100,6 +104,8 @@ class ProgressFlusher:
         return self._task
 
     async def _write(self) -> None:
+        """Write all changed progress, in portions. If a portion fails, mark it and the rest as
+        changed again, and raise the error."""
         progresses = list(self._dirty)
         self._dirty.clear()
         self._last_count = len(progresses)
@@ -120,6 +126,7 @@ class ProgressFlusher:
             receipt_write, puts, written, size = ReceiptWrite(()), [], [], 0
             while progresses and size < limits.PUSHED_FLUSH_BYTES:
                 progress = progresses.pop()
+                # An acknowledgement during the write marks the progress as changed again.
                 progress.is_dirty = False
                 if progress.is_worth_saving and progress.key.topic_id in self._topics.by_id:
                     value = progress.leases.encode()
@@ -140,6 +147,8 @@ class ProgressFlusher:
                     self._on_written(progress)
 
     def _on_write_done(self, task: asyncio.Task[None]) -> None:
+        """Compute when the next write may start, log the first of several failures, and schedule
+        the next write unless the broker is closing."""
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is None:

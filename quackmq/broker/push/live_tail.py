@@ -89,6 +89,7 @@ class LiveTails:
         offsets = await self.store.offsets(key)
         first, end = offsets.first, offsets.stable  # records of open transactions come later
         if policy.live_for_ms is not None:
+            # `before` returns the last append time that is too old: the next one is live.
             since_ms = self._clock.before(policy.live_for_ms) + 1
             found = await self.store.offset_for_time(key, since_ms, "append")
             first = end if found is None else max(first, min(found.offset, end))
@@ -117,6 +118,7 @@ class LiveTails:
             self._share_memory()
 
     async def close(self) -> None:
+        """Stop all live tails and wait until their tasks have ended."""
         live_tails = list(self._live_tails.values())
         self._live_tails.clear()
         for live_tail in live_tails:
@@ -151,6 +153,7 @@ class LiveTail:
 
     async def start(self) -> None:
         """Wait until the offsets of every partition are known; then start reading."""
+        # The topic may get more partitions while this waits.
         while len(self.windows) < self.topic.partitions:
             async with self._lock:
                 await self._begin_windows()
@@ -205,6 +208,8 @@ class LiveTail:
         return self._clock.before(ages.age_ms) + ages.age_ms
 
     async def _begin_windows(self) -> None:
+        """Begin a window at the current end of each partition that has none yet. Earlier entries
+        are read from the log on demand."""
         while len(self.windows) < self.topic.partitions:
             key = PartitionKey(self.topic.id, len(self.windows))
             offsets = await self._store.offsets(key)
@@ -216,9 +221,12 @@ class LiveTail:
         return None if live_for_ms is None else AppendAgeIndex(live_for_ms, end)
 
     async def _run(self) -> None:
+        """Follow the log until the broker closes or the topic is deleted. Try again after any other
+        error."""
         while True:
             try:
                 await self._follow_log()
+            # Read again at once, with the new partitions.
             except _Altered:
                 continue
             except (BrokerClosing, NotFound):
@@ -232,6 +240,8 @@ class LiveTail:
             await asyncio.sleep(limits.LIVE_TAIL_RETRY_MS / 1000)
 
     async def _follow_log(self) -> None:
+        """Read new batches into the windows, again and again, and notify the listeners after each
+        read. Raise `_Altered` if the topic was altered during a read."""
         while True:
             if len(self.windows) < self.topic.partitions:
                 await self.start()
@@ -247,6 +257,7 @@ class LiveTail:
             )
             is_changed = False
             try:
+                # `windows` may have grown during the read.
                 for window, log_slice in zip(self.windows, slices, strict=False):
                     if log_slice.chunks or log_slice.error is not None:
                         is_changed |= await self._add_slice(window, log_slice)

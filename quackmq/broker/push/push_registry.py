@@ -99,6 +99,7 @@ class PushRegistry:
             if topic is None or state.value is None:
                 leftovers.append(StatePut(key, None, state.version))
                 continue
+            # Progress that the store has replaces these starts below.
             stored = decode_pushed(state.value)
             starts = [0] * topic.partitions
             self._add(PushSubscription(topic, name, stored, state.version, starts))
@@ -176,6 +177,7 @@ class PushRegistry:
         for progress in subscription.partition_progress:
             offsets = await self._store.offsets(progress.key)
             lag += progress.leases.count_unfinished(offsets.first, offsets.stable)
+            # `count_unfinished` includes all outstanding entries, and these are not lost.
             lost += progress.leases.count_unfinished(0, offsets.first) - progress.leases.outstanding
         counts = subscription.counts()
         counts = counts._replace(lost=counts.lost + lost)
@@ -222,6 +224,7 @@ class PushRegistry:
         subscription.stored, subscription.version = stored, state.version
         for progress in subscription.partition_progress:
             progress.leases.terms = terms
+        # A lease by the new terms may expire before the timer fires.
         subscription.is_timer_late = True
         subscription.notify()
 
@@ -238,6 +241,8 @@ class PushRegistry:
         )
 
     async def _write_receipts_setting(self, subscription: PushSubscription, enabled: bool) -> None:
+        """Store whether a subscription leaves receipts, in one change with its `begun` receipts.
+        Raise NotFound if the receipts topic was deleted meanwhile."""
         if enabled:
             await self._receipts.ensure_topic()
         async with self._flusher.write_lock:  # no state is written without its receipts
@@ -256,7 +261,7 @@ class PushRegistry:
             receipt_write.mark_written()
             subscription.stored, subscription.version = stored, subscription.version + 1
             if enabled:
-                subscription.begin_receipts()  # also in partitions that were added meanwhile
+                subscription.begin_receipts()  # also in partitions added during the write
             else:
                 subscription.end_receipts()
 
@@ -291,6 +296,7 @@ class PushRegistry:
         await self._put_states([put for each in ended for put in _state_removals(each)])
 
     async def _remove_state(self, subscription: PushSubscription) -> None:
+        """Remove the stored subscription of a deleted topic. Its progress is removed later."""
         try:
             await self._store.put_state(subscription.state_key, None, subscription.version)
         except StateChanged:
@@ -350,12 +356,15 @@ class PushRegistry:
             self._retention.cursor_moved(progress.key)
 
     async def _put_states(self, puts: list[StatePut]) -> None:
+        """Write states in portions, waiting for room in the store before each."""
         for start in range(0, len(puts), shared_limits.CHANGES_AT_ONCE):
             await self._store.room()
             await self._store.append((), (), puts[start : start + shared_limits.CHANGES_AT_ONCE])
 
 
 def _state_removals(subscription: PushSubscription) -> list[StatePut]:
+    """Return the changes that remove the stored progress of a subscription. Version 0 means that
+    the store has none."""
     return [
         StatePut(progress.state_key, None, progress.version)
         for progress in subscription.partition_progress

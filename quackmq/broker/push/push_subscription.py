@@ -78,6 +78,7 @@ class PushSubscription:
     def check_not_ended(self) -> None:
         """Raise the error with which the subscription ended, if it has ended."""
         if self.end_error is not None:
+            # Every call raises the same error object: without this, its traceback would grow.
             raise self.end_error.with_traceback(None)
 
     def begin_receipts(self) -> None:
@@ -87,6 +88,7 @@ class PushSubscription:
                 progress.pending_receipts = PendingReceipts(progress.leases, has_begun=False)
 
     def end_receipts(self) -> None:
+        """Discard the receipts that are not written yet, and record no more."""
         for progress in self.partition_progress:
             progress.pending_receipts = None
 
@@ -115,10 +117,12 @@ class PushSubscription:
         lease_ms = self.stored.terms.lease_ms
         self.is_timer_late = not now_ms <= due_ms <= now_ms + lease_ms
         # Channels were already notified of an expired lease: remind them if none took the entry.
+        # The extra millisecond keeps rounding from firing the timer before the lease has expired.
         wait_ms = due_ms + 1 - now_ms if due_ms >= now_ms else lease_ms
         self.timer = loop_clock().call_later(wait_ms / 1000, self._lease_expired)
 
     def _lease_expired(self) -> None:
+        """Notify the channels if a lease has expired, and set the timer for the next one."""
         self.timer = None
         if not self.channels:
             return
@@ -156,6 +160,7 @@ class PushSubscription:
         )
 
     def _add_part(self, start: int) -> None:
+        """Add the next partition; its entries are fresh from `start` on."""
         key = PartitionKey(self.topic.id, len(self.partition_progress))
         progress = PartitionProgress(self, key, Leases(self.stored.terms, start))
         if self.stored.receipts:

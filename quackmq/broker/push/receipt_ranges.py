@@ -59,7 +59,10 @@ class PendingReceipts:
         """Record an acknowledged entry."""
         self._acked.add(offset, offset + 1)
         if len(self._acked) > self._max_ranges:
+            # Use everything that became done instead: fewer ranges, since skipped offsets join
+            # them.
             self._acked = _Ranges(_subtract(_done_ranges(leases), self._done))
+            # Leave room to grow, so that this rare step does not run for each acknowledgement.
             self._max_ranges = max(limits.PENDING_RECEIPT_RANGES, 2 * len(self._acked))
 
     def build(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
@@ -148,7 +151,10 @@ class _Ranges:
         return len(self._starts)
 
     def add(self, first: int, end: int) -> None:
+        """Add the offsets from `first` up to, not including, `end`. Merge the ranges that it
+        overlaps or touches."""
         starts, ends = self._starts, self._ends
+        # The usual case: entries are acknowledged in order.
         if ends and ends[-1] == first:
             ends[-1] = end
             return

@@ -154,6 +154,7 @@ class PushService:
     # --- helpers ------------------------------------------------------------------------------
 
     async def _skip_old(self, topic: Topic) -> None:
+        """Skip the old entries of a topic for its live subscriptions that have no channel."""
         idle = [
             subscription
             for subscription in self._registry.of_topic(topic.id)
@@ -162,6 +163,7 @@ class PushService:
         for partition in range(topic.partitions if idle else 0):
             live_from = await self._live_tails.first_live(topic, partition)
             for subscription in idle:
+                # The subscription may have ended while `first_live` asked the store.
                 if subscription.end_error is None:
                     self._registry.skip(subscription.partition_progress[partition], live_from)
 

@@ -42,6 +42,8 @@ def leases_key(key: PartitionKey, name: str) -> str:
 
 
 def parse_pushed_key(key: str) -> tuple[uuid.UUID, str]:
+    """Return the topic id and the name in a key of `pushed_key`. Raise DamagedStore for any other
+    key."""
     topic_id, _, name = key.removeprefix(PUSHED_PREFIX).partition("/")
     try:
         return uuid.UUID(topic_id), name
@@ -50,6 +52,8 @@ def parse_pushed_key(key: str) -> tuple[uuid.UUID, str]:
 
 
 def parse_leases_key(key: str) -> tuple[PartitionKey, str]:
+    """Return the partition and the name in a key of `leases_key`. Raise DamagedStore for any other
+    key."""
     topic_id, _, rest = key.removeprefix(LEASES_PREFIX).partition("/")
     partition, _, name = rest.partition("/")
     try:
@@ -59,6 +63,7 @@ def parse_leases_key(key: str) -> tuple[PartitionKey, str]:
 
 
 def encode_pushed(stored: StoredPushSubscription) -> bytes:
+    """Encode a subscription for the store, as JSON."""
     fields = {
         "terms": dataclasses.asdict(stored.terms),
         "start": encode_start(stored.start),
@@ -87,6 +92,7 @@ def decode_pushed(value: bytes) -> StoredPushSubscription:
 
 
 def _decode_terms(fields: dict[str, Any]) -> Terms:
+    """Decode the terms of a stored subscription. Raise DamagedStore if they are not valid."""
     match fields:
         case {
             "reading": "every" | "live" as reading,

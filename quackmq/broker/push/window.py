@@ -72,6 +72,7 @@ class WindowBatch:
         self.size = batch.size if section is None else section.end - section.start
         #: The memory of the decoded entries, once the batch was opened.
         self.opened_size = 0
+        # A batch that is not committed has no entries, so it needs no decoding.
         self.is_open = not committed
         self.is_poison = False
         self.batch = batch
@@ -89,6 +90,7 @@ class WindowBatch:
             return [self]
         sections = decoded.sections(key, self.batch)
         return (
+            # Only a committed batch can be not open: see `__init__`.
             [WindowBatch(self.batch, True, section) for section in sections] if sections else [self]
         )
 
@@ -137,6 +139,8 @@ class WindowBatch:
         return [self._entry(index) for index in range(start_index, stop_index)], examined_to
 
     def _entry(self, index: int) -> LeasedEntry:
+        """Return the entry of the record at `index`. All channels share it, so it is made only
+        once."""
         entry = self._entries[index]
         if entry is None:
             assert self._key is not None, "an open batch has a key"
@@ -235,6 +239,7 @@ class Window:
     def batch_at(self, offset: int, decoded: DecodedBatches, topic_name: str) -> WindowBatch | None:
         """Return the first batch that ends after `offset`, which is within the window; None if
         there is none. The batch is open, unless it must be prepared first."""
+        # A batch that ends at `offset` does not hold it: `_ends` are exclusive.
         index = bisect_right(self._ends, offset)
         if index >= len(self._batches):
             return None
@@ -243,6 +248,7 @@ class Window:
             sections = batch.split(decoded, self.key)
             if len(sections) > 1:
                 self._replace(index, sections)
+                # Look again: the offset is now in one of the sections.
                 return self.batch_at(offset, decoded, topic_name)
             if not batch.open(decoded, self.key, topic_name):
                 return batch
@@ -257,6 +263,7 @@ class Window:
         return batch
 
     def _replace(self, index: int, sections: list[WindowBatch]) -> None:
+        """Replace the batch at `index` by its sections."""
         self.size += sum(batch.size for batch in sections) - self._batches[index].size
         self._batches[index : index + 1] = sections
         self._ends[index : index + 1] = [batch.next_offset for batch in sections]
@@ -288,6 +295,7 @@ class CatchUpBuffer:
             sections = self._batch.split(decoded, key)
             if len(sections) == 1:
                 break
+            # Continue with the sections in place of the whole batch.
             self._batches = chain(sections[1:], self._batches)
             self._batch = sections[0]
         self.offset = offset

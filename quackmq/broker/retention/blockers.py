@@ -89,6 +89,7 @@ class HeldBackReport:
                 cursor = (topic_id, partition_number, held_back.name, held_back.offset)
                 if cursor not in self._logged:
                     lines += 1
+                    # Not added to `logged`, so that a later call logs it.
                     if lines > limits.HELD_BACK_LINES:
                         continue
                     log.warning(
@@ -104,6 +105,8 @@ class HeldBackReport:
         self._by_partition.pop(topic_id, None)
 
     def _find_held_back(self, partition: Partition, facts: Facts) -> HeldBack | None:
+        """Return the entries that the policy would delete if no cursor held them; None if there are
+        none."""
         if facts.held_from is None:
             return None
         policy = partition.topic.policy
@@ -122,10 +125,12 @@ class HeldBackReport:
             holders.name,
             holders.offset,
             holders.since_ms,
+            # The named holder is not one of the others.
             holders.total - 1,
         )
 
     def _every(self, topic_id: UUID | None) -> Iterator[HeldBack]:
+        """Yield the held entries of one topic, or of all topics if `topic_id` is None."""
         if topic_id is not None:
             yield from self._by_partition.get(topic_id, {}).values()
             return

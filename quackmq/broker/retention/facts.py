@@ -137,6 +137,8 @@ class RetentionFacts:
         return None if self._archive is None else self._archive.partitions.manifest(partition.key)
 
     async def _update_ages(self, partition: Partition) -> None:
+        """Ask the store for the ages of entries from before the broker opened, where it is time to
+        ask."""
         for ages in partition.ages:
             now_ms = partition.now_for(ages, self._clock)
             if (time_ms := ages.time_to_query(now_ms)) is not None:
@@ -144,6 +146,8 @@ class RetentionFacts:
                 ages.learn(found, now_ms)
 
     async def _measure(self, partition: Partition) -> None:
+        """Ask the store for the size of the history, where it is not known. Then find again which
+        archived files are surplus, because that depends on the size."""
         for sizes in partition.all_sizes:
             if (log_range := sizes.unmeasured_range()) is not None:
                 size = await self._store.least_bytes_between(partition.key, *log_range)

@@ -57,15 +57,20 @@ class HoldLeases:
                     await self._lifecycle.run_shielded(self._end(name, topic_id))
 
     def _is_expired(self, name: str, topic_id: UUID) -> bool:
+        """Return whether all cursors of a name in a topic have leases, and the last commit is
+        longer ago than the longest of them."""
         cursors = self._cursors.in_topic(name, topic_id).values()
         leases_ms = [parse_lease_ms(each.metadata) for each in cursors]
         declared_leases_ms = [each for each in leases_ms if each is not None]
+        # A cursor without a lease was moved by another client, which uses the subscription.
         if not declared_leases_ms or len(declared_leases_ms) < len(leases_ms):
             return False
         last_commit_ms = max(each.updated_ms for each in cursors)
         return last_commit_ms <= self._clock.expired_before(max(declared_leases_ms))
 
     async def _end(self, name: str, topic_id: UUID) -> None:
+        """End the subscription of an expired lease, unless that is no longer necessary, and log
+        it."""
         topic = self._topics.by_id.get(topic_id)
         # Clients may have committed while earlier subscriptions were ended.
         if topic is None or not self._is_expired(name, topic_id):

@@ -82,6 +82,7 @@ class Holds:
     def consumers_left(self, key: PartitionKey, offsets: Sequence[int]) -> list[int]:
         """Return for each offset how many consumers have not consumed it."""
         pull_order = self._pull_order(key)
+        # A cursor at `offset` has not passed it: count the cursors up to and including it.
         pull_counts = [pull_order.count_before(offset + 1) for offset in offsets]
         if not self._push.count_in(key.topic_id):
             return pull_counts
@@ -153,6 +154,7 @@ class Holds:
     # --- helpers ----------------------------------------------------------------------------
 
     def _pull_order(self, key: PartitionKey) -> HoldOrder:
+        """Return the sorted cursors of pull subscriptions and groups in a partition."""
         by_partition = self._pull_orders.get(key.topic_id)
         order = None if by_partition is None else by_partition.get(key.partition)
         if order is None:
@@ -161,6 +163,7 @@ class Holds:
         return order
 
     def _push_order(self, key: PartitionKey) -> HoldOrder:
+        """Return the sorted durable low-water marks of push subscriptions in a partition."""
         if key.topic_id not in self._push.by_topic:
             return _NO_HOLDS
         order = self._push_orders.get(key)
@@ -176,6 +179,8 @@ class Holds:
         return order
 
     def _cursor_changed(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
+        """Move a cursor in its order. An order that was never queried is built from the current
+        cursors when it is."""
         by_partition = self._pull_orders.get(topic_id)
         if by_partition is not None and partition in by_partition:
             hold = self._find_hold(name, PartitionKey(topic_id, partition))

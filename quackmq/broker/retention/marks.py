@@ -63,6 +63,7 @@ class _Marks:
         return self._at(-1) if len(self) else None
 
     def add(self, mark: Mark) -> None:
+        """Add a mark. Within the grain of the last mark, replace that mark instead."""
         if len(self) and mark.value - self._mark_start <= self._grain:
             self._offsets[-1], self._values[-1] = mark
             return
@@ -93,6 +94,7 @@ class _Marks:
     def drop_through(self, offset: int) -> None:
         """Drop the marks up to and including `offset`."""
         self._start = bisect_right(self._offsets, offset, self._start)
+        # Free memory rarely, since deleting at the front moves all other marks.
         if self._start > _SPARE and self._start * 2 > len(self._offsets):
             del self._offsets[: self._start]
             del self._values[: self._start]
@@ -338,6 +340,7 @@ class LogSizeIndex:
                 self._begin = examined
             else:
                 self._begin = Mark(first, end.value)
+                # Count the rest of the history as empty until it is measured again.
                 self._is_measured = False
             self._examined = None
             return
@@ -346,6 +349,8 @@ class LogSizeIndex:
         else:
             mark = self._marks.last_at_or_before(first)
             if mark is None or mark.offset < first:
+                # A trim between two marks: use the later one, so that the rest of the log is not
+                # overestimated.
                 mark = self._marks.first_after(first)
             self._begin = Mark(first, self._total if mark is None else mark.value)
         self._examined = self._history_end = None

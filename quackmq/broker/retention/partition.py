@@ -102,6 +102,7 @@ class Partition:
         """Start the marks. `offsets` cover log and archive, `log` the log alone."""
         policy = self.topic.policy
         self.first, self.next = offsets.first, max(self.next, offsets.next)
+        # Ages of live entries matter only where their number is limited.
         if policy.live_for_ms is not None and policy.live_entries is not None:
             self.live_ages = AppendAgeIndex(policy.live_for_ms, offsets.next)
         if policy.keep_for_ms is not None:
@@ -167,6 +168,8 @@ class Partition:
         return before_ms + age_ms
 
     def facts(self, clock: Clock, held_from: int | None) -> Facts:
+        """Return all facts for a decision, up to now. `held_from` is the lowest cursor that holds
+        the partition."""
         return Facts(
             first=self.first,
             next=self.next,

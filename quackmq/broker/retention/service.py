@@ -5,22 +5,19 @@ Only topics whose policy counts entries are known here; other topics bypass this
 module carries the decisions out:
 
 - A publisher to a full topic waits in its partition's queue, first come, first served. It is
-  admitted as soon as there is room: after a trim, after a cursor moved, or when entries expire
-  (noticed by the cleaner, at most an interval late). Other partitions and topics are not affected.
+  admitted when there is room: after a trim, after a cursor moved, or when the cleaner notices
+  expired entries. Other partitions and topics are not affected.
 - Appends in flight count as entries, so concurrent publishers do not overfill a topic.
 - A publish to a topic with `drop_oldest` is answered after the oldest entries are deleted. If the
   deletion fails, the publish is still valid, and the cleaner tries the deletion again.
 - The cleaner looks at partitions in which something may be due. An error is logged with the topic's
-  name, once until it is resolved, and stops neither other topics nor the cleaner; `failures`
-  returns the unresolved errors.
+  name, once until it is resolved; other topics are cleaned. `failures` returns unresolved errors.
 - Retention treats log and archive as one, and deletes entries from either. By age, it may cut a
-  file of the archive; by size, it deletes whole files. Manifests are not written for each publish
-  and each consumed message: `drop_oldest` leaves deletions in the archive to the next cleaning, and
-  one file is cut at most once per `limits.ARCHIVE_CUT_MS`.
+  file of the archive; by size, it deletes whole files. To write few manifests, `drop_oldest` leaves
+  the archive to the cleaner, which cuts a file at most once per `limits.ARCHIVE_CUT_MS`.
 - A subscription that is further behind than the topic holds is overtaken, and is logged.
 
-A partition loads its facts from the store when they are first needed. Then it follows the appends
-and trims of this module, and the archive's manifests.
+A partition loads its facts when they are needed, then follows appends, trims and manifests.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -78,8 +75,7 @@ class Retention:
         lifecycle: Lifecycle,
         archive: Archive | None = None,
     ) -> None:
-        """`archive` is `store` if it has an archive. `on_trimmed` is called with a partition and
-        its new first offset after each trim."""
+        """`archive` is `store` if it has one. Each trim calls `on_trimmed` with the new start."""
         self._store = store
         self._facts = RetentionFacts(store, archive, holds, clock)
         self._clock = clock
@@ -160,8 +156,7 @@ class Retention:
         self, appends: Sequence[Append], cursors: Sequence[Cursor]
     ) -> Awaitable[list[AppendResult]]:
         """Append several batches of a topic, and cursors, as one unit when there is room for all.
-        Room is reserved in the order of the partitions, so that no two callers wait for each
-        other."""
+        Room is reserved in the order of partitions, so no two callers wait for each other."""
         partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
         return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
 
@@ -173,14 +168,14 @@ class Retention:
             partition.due_ms = 0
 
     def cursor_moved(self, key: PartitionKey) -> None:
-        """Look again at a partition in which a cursor moved or ended: entries may now be
-        deleted."""
+        """Clean a partition in which a cursor moved or ended: entries may now be deleted."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None:
             partitions[key.partition].due_ms = 0
             self._admit(partitions[key.partition])
 
     async def trim(self, key: PartitionKey, before: int) -> int:
+        """Delete the entries of a partition before an offset; return its new first offset."""
         partitions = self._partitions.get(key.topic_id)
         if partitions is None:
             return await self._trim_store(key, before)
@@ -191,8 +186,7 @@ class Retention:
     # --- the cleaner ------------------------------------------------------------------------
 
     async def clean(self) -> None:
-        """Delete the entries that the policies do not keep, and admit publishers that wait for
-        room."""
+        """Delete the entries that the policies do not keep; admit waiting publishers."""
         due = self._pop_due()
         failed: set[uuid.UUID] = set()
         for start in range(0, len(due), shared_limits.CHANGES_AT_ONCE):
@@ -209,8 +203,7 @@ class Retention:
         self.held_back.log_unmoved(self._clock.before(limits.HELD_BACK_MS))
 
     def failures(self) -> list[Failure]:
-        """Return the errors that keep topics from being cleaned: one per topic, SHOWN_FAILURES at
-        most."""
+        """Return the errors that prevent cleaning: one per topic, at most SHOWN_FAILURES."""
         return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
 
     def stop(self) -> None:
@@ -234,6 +227,7 @@ class Retention:
         return list(due)
 
     async def _clean(self, partition: Partition) -> None:
+        """Update the facts of a partition, trim it, and set when to look again."""
         if not partition.is_ready:
             await asyncio.shield(self._start_preparing(partition))
         async with partition.lock:
@@ -249,6 +243,7 @@ class Retention:
         self._admit(partition)
 
     async def _trim_expired(self, partition: Partition, now_ms: int) -> bool:
+        """Trim what the policy does not keep; return whether anything was trimmed."""
         facts = self._facts.collect(partition)
         policy = partition.topic.policy
         before = trim_before(policy, facts)
@@ -289,6 +284,7 @@ class Retention:
         )
 
     def _report_failure(self, partition: Partition, error: Exception) -> None:
+        """Record a failure; log it unless the topic already failed in this way."""
         topic = partition.topic
         previous = self._failures.get(topic.id)
         self._failures[topic.id] = Failure(topic.name, partition.key.partition, error)
@@ -324,6 +320,7 @@ class Retention:
         self._admit(partition)
 
     async def _trim(self, partition: Partition, before: int) -> int:
+        """Trim a partition, update its facts and admit waiting publishers."""
         first = await self._trim_store(partition.key, before)
         partition.apply_trim(first)
         self._facts.apply_manifest(partition)
@@ -336,6 +333,7 @@ class Retention:
         return first
 
     def _has_room(self, partition: Partition, batch: Batch) -> bool:
+        """Return whether a batch can be appended now. Try cheap facts first."""
         policy = partition.topic.policy
         if not policy.refuses_or_waits:
             return True
@@ -355,6 +353,7 @@ class Retention:
         appends: Sequence[Append],
         cursors: Sequence[Cursor],
     ) -> list[AppendResult]:
+        """Reserve room in each partition, then append all batches at once."""
         reserved: list[tuple[Partition, Batch]] = []
         pairs = list(zip(partitions, (each.batch for each in appends), strict=True))
         try:
@@ -400,6 +399,7 @@ class Retention:
     async def _await_append(
         self, partition: Partition, entries: int, size: int, appended: Awaitable[list[AppendResult]]
     ) -> AppendResult:
+        """Count an append when it is durable, then drop the oldest entries."""
         try:
             (result,) = await appended
             partition.apply_append(result, size)
@@ -411,6 +411,7 @@ class Retention:
         return result
 
     async def _drop_oldest(self, partition: Partition) -> None:
+        """Trim for `drop_oldest`. Report an error: the publish itself has succeeded."""
         try:
             if self._leaves_to_cleaner(partition):
                 return
@@ -424,15 +425,13 @@ class Retention:
             self._report_failure(partition, error)
 
     def _find_drop_offset(self, partition: Partition) -> int:
-        """Return the offset to trim to. If the policy has just changed, return the current first
-        offset: the cleaner will trim."""
+        """Return the offset to trim to; if the policy has just changed, the cleaner trims."""
         if not partition.is_ready:
             return partition.first
         return trim_before(partition.topic.policy, self._facts.collect(partition))
 
     def _leaves_to_cleaner(self, partition: Partition) -> bool:
-        """Return whether the cleaner must trim, because a publisher does not wait for a
-        manifest."""
+        """Return whether the cleaner must trim: publishers do not wait for a manifest."""
         if not self._facts.begins_in_archive(partition):
             return False
         if self._find_drop_offset(partition) > partition.first:
@@ -449,8 +448,8 @@ class Retention:
         start: Callable[[Partition, Batch], asyncio.Future[_Result]],
         wait_for_room: bool = True,
     ) -> Awaitable[_Result]:
-        """Queue a publisher; call `start` when it is the first and there is room. A publisher that
-        does not wait for room is queued only until the partition is ready."""
+        """Queue a publisher; call `start` when it is the first and there is room. Without
+        `wait_for_room`, it is queued only until the partition is ready."""
         self._lifecycle.check_open()
         if (
             self._waiting >= limits.WAITING_PUBLISHERS
@@ -471,6 +470,7 @@ class Retention:
         return task
 
     async def _wait(self, waiter: _Waiter) -> Any:
+        """Wait until a publisher is admitted; return the result, or raise TopicFull."""
         partition = waiter.partition
         if partition.preparing is not None:
             await asyncio.wait([partition.preparing])
@@ -554,8 +554,7 @@ class Retention:
 
 
 class _Waiter:
-    """A queued publisher, with a copy of its batch. When it is woken, `outcome` is its started
-    append, or the error."""
+    """A queued publisher. When it is woken, `outcome` is its started append, or the error."""
 
     __slots__ = ("batch", "check", "outcome", "partition", "start", "wait_for_room", "woken")
 
@@ -571,7 +570,7 @@ class _Waiter:
         self.wait_for_room = wait_for_room
         self.check = check
         self.start = start
-        self.batch = Batch.peek(bytes(batch.view))
+        self.batch = Batch.peek(bytes(batch.view))  # a copy: the caller may reuse its buffer
         self.outcome: asyncio.Future[Any] | Exception | None = None
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -583,6 +582,7 @@ def _mark_retrieved(task: asyncio.Task[Any]) -> None:
 
 
 def _check_fits(partition: Partition, batch: Batch) -> None:
+    """Raise RecordTooLarge if a batch has more records than its topic can ever hold."""
     policy = partition.topic.policy
     max_entries = policy.live_entries if policy.refuses_or_waits else math.inf
     if max_entries is not None and batch.record_count > max_entries:
