@@ -108,6 +108,7 @@ def claim_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
     path = topic_path(topic)
     owner = _read_owner(disk, path)
     if owner == topic_id:
+        # An earlier process may have died before these names were durable.
         disk.sync_directory(path)
         disk.sync_directory(ARCHIVE)
         return
@@ -283,6 +284,7 @@ def _remove_unclaimed(disk: Disk, path: str) -> None:
 
 
 def _remove_all_left_behind(disk: Disk) -> None:
+    """Remove the archives of all deleted topics. A failure is logged; a later call tries again."""
     for topic_id in left_behind(disk):
         try:
             remove_left_behind(disk, topic_id)
@@ -318,11 +320,14 @@ def _read_owner(disk: Disk, path: str) -> uuid.UUID | None:
 
 
 def _encode_owner(topic_id: uuid.UUID, topic: str) -> bytes:
+    """Return the content of `_topic.json`: a JSON object whose last field is the checksum of the
+    object without it."""
     text = orjson.dumps({"topic": topic, "topic_id": str(topic_id)})
     return b'%b,"crc32c":"%08x"}' % (text[:-1], crc32c(text))
 
 
 def _move_aside(disk: Disk, path: str, owner: uuid.UUID) -> None:
+    """Rename a topic's directory to its id, so that the name is free for another topic."""
     disk.rename(path, _deleted_path(owner))
     disk.sync_directory(ARCHIVE)
 
@@ -339,6 +344,8 @@ def _replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
 
 
 def _read_file(disk: Disk, path: str) -> bytes | None:
+    """Return the content of a small file, up to just beyond the limit; None if it does not
+    exist."""
     try:
         file = disk.open(path)
     except FileNotFoundError:

@@ -93,7 +93,8 @@ class ManifestRegistry:
         self._is_closed = False
 
     def __len__(self) -> int:
-        """The number of known partitions; at least 1 if the archive cannot be read."""
+        """The number of known partitions. It is at least 1 if the archive cannot be read, so that
+        no caller takes the archive for empty."""
         return len(self._partitions) if self._failure is None else max(1, len(self._partitions))
 
     @property
@@ -293,6 +294,8 @@ class ManifestRegistry:
     # --- carrying out ------------------------------------------------------------------------
 
     async def _reload(self) -> None:
+        """Read all manifests again after the archive could not be read. Raises the error if it
+        still cannot. If several callers wait, only the first one reads."""
         async with self._loading:
             if self._failure is not None:
                 await self.load(await self._log.topics())
@@ -302,6 +305,9 @@ class ManifestRegistry:
     async def _open(
         self, partition: PartitionArchive, first_offset: int, open_files: _OpenFiles
     ) -> Manifest:
+        """Read a partition's manifest with `open_files` and make archive and log meet; return the
+        manifest. Return the known one if the partition is already open and has no problem. An error
+        is stored as the partition's problem, and raised."""
         async with partition.lock:
             if partition.manifest is not None and partition.problem is None:
                 return partition.manifest
@@ -365,6 +371,8 @@ class ManifestRegistry:
         new_files: Sequence[tuple[str, Buffer]],
         offered: Sequence[str],
     ) -> Manifest:
+        """Commit the manifest that `make` returns, while no other change of the partition runs.
+        Write nothing if `make` returns the current manifest."""
         async with partition.lock:
             current = partition.require_changeable()
             changed = make(current)
@@ -373,12 +381,15 @@ class ManifestRegistry:
             return changed
 
     async def _trim(self, key: PartitionKey, before: int) -> None:
+        """Trim the archive and then the log, while no other change of the partition runs."""
         async with self._lock(key):
             if (unavailable := self.unavailable(key)) is not None:
                 raise without_traceback(unavailable)
             first_in_log = (await self._log.offsets(key)).first
             partition = self._partitions.get(key)
             if partition is not None and partition.manifest is not None:
+                # A trim to the beginning of the log, or beyond it, drops the whole archive, and so
+                # the problem.
                 if partition.problem is not None and before < first_in_log:
                     raise without_traceback(partition.problem)
                 await self._trim_archive(partition, partition.manifest, before)
@@ -388,7 +399,7 @@ class ManifestRegistry:
     async def _trim_archive(
         self, partition: PartitionArchive, current: Manifest, before: int
     ) -> None:
-        """Call with the partition's lock held."""
+        """Trim only the archive. Call with the partition's lock held."""
         if before <= current.first_offset:
             return
         trimmed = manifest.trim(current, before)
@@ -410,7 +421,10 @@ class ManifestRegistry:
         new_files: Sequence[tuple[str, Buffer]],
         offered: Sequence[str] = (),
     ) -> None:
-        """Call with the partition's lock held."""
+        """Make a changed manifest and its new files durable, and then visible. Start a sweep if the
+        change has dropped files. Call with the partition's lock held."""
+        # The names that only the changed manifest has are those of the new files. The lengths may
+        # differ: then `_check_names` raises.
         renames = list(zip(offered, manifest.dropped_names(changed, older), strict=False))
         _check_names(
             older, changed, [*(name for name, _ in new_files), *(name for _, name in renames)]
@@ -418,6 +432,8 @@ class ManifestRegistry:
         try:
             await self.disk.run(partial(self._write, changed, new_files, renames), "archive")
         except OSError as error:
+            # Either manifest may be on disk. Keep the older one in memory, but under the new
+            # version, so that this version is never used for another manifest.
             partition.commit_unknown = partition.has_orphans = True
             partition.set_manifest(
                 dataclasses.replace(older, version=changed.version), self._changed
@@ -446,6 +462,8 @@ class ManifestRegistry:
         files.commit(self.disk, manifest_)
 
     async def _remove(self, topic: Topic) -> None:
+        """Remove the archive of a deleted topic. If this fails, remember the topic for
+        `remove_left_behind`, up to a bound; the next opening removes the others."""
         try:
             await self.disk.run(partial(files.remove_topic, self.disk, topic), "archive")
         except (OSError, DamagedData) as error:
@@ -462,6 +480,8 @@ class ManifestRegistry:
     # --- sweeping ----------------------------------------------------------------------------
 
     def _release_pin(self, partition: PartitionArchive, pinned: Manifest) -> None:
+        """Release a pin; sweep if it was the last one of its version and files may be unused
+        now."""
         self._pins -= 1
         if partition.unpin(pinned) and partition.has_orphans and not self._is_closed:
             self._start_sweep(partition)
@@ -485,6 +505,7 @@ class ManifestRegistry:
                     *(partition.topic, partition.key.partition, error),
                 )
                 return
+            # Files that only pinned manifests list are left: the release of a pin sweeps again.
             partition.has_orphans = not in_use <= set(manifest.list_names(current))
 
     # --- helpers -----------------------------------------------------------------------------
@@ -497,6 +518,7 @@ class ManifestRegistry:
         return lock
 
     def _find_opened(self, key: PartitionKey) -> PartitionArchive:
+        """Return the state of a partition. Raises UnknownPartition if it has no known manifest."""
         partition = self._partitions.get(key)
         if partition is None or partition.manifest is None:
             raise unknown_partition_error(key)

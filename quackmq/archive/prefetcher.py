@@ -39,6 +39,7 @@ class Prefetcher:
     async def read(self, manifest: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         """Read as `ArchiveReader.read` does; the caller keeps the manifest's files pinned."""
         if self._prefetch_task is not None and self._prefetch_position == (manifest.key, offset):
+            # The requested piece is being made already: do not make it twice.
             await asyncio.wait([self._prefetch_task])
             self._partitions.check_open()
         reader = self._partitions.loaded_reader
@@ -71,11 +72,14 @@ class Prefetcher:
     async def _prefetch(
         self, reader: ArchiveReader, key: PartitionKey, offset: int, max_bytes: int
     ) -> None:
+        """Prefetch batches from an offset on, in the read lane, with the manifest's files
+        pinned."""
         try:
             pin = self._partitions.pin(key)
         except (NotFound, LimitReached, BrokerClosing):
             return  # the next read raises the error
         with pin:
+            # The offset may have been trimmed since the prefetch was planned.
             if pin.manifest.first_offset <= offset < pin.manifest.next_offset:
                 job = partial(reader.prefetch, pin.manifest, offset, max_bytes)
                 await self._partitions.disk.run(job, "read")

@@ -114,10 +114,11 @@ class TieredReader:
     async def _read_both(
         self, reads: Sequence[Read], max_bytes: int, min_bytes: int, deadline: float
     ) -> list[Slice]:
-        """Read archive and log. If that is not enough, wait in the log until the deadline."""
+        """Read from archive and log. If that is not enough, wait for appends to the log until the
+        deadline. If records were archived and trimmed from the log during the wait, read again."""
         parts = await self._gather(reads, max_bytes)
         size = sum(part.size for part in parts)
-        # A read may stop at half of its bytes; waiting for more would be in vain.
+        # A read of the archive or of segments may stop at half of its bytes: then that is enough.
         enough_bytes = min(min_bytes, max(1, max_bytes // 2))
         remaining_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
         if size >= enough_bytes or remaining_ms <= 0 or any(part.is_final for part in parts):
@@ -151,6 +152,7 @@ class TieredReader:
                 parts += await self._read_log(log_reads, remaining, is_first=remaining == max_bytes)
                 remaining = max_bytes - sum(part.size for part in parts)
                 log_reads = []
+            # The second condition is for a read of 0 bytes: it returns one batch all the same.
             is_full = remaining <= 0 and remaining < max_bytes
             if is_full or opened_count >= limits.ARCHIVE_PARTITIONS_AT_ONCE:
                 parts.append(await self._skip_partition(read))
@@ -176,6 +178,8 @@ class TieredReader:
     async def _read_log(
         self, reads: Sequence[Read], remaining: int, is_first: bool
     ) -> list[_PartitionRead]:
+        """Read partitions whose records are in the log. With `is_first` nothing was read before,
+        and one batch may exceed `remaining`. Otherwise drop the result if it does not fit."""
         slices = await self._log.read(reads, max_bytes=max(1, remaining))
         parts = [_PartitionRead(read) for read in reads]
         for part, log_slice in zip(parts, slices, strict=True):
@@ -231,6 +235,8 @@ class TieredReader:
             end = pin.manifest.next_offset
             if part.position < pin.manifest.first_offset:
                 return  # trimmed meanwhile; the log's slice gets the error
+            # More than half of the bytes is enough: another piece would often not fit and be read
+            # in vain.
             while part.position < end and part.archived_size * 2 <= most_bytes:
                 piece_bytes = max(
                     1, min(most_bytes - part.archived_size, limits.ARCHIVE_READ_BYTES)
@@ -331,6 +337,7 @@ class _PartitionRead:
         return not self.continues and self._error is None and not self.size
 
     def add(self, chunks: tuple[bytes, ...], archived_size: int, next_offset: int) -> None:
+        """Add chunks of the archive; `archived_size` is the size of all of them."""
         self.chunks += chunks
         self.archived_size = archived_size
         self.position = next_offset
@@ -347,10 +354,12 @@ class _PartitionRead:
         self.log = log
         if isinstance(log.error, NotFound):
             self._fail(log.error)
-        elif 0 <= self.read.offset < log.first_offset:  # deleted during the read
+        elif 0 <= self.read.offset < log.first_offset:
+            # The requested records are trimmed; retention may have done this during the read.
             self._fail(log.error or _out_of_range_error(self.read.offset, log))
 
     def _fail(self, error: Exception) -> None:
+        """Drop all data and set an error."""
         self.chunks, self.archived_size = (), 0
         self.log = self.log._replace(chunks=(), size=0, aborted=(), error=error)
 

@@ -91,6 +91,7 @@ class TieredStore(DelegatingStore):
         return None
 
     async def offsets(self, key: PartitionKey) -> Offsets:
+        """Return the offsets of log and archive together. Raises as `Store.offsets` does."""
         offsets = await self.inner.offsets(key)
         manifest = self.partitions.manifest(key)
         if manifest is None:
@@ -107,6 +108,8 @@ class TieredStore(DelegatingStore):
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
+        """Return the first record with a time, or a later one: search the archive first, then the
+        log. Return None if there is none."""
         found, searched = await self._search_archive(key, time_ms, kind, 0)
         while found is None:
             found = await self.inner.offset_for_time(key, time_ms, kind)
@@ -116,11 +119,13 @@ class TieredStore(DelegatingStore):
             found, searched = await self._search_archive(key, time_ms, kind, searched)
         if found is None:
             return None
-        # Either may have been trimmed meanwhile.
+        # The record may have been trimmed during the search: then return the first that is left.
         first = (await self.offsets(key)).first
         return found._replace(offset=max(found.offset, first))
 
     async def trim(self, key: PartitionKey, before: int) -> int:
+        """Delete everything before an offset in archive and log; return the partition's first
+        offset. Raises OffsetOutOfRange beyond the end."""
         offsets = await self.inner.offsets(key)
         if before > offsets.next:
             raise OffsetOutOfRange(

@@ -110,6 +110,7 @@ class Archiver:
                 if await self.archive_due():
                     idle_from = loop.time()
                 elif loop.time() - idle_from > limits.ARCHIVE_WORKER_IDLE_MS / 1000:
+                    # Free the memory once, and again only after as long without work.
                     idle_from = loop.time()
                     await self._free_builder_memory()
                     await self._store.partitions.remove_left_behind()
@@ -179,7 +180,7 @@ class Archiver:
 
     async def _check_partitions(self) -> None:
         """Find the partitions that are due: check those that have changed, those whose time has
-        come, and a few others."""
+        come, and a few others in rotation, in case a change was missed."""
         changed = self._store.inner.take_changed()
         await self._add_unchecked(changed or ())
         await self._add_unchecked(self._agenda.pop_due(self._now_ms()))
@@ -189,6 +190,8 @@ class Archiver:
                 await self._check_partition(topic_name, key)
             if count % limits.ARCHIVE_CHECKS_PER_STEP == 0:
                 await asyncio.sleep(0)
+        # If the log does not know which partitions have changed, or some topics were never
+        # announced by `follow`, only the rotation finds their records: it must be faster then.
         knows_all = changed is not None and len(self._name_by_topic_id) == len(self._topics())
         await self._check_rotation(
             limits.ARCHIVE_ROTATION_CHECKS if knows_all else limits.ARCHIVE_CHECKS
@@ -208,7 +211,9 @@ class Archiver:
             next_partition = next(self._rotation, None)
             if next_partition is None:
                 if count:
-                    return  # all were checked
+                    # The rotation ended in this call. The next call begins a new one, so that no
+                    # partition is checked twice in one call.
+                    return
                 topics = self._topics()
                 self._rotation = _list_partitions(topics, list(topics))
                 continue
@@ -247,7 +252,7 @@ class Archiver:
             return False
         backlog = await self._measure_backlog(key)
         state = self._state_by_partition.get(key)
-        if state is None:
+        if state is None:  # it has no records to archive
             return False
         if backlog.is_due(policy, self._clock):
             # Archive the whole backlog, in several runs if needed: the rest would soon be due
@@ -262,6 +267,7 @@ class Archiver:
         if failure is not None:
             self._agenda.put(key, failure.retry_ms)
         elif state is None or not state.backlog_bytes or state.oldest_offset < 0:
+            # Nothing to archive: the next append makes it a changed partition.
             self._agenda.drop(key)
         elif policy.archive_after_ms is not None:
             now_ms, due_ms = self._now_ms(), state.oldest_ms + policy.archive_after_ms
@@ -269,8 +275,8 @@ class Archiver:
             self._agenda.put(key, due_ms if due_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
 
     async def _measure_backlog(self, key: PartitionKey) -> ArchiveBacklog:
-        """Return the records of a partition that can be archived. Trim archived records from its
-        log first, if that was not done."""
+        """Return the records of a partition that can be archived. Before that, trim its log if it
+        still has archived records."""
         log_store = self._store.inner
         offsets = await log_store.offsets(key)
         manifest = self._store.partitions.manifest(key)
@@ -295,6 +301,8 @@ class Archiver:
         return ArchiveBacklog(first, offsets.stable, state.backlog_bytes, state.oldest_ms)
 
     def _set_backlog(self, state: _PartitionState, ready_bytes: int) -> None:
+        """Set the bytes that a partition has to archive, and correct the sum over all
+        partitions."""
         self._backlog_bytes += ready_bytes - state.backlog_bytes
         state.backlog_bytes = ready_bytes
 
@@ -306,6 +314,8 @@ class Archiver:
         until = loop.time() + limits.ARCHIVE_CHECK_MS / 1000
         while self._due_partitions and not self._waits_for_room and loop.time() < until:
             key, name = next(iter(self._due_partitions.items()))
+            # Removed before it is archived: if it has more records, it goes to the end of the
+            # queue, and the other partitions come first.
             del self._due_partitions[key]
             state = self._state_by_partition.get(key)
             if state is None:
@@ -326,6 +336,9 @@ class Archiver:
     async def _archive_partitions(
         self, partitions: Iterable[tuple[str, PartitionKey]]
     ) -> ArchiveResult:
+        """Archive partitions one after the other; return the sum of their results. A failing
+        partition does not stop the others: its failure is recorded, and the first error is raised
+        at the end."""
         done = ArchiveResult()
         errors: list[QuackError] = []
         for name, key in partitions:
@@ -341,10 +354,12 @@ class Archiver:
         return done
 
     async def _archive_partition(self, name: str, key: PartitionKey) -> ArchiveResult:
-        """Archive one partition up to its current stable offset."""
+        """Archive one partition up to its current stable offset, file by file. Return the sum of
+        the results."""
         end = (await self._store.inner.offsets(key)).stable
         done = ArchiveResult()
         previous_first = -1
+        # Stop also if the last file did not advance: another attempt would not either.
         while previous_first < (first := (await self._measure_backlog(key)).first) < end:
             done = done.plus(await self._archive_next_file(name, key, end))
             previous_first = first
@@ -356,6 +371,8 @@ class Archiver:
             if self._is_closed:
                 raise _closing_error()
             topic = self._topics().get(name)
+            # The caller may have waited for the lock: the topic may have been deleted, or created
+            # again under the same name.
             if topic is None or topic.id != key.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted")
             state = self._state_by_partition.setdefault(key, _PartitionState())
@@ -365,6 +382,7 @@ class Archiver:
                     run, self._store, self._buffers, self._file_builder, self._find_publisher
                 )
             finally:
+                # Also after an error: the next run must not examine these records again.
                 state.examined_to = max(state.examined_to, run.examined_to)
                 state.suspects = run.suspects
                 self._done = self._done.plus(run.done)
@@ -372,6 +390,7 @@ class Archiver:
         return run.done
 
     async def _free_builder_memory(self) -> None:
+        """Tell the file builder that there is no work for a while, when it builds no file."""
         async with self._build_lock:
             await self._store.partitions.disk.run(self._file_builder.free_memory, "archive")
 
@@ -382,6 +401,8 @@ class Archiver:
         return self._failures.waits_for_room(self._now_ms())
 
     def _record_failure(self, name: str, key: PartitionKey, error: Exception) -> None:
+        """Record why a partition could not be archived, and schedule its retry. Log the failure if
+        it is new. Do nothing while closing: closing itself makes runs fail."""
         if self._is_closed:
             return
         topic = self._topics().get(name)
@@ -398,10 +419,12 @@ class Archiver:
             )
 
     def _record_success(self, name: str, key: PartitionKey) -> None:
+        """Clear the failure of a partition, if it had one, and log that it is archived again."""
         if self._failures.clear(key) is not None:
             log.info("topic %s, partition %d is archived again", name, key.partition)
 
     def _forget(self, key: PartitionKey) -> None:
+        """Remove all state of a partition that does not exist any more."""
         state = self._state_by_partition.pop(key, None)
         if state is not None:
             self._set_backlog(state, 0)
@@ -411,12 +434,15 @@ class Archiver:
         self._failures.clear(key)
 
     async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work to its end, even if the caller is cancelled; return its result. Raise
+        BrokerClosing if `close` has cancelled the work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            # Either `close` cancelled the work, or the caller itself was cancelled.
             if task.cancelled() and self._is_closed:
                 raise BrokerClosing(
                     "the broker is closing: archive again after its restart"
@@ -462,7 +488,8 @@ def _closing_error() -> BrokerClosing:
 def _list_partitions(
     topics: Mapping[str, Topic], names: Iterable[str]
 ) -> Iterator[tuple[str, PartitionKey]]:
-    """Yield the partitions of topics; a topic may be deleted meanwhile."""
+    """Yield the partitions of topics one by one. A topic that was deleted since `names` was made is
+    left out."""
     for name in names:
         topic = topics.get(name)
         if topic is not None:

@@ -82,6 +82,7 @@ class Buffers:
                 [Read(key, offset, most_bytes, committed=True)], max_bytes=most_bytes
             )
             if read_slice.error is not None or not read_slice.size:
+                # Without an error, the log has nothing more to read.
                 error = read_slice.error
                 break
             chunks, next_offset = _batches_before(read_slice.chunks, end)
@@ -104,7 +105,8 @@ class Buffers:
 
 
 def _batches_before(chunks: Sequence[Buffer], end: int) -> tuple[Sequence[Buffer], int]:
-    """Return the batches that begin before an offset, and the offset after the last of them."""
+    """Return the batches that begin before `end`, and the offset after the last of them. A chunk is
+    cut where the first later batch begins."""
     next_offset = _find_end(chunks[-1])
     if next_offset <= end:
         return chunks, next_offset

@@ -11,8 +11,8 @@ A file's range ends after a record or a quarantined batch, never in a gap: batch
 them stay in the log. So a read of any archived offset finds something.
 
 Promised: memory is bounded by a file's own size, the quarantined batches, and the buffers of
-`FileWriter`. `Progress.is_full` says when a bound is reached. All calls block: use a side thread or
-a separate process.
+`FileWriter`. `BuildProgress.is_full` says when a bound is reached. All calls block: use a side
+thread or a separate process.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class FileMaker:
     ) -> BuildProgress | UnknownProducers:
         """Add a piece, or its beginning, until the file is full. `publishers` are the durable names
         of producers by id. If one is missing, nothing is added; the missing ids are returned."""
+        # A read returns whole batches. Leave out those that end before the piece begins.
         batches_found = [batch for batch in batches(piece.data) if batch.next_offset > piece.offset]
         committed = _drop_aborted(batches_found, piece.aborted)
         producer_ids = {batch.producer_id for batch in committed if batch.is_transactional}
@@ -63,8 +64,10 @@ class FileMaker:
         if added:
             self._end = entries[added - 1].batch.next_offset
         if added < len(entries):
+            # The file is full: the next file begins with the first batch that did not fit.
             self._position = entries[added].batch.base_offset
         elif batches_found:
+            # Everything was examined, including markers and aborted batches after the last entry.
             self._position = batches_found[-1].next_offset
         return BuildProgress(self._position, self._end, self._is_full)
 
@@ -74,7 +77,9 @@ class FileMaker:
         quarantined = []
         for raw, reason in self._quarantined:
             entry = manifests.quarantine_entry(Batch.peek(raw), version, reason)
-            if entry.first_offset < self._first_offset:  # the records before that were trimmed
+            if entry.first_offset < self._first_offset:
+                # The batch begins before the file, because its first records were trimmed. A
+                # manifest's entry must lie within the range of its file.
                 name = manifests.quarantine_name(self._first_offset, version)
                 entry = dataclasses.replace(entry, name=name, first_offset=self._first_offset)
             quarantined.append(QuarantinedBatch(entry, raw))
@@ -82,6 +87,8 @@ class FileMaker:
 
     @property
     def _is_full(self) -> bool:
+        """Whether the file has reached one of its bounds: row groups, bytes, or bytes in
+        quarantine."""
         return (
             self._writer.is_full
             or self._writer.size >= limits.ARCHIVE_NEW_FILE_BYTES
@@ -91,26 +98,29 @@ class FileMaker:
     def _add_entries(
         self, entries: Sequence[CommittedBatch], first: int, undecodable_reason: str | None
     ) -> int:
-        """Add entries from index `first` on until the file is full or one cannot be decoded; return
-        the index of the next one."""
+        """Add entries from index `first` on; return the index of the next entry to add. Stop when
+        the file is full, or after one undecodable batch, which is quarantined."""
         if undecodable_reason is not None:
             self._quarantine(entries[first].batch, undecodable_reason)
             return first + 1
         try:
             return first + self._writer.add(entries[first:] if first else entries)
         except PoisonBatch as error:
+            # The writer has added everything before the poison batch: quarantine that one and skip
+            # it.
             offsets = [entry.batch.base_offset for entry in entries]
             index = offsets.index(error.base_offset)
             self._quarantine(entries[index].batch, error.reason)
             return index + 1
 
     def _quarantine(self, batch: Batch, reason: str) -> None:
+        """Keep a copy of an undecodable batch, and the reason; `finish` returns both."""
         self._quarantined.append((bytes(batch.view), reason))
         self._quarantined_bytes += batch.size
 
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
-    """Return the batches without markers and aborted records."""
+    """Return the batches without markers and without batches of aborted transactions."""
     data_batches = [batch for batch in batches if not batch.is_control]
     if not aborted:
         return data_batches
@@ -128,12 +138,15 @@ def _drop_aborted(batches: Sequence[Batch], aborted: Sequence[AbortedTransaction
 
 
 def _is_aborted(batch: Batch, aborted: Collection[AbortedTransaction]) -> bool:
+    """Return whether a producer's batch lies in one of that producer's aborted transactions. A
+    transaction's `last_offset` is that of its marker."""
     return any(one.first_offset <= batch.base_offset < one.last_offset for one in aborted)
 
 
 def _make_entries(
     batches: Sequence[Batch], times: Sequence[OffsetTime], publishers: Mapping[int, str | None]
 ) -> list[CommittedBatch]:
+    """Return each batch with its append time, and with its publisher if it is transactional."""
     return [
         CommittedBatch(
             batch,
@@ -151,5 +164,7 @@ def _find_append_times(batches: Sequence[Batch], times: Sequence[OffsetTime]) ->
     starts = [time.offset for time in times]
     if any(left > right for left, right in pairwise(starts)):
         raise InternalError("append times of a log do not ascend by offset")
+    # The time of a batch is that of the last change at or before its first offset. A batch before
+    # the first change gets the first time.
     indices = (bisect_right(starts, batch.base_offset) - 1 for batch in batches)
     return [times[max(index, 0)].timestamp_ms for index in indices]

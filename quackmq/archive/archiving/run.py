@@ -93,6 +93,7 @@ async def archive_one_file(
     manifest = partitions.manifest(run.key)
     if manifest is None or partitions.problem(run.key) is not None:
         manifest = await partitions.open_partition(run.topic, run.key, 0)
+    # The suspect range is archived or trimmed by now.
     if run.suspects is not None and run.suspects.next <= manifest.next_offset:
         run.suspects = None
     build = _FileBuild(run, manifest, store, buffers, file_builder, find_publisher)
@@ -102,9 +103,12 @@ async def archive_one_file(
     if build.end > manifest.next_offset:
         built = await build.finish()
         await _commit(run, store, built)
+        # Before the trim, which may fail: the records are archived already.
         run.examined_to = build.position
         await store.trim_log(run.key, build.end)
     run.examined_to = max(run.examined_to, build.position)
+    # There was no error and no progress. Without an error here, the archiver would try the same
+    # again at once, for ever.
     if stopped_by is None and build.position == start < run.end:
         stopped_by = StorageError(
             f"no batch at offset {start} although the log continues: run `quackmq log verify`"
@@ -157,6 +161,7 @@ class _FileBuild:
             while filling is not None:
                 filled = await filling
                 is_last = filled.is_last or filled.next_offset >= end
+                # Fill the other buffer while this one becomes rows.
                 filling = None if is_last else self._start_filling(filled.next_offset, end)
                 pause = _PublisherPause(self._store)
                 try:
@@ -185,10 +190,14 @@ class _FileBuild:
         return end if suspects is None or suspects.first <= self.position else suspects.first
 
     def _is_suspect(self, position: int) -> bool:
+        """Return whether an offset lies in the range at which a worker process died."""
         suspects = self._run.suspects
         return suspects is not None and suspects.first <= position < suspects.next
 
     def _start_filling(self, position: int, end: int) -> asyncio.Task[FilledBuffer]:
+        """Start a task that fills a buffer from `position` on."""
+        # A buffer has at least one batch. So one byte means one batch, alone, which finds the batch
+        # that kills the worker process.
         max_bytes = 1 if self._is_suspect(position) else None
         fill = self._buffers.fill(self._run.key, position, end, max_bytes)
         return asyncio.get_running_loop().create_task(fill)
@@ -198,6 +207,7 @@ class _FileBuild:
         if not filling.done():
             filling.cancel()
             await asyncio.wait([filling])
+        # A cancelled or failed task has released its buffer itself.
         if not filling.cancelled() and filling.exception() is None:
             self._buffers.release(filling.result())
 
@@ -213,11 +223,15 @@ class _FileBuild:
             piece = piece._replace(undecodable_reason=suspects.reason)
         try:
             result = await self._disk.run(lambda: self._add_in_lane(piece), "archive")
+            # The builder names the producers whose names it needs. Look them up, and send the piece
+            # again.
             while isinstance(result, UnknownProducers):
                 for producer_id in result.producer_ids:
                     self._publisher_by_producer_id[producer_id] = self._find_publisher(producer_id)
                 result = await self._disk.run(lambda: self._add_in_lane(piece), "archive")
         except WorkerDied as error:
+            # The next run tries these offsets batch by batch. If this already was one batch, the
+            # next run quarantines it.
             self._run.suspects = SuspectRange(
                 piece.offset, filled.next_offset, is_suspect, f"it could not be decoded: {error}"
             )
@@ -256,7 +270,9 @@ async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None
     files = [(file.name, data), *((batch.entry.name, batch.data) for batch in quarantined)]
 
     def make(present: Manifest) -> Manifest:
+        """Add the file to the current manifest, and remove from `files` what it does not list."""
         manifest = _add_file(present, built)
+        # The new file is the last one, unless it was trimmed as a whole.
         listed = {each.name for each in manifest.files[-1:]}
         listed.update(each.name for each in manifest.quarantined)
         # Leave out files that retention has trimmed meanwhile.
@@ -264,8 +280,9 @@ async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None
         return manifest
 
     await store.partitions.change(run.key, make, files)
-    if not files:
+    if not files:  # retention has trimmed everything that was archived
         return
+    # All files but the Parquet file are quarantined batches.
     run.done = run.done._replace(
         files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
     )
@@ -282,14 +299,18 @@ async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None
 
 
 def _add_file(current: Manifest, built: BuiltFile) -> Manifest:
-    """Return the manifest with a new file. Retention may have trimmed a part of the file meanwhile,
-    or all of it."""
+    """Return the manifest with a new file. While the file was built, retention may have trimmed a
+    part of its range, or all of it; then leave out that part."""
     file = built.file
     entries = [one.entry for one in built.quarantined]
     if current.next_offset == file.first_offset:
         return manifests.add(current, file, entries)
+    # Retention has trimmed the whole range.
     if current.next_offset >= file.next_offset:
         return current
+    # Retention has trimmed up to an offset within the range, and so has emptied the archive. Add
+    # the file as if to an empty archive that ends at its beginning, then trim the file. Both steps
+    # raise the version, but this is one change.
     first_offset = file.first_offset
     empty = dataclasses.replace(current, first_offset=first_offset, next_offset=first_offset)
     trimmed = manifests.trim(manifests.add(empty, file, entries), current.first_offset)

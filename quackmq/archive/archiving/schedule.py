@@ -31,6 +31,8 @@ class ArchiveBacklog(NamedTuple):
     oldest_ms: int | None
 
     def is_due(self, policy: Policy, clock: Clock) -> bool:
+        """Return whether the policy says that the records must be archived now, by size or by
+        age."""
         if self.first >= self.next:
             return False
         if policy.archive_bytes is not None and self.size >= policy.archive_bytes:
@@ -74,14 +76,17 @@ class Failures:
 
     def clear(self, key: PartitionKey) -> Failure | None:
         """Record a success; return the failure before it, or None."""
+        # A success of any partition shows that there is room again.
         self.no_room = None
         return self.by_key.pop(key, None)
 
     def must_wait(self, key: PartitionKey, now_ms: int) -> bool:
+        """Return whether a partition has failed and its next attempt is still ahead."""
         failure = self.by_key.get(key)
         return failure is not None and _is_ahead(failure.retry_ms, now_ms)
 
     def waits_for_room(self, now_ms: int) -> bool:
+        """Return whether the disk was full and the next attempt of any partition is still ahead."""
         return self.no_room is not None and _is_ahead(self.no_room.retry_ms, now_ms)
 
 
@@ -96,13 +101,16 @@ def is_no_room(error: BaseException) -> bool:
 
 
 def wait_ms(attempts: int) -> int:
-    """Return the wait before the next attempt after `attempts` failures."""
+    """Return the wait before the next attempt after `attempts` failures. It doubles each time."""
+    # The bound of 16 only keeps the shifted number small; the maximum is reached long before.
     return min(limits.ARCHIVE_RETRY_MAX_MS, limits.ARCHIVE_RETRY_MS << min(attempts - 1, 16))
 
 
 def _make_failure(
     topic: str, partition: int, error: Exception, before: Failure | None, now_ms: int
 ) -> Failure:
+    """Return the failure after one more attempt. `before` is the partition's earlier failure: its
+    attempts and its beginning are kept."""
     attempts = 1 if before is None else before.attempts + 1
     return Failure(
         topic,
@@ -116,5 +124,6 @@ def _make_failure(
 
 
 def _is_ahead(time_ms: int, now_ms: int) -> bool:
-    """Return whether a time is ahead. If the clock was set back, no wait exceeds the maximum."""
+    """Return whether a time is ahead, by at most the longest wait. A time further ahead means that
+    the clock was set back: then do not wait."""
     return 0 < time_ms - now_ms <= limits.ARCHIVE_RETRY_MAX_MS

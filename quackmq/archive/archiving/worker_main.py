@@ -34,6 +34,7 @@ class Channel:
         self._socket = connection
 
     def send(self, message: object, data: Sequence[Buffer] = ()) -> None:
+        """Send a message and its data. The data is not pickled, and not copied into one buffer."""
         pickled = pickle.dumps(message)
         lengths = _LENGTHS.pack(len(pickled), sum(map(len, data)))
         self._socket.sendall(lengths + pickled)
@@ -41,6 +42,7 @@ class Channel:
             self._socket.sendall(part)
 
     def receive(self) -> tuple[Any, memoryview]:
+        """Wait for a message; return it with its data."""
         message_bytes, data_bytes = _LENGTHS.unpack(self._receive(_LENGTHS.size))
         message = pickle.loads(self._receive(message_bytes))
         return message, self._receive(data_bytes)
@@ -49,6 +51,7 @@ class Channel:
         self._socket.close()
 
     def _receive(self, length: int) -> memoryview:
+        """Return exactly `length` bytes. Raises EOFError if the connection ends before."""
         data = memoryview(bytearray(length))
         received = 0
         while received < length:
@@ -72,13 +75,15 @@ def main(descriptor: int) -> None:
             request, data = channel.receive()
             channel.send(*_execute(file_builder, request, data))
     except (EOFError, OSError):
+        # The broker has closed the connection, or has died: this process has nothing else to do.
         return
 
 
 def _execute(
     file_builder: LocalFileBuilder, request: Any, data: memoryview
 ) -> tuple[tuple[str, object], list[Buffer]]:
-    """Execute a request; return its response and data."""
+    """Execute a request; return its response and the data to send with it. An error becomes a
+    response."""
     step, *arguments = request
     try:
         if step == "add":

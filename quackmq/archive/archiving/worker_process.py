@@ -58,6 +58,8 @@ class WorkerProcess:
     def add(
         self, piece: LogPiece, publishers: Mapping[int, str | None]
     ) -> BuildProgress | UnknownProducers:
+        """Send a piece to the process. Its batches travel as data beside the pickled message, which
+        has a piece without them."""
         request = ("add", piece._replace(data=b""), dict(publishers))
         progress, _ = self._request(request, [piece.data])
         if not isinstance(progress, BuildProgress | UnknownProducers):
@@ -65,6 +67,8 @@ class WorkerProcess:
         return progress
 
     def finish(self, version: int) -> BuiltFile:
+        """Return the finished file. The response's data are the file and then the quarantined
+        batches, one after the other; the entries have their sizes."""
         (file, entries), data = self._request(("finish", version))
         file_data, remaining = data[: file.size], data[file.size :]
         quarantined = []
@@ -96,6 +100,7 @@ class WorkerProcess:
             worker.channel.send(request, data)
             (outcome, result), content = worker.channel.receive()
         except (OSError, EOFError) as error:
+            # After an error the two ends may disagree about the next step: start afresh.
             code = self._kill()
             if self._is_closed:
                 raise BrokerClosing("the broker is closing: no more files are archived") from error
@@ -108,6 +113,8 @@ class WorkerProcess:
         return result, content
 
     def _ensure_started(self) -> _Worker:
+        """Return the running process; start it if there is none, and wait until it is ready. Raises
+        EOFError if the builder is closed, OSError if the process does not respond in time."""
         with self._lock:
             if self._is_closed:
                 raise EOFError("the file builder is closed")
@@ -122,6 +129,7 @@ class WorkerProcess:
                 except BaseException:
                     broker_socket.close()
                     raise
+        # Wait without the lock, so that `close` can kill a process that does not become ready.
         broker_socket.settimeout(limits.ARCHIVE_WORKER_MS / 1000)
         worker.channel.receive()  # the message "ready": it has loaded its modules
         return worker

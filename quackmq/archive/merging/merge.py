@@ -61,6 +61,8 @@ class MergeWork:
                 return  # it already has its final name
 
     def _run(self) -> Generator[bool, None, None]:
+        """Merge step by step: yield after each row group. Write the new file as it grows, then
+        finish it and make it durable."""
         merge, manifest = self._merge, self._manifest
         self._sink = sink = _DiskSink(self._disk.open(self.path, create=True))
         writer = RowsWriter(manifest.key, manifest.topic, merge.first_offset, sink)
@@ -73,6 +75,8 @@ class MergeWork:
         sink.close()
 
     def _rows(self, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of an old file, one row group at a time. Raises UnreadableFile, which
+        names the file, so that later plans leave it out."""
         try:
             for rows in self._reader.scan(self._manifest, file):
                 if isinstance(rows, DamagedData):
@@ -94,6 +98,7 @@ class _DiskSink:
         self._position = self._synced_to = 0
 
     def write(self, data: Buffer, /) -> None:
+        """Collect bytes; write them to the disk when there are enough."""
         if self._file is None:
             return  # the merge was undone; Arrow's writer still writes a footer when freed
         self._buffered.append(data)
@@ -115,6 +120,8 @@ class _DiskSink:
             file.close()
 
     def _write(self) -> None:
+        """Write the collected bytes to the disk; sync the file each time it has grown by
+        MERGE_SYNC_BYTES."""
         data = b"".join(self._buffered)
         self._buffered, self._buffered_bytes = [], 0
         if data:

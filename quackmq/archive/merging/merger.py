@@ -130,7 +130,7 @@ class Merger:
                         continue  # the files were removed with the topic
                     self._record_failure(key, error)
                     if is_no_room(error):
-                        raise
+                        raise  # the merges of the other partitions would fail too
                     first_error = first_error or error
                     continue
                 if merged is not None:
@@ -170,6 +170,9 @@ class Merger:
         return frozenset(unreadable)
 
     async def _run_merge(self, manifest: Manifest, merge: Merge, duty: float) -> MergeResult:
+        """Write the new file and replace the old ones by it; return the result. Return an empty
+        result, not None, if an old file is unreadable or was removed: then the partition is planned
+        again."""
         name = manifests.offered_name(PLAN, str(next(self._numbers)))
         work = await self._disk.run(partial(self._start_work, manifest, merge, name), "archive")
         try:
@@ -177,6 +180,7 @@ class Merger:
             make = partial(_replace_files, merge=merge, file=work.new_file)
             await self._partitions.replace(manifest.key, make, [name])
         except UnreadableFile as error:
+            # `_write_file` has removed the new file. The next plan leaves the unreadable one out.
             log.error("not merged: %s", error)
             self._unreadable.setdefault(manifest.key, {})[error.name] = str(error)
             return MergeResult()
@@ -208,6 +212,7 @@ class Merger:
         started_at = loop.time()
         try:
             while await self._disk.run(work.step, "archive"):
+                # Pause so that the work takes the share `duty` of the time: not at all if it is 1.
                 await asyncio.sleep((loop.time() - started_at) * (1 / duty - 1))
                 started_at = loop.time()
         except OSError as error:
@@ -226,6 +231,8 @@ class Merger:
         self._failures[key] = error
 
     async def _undo(self, work: MergeWork) -> None:
+        """Remove the new file of a merge. A failure is only logged, since the next opening of the
+        partition removes the file."""
         try:
             await self._disk.run(work.undo, "archive")
         except OSError as error:
@@ -233,6 +240,8 @@ class Merger:
 
 
 def _replace_files(current: Manifest, *, merge: Merge, file: ArchiveFile) -> Manifest:
+    """Return the manifest with the new file in the place of the merged ones. The file gets its
+    final name here, because that contains the version that adds it."""
     name = manifests.file_name(file.first_offset, current.version + 1)
     new = dataclasses.replace(file, name=name)
     return manifests.replace(current, merge.names, [new], merge.version)

@@ -126,6 +126,8 @@ class _Part(NamedTuple):
 
 
 def _make_part(manifest: Manifest, file: ArchiveFile) -> _Part:
+    """Return the untrimmed part of a file. Assume that records and bytes are spread evenly over the
+    offsets."""
     trimmed = manifest.first_offset - file.first_offset
     if trimmed <= 0:
         return _Part(file, file.records, file.size)
@@ -145,6 +147,7 @@ def _count_worth_merging(
     """Return how many files from index `start` on should become one; 0 if none should."""
     best = 0
     if parts[start].trimmed_share > settings.edge_share and parts[start].file.name not in excluded:
+        # Rewrite the edge even alone: most of its bytes are of deleted records.
         best = 1
     records = most_records = size = tail_bytes = 0
     for count, part in enumerate(_find_mergeable(parts, start, settings, excluded), start=1):
@@ -154,6 +157,7 @@ def _count_worth_merging(
         tail_bytes += part.file.tail_bytes
         if size > settings.target_bytes or tail_bytes > _TAIL_BYTES:
             break
+        # A file of half the target size is not merged again: see `_find_mergeable`.
         is_last = size * 2 >= settings.target_bytes
         growth = _LAST_GROWTH if is_last else settings.growth
         if count > 1 and records >= growth * most_records:

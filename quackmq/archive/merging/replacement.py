@@ -156,6 +156,7 @@ def _parse_footer(file: File, manifest: Manifest, name: str) -> ReplacementFile:
 
 
 def _check_owner(fields: Mapping[bytes, bytes], manifest: Manifest, name: str) -> None:
+    """Check that the footer names this manifest's topic and partition. Raises InvalidRequest."""
     topic_id, partition = fields[TOPIC_ID_KEY.encode()], fields[PARTITION_KEY.encode()]
     expected = (str(manifest.key.topic_id).encode(), str(manifest.key.partition).encode())
     if (topic_id, partition) != expected:
@@ -201,8 +202,12 @@ def _check_groups(groups: Sequence[RowGroup], metadata: pq.FileMetaData, name: s
 def _read_new_rows(
     reader: ArchiveReader, manifest: Manifest, new: Sequence[ReplacementFile]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the offered files, one row group at a time. Check that each row group is as
+    the footer describes it, and that offsets grow within the file's range. Raises
+    InvalidRequest."""
     for file, groups in new:
         next_offset = file.first_offset
+        # Not strict: if the footer cannot be read, `scan` yields one error and no rows.
         for group, rows in zip(groups, reader.scan(manifest, file), strict=False):
             if isinstance(rows, DamagedData):
                 raise InvalidRequest(f"the replacement cannot be read: {rows}") from rows

@@ -43,6 +43,7 @@ class CheckedRange(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
+        """Return bytes at the current position. Raises ValueError outside of the checked range."""
         end = self._size if size < 0 else min(self._size, self._position + size)
         begin = self._position - self._start
         if begin < 0 or end - self._start > len(self._data):

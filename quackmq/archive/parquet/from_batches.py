@@ -110,6 +110,8 @@ class FileWriter:
         return WrittenFile(file, self._data.getbuffer())
 
     def _check_order(self, group: Sequence[CommittedBatch]) -> None:
+        """Raise InvalidRequest unless the batches follow each other and those added before. Only
+        the first batch of the file may begin before the file."""
         offset = self._next_offset
         if offset == self._first_offset and group[0].batch.next_offset > offset:
             offset = min(offset, group[0].batch.base_offset)
@@ -121,10 +123,13 @@ class FileWriter:
             offset = entry.batch.next_offset
 
     def _add(self, group: Sequence[CommittedBatch]) -> None:
+        """Decode batches together and add their rows. If one of them cannot be decoded, add them
+        one by one; then PoisonBatch names it. Rows before the file's first offset are left out."""
         if len(group) > 1:
             try:
                 rows = to_arrow(
                     [entry.batch for entry in group],
+                    # Each batch may inflate to its share, so that all stay within the bound.
                     max_bytes=limits.ARCHIVE_GROUP_BYTES // len(group),
                 )
             except InvalidRequest:  # one of them is too large, or undecodable: find it one by one
@@ -211,6 +216,7 @@ def _add_times_and_publishers(
 
 
 def _repeat_runs(values: pa.Array, run_ends: pa.Array) -> pa.Array:
+    """Repeat one value per batch over all rows of the batch; `run_ends` says where each ends."""
     if values.null_count == len(values):
         return pa.nulls(run_ends[-1].as_py(), values.type)
     return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(run_ends, values))

@@ -218,6 +218,8 @@ class ArchiveReader:
         prefetched = self._prefetched.pop(manifest.key, offset)
         if prefetched and len(prefetched[0]) <= max_bytes:
             return self._split_batches(manifest, prefetched, max_bytes)
+        # If an entry, even an empty one, is stored at this offset, an earlier read ended here: this
+        # reader is sequential, and more batches than requested are worth making.
         prefetch_bytes = 0 if prefetched is None else limits.ARCHIVE_PREFETCH_BYTES
         batches = self._encode_batches(manifest, offset, max_bytes, prefetch_bytes)
         if not batches:
@@ -271,6 +273,7 @@ class ArchiveReader:
         return []
 
     def _read_quarantined(self, manifest: Manifest, quarantined: Quarantined) -> bytes:
+        """Return the bytes of a quarantined batch. Raises DamagedData if the checksum is wrong."""
         path = f"{partition_path(manifest.topic, manifest.key.partition)}/{quarantined.name}"
         data = self._read(path, quarantined, 0, quarantined.size)
         if crc32c(data) != quarantined.crc32c:
@@ -280,12 +283,14 @@ class ArchiveReader:
     # --- files -----------------------------------------------------------------------------
 
     def _tail(self, manifest: Manifest, file: ArchiveFile) -> _Tail:
+        """Return the tail of a file, from the cache if it is there."""
         key = (*manifest.key, file.name, _TAIL)
         return self._tails.get(
             key, lambda: self._load_tail(manifest, file), lambda _: file.tail_bytes
         )
 
     def _row_group(self, manifest: Manifest, file: ArchiveFile, index: int) -> pa.RecordBatch:
+        """Return the columns of a row group that consumers need, from the cache if it is there."""
         tail = self._tail(manifest, file)
         key = (*manifest.key, file.name, index)
         return self._rows.get(
@@ -295,6 +300,8 @@ class ArchiveReader:
         )
 
     def _load_tail(self, manifest: Manifest, file: ArchiveFile) -> _Tail:
+        """Read, check and parse the tail of a file. Raises DamagedData, and NewerFormat for a later
+        schema."""
         path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
         position = file.size - file.tail_bytes
         data = self._read(path, file, position, file.tail_bytes)
@@ -325,8 +332,12 @@ class ArchiveReader:
         index: int,
         columns: Sequence[str] = SCHEMA.names,
     ) -> pa.RecordBatch:
+        """Read, check and decode one row group of a file. Raises DamagedData."""
         path = f"{partition_path(manifest.topic, manifest.key.partition)}/{file.name}"
         group = tail.groups[index]
+        # If the row group is damaged, the offsets up to the next one are unreadable too: nobody
+        # knows which of them had no record. The first row group covers the file's beginning, the
+        # last one its end.
         begin = file.first_offset if index == 0 else group.first_offset
         is_last = index + 1 == len(tail.groups)
         end = file.next_offset if is_last else tail.groups[index + 1].first_offset
@@ -349,6 +360,9 @@ class ArchiveReader:
     def _read(
         self, path: str, offsets: ArchiveFile | Quarantined | _Range, position: int, length: int
     ) -> bytes:
+        """Read a range of bytes. Raises DamagedData if the file is missing, too short, or fails
+        with an I/O error; StorageError for other errors. `offsets` are unreadable if the range
+        is."""
         try:
             file = self._disk.open(path)
             try:
@@ -378,6 +392,8 @@ class _Cache(Generic[V]):
         self._size = 0
 
     def get(self, key: _CacheKey, load: Callable[[], V], size_of: Callable[[V], int]) -> V:
+        """Return the value of a key. If it is not cached, call `load` without the lock and cache
+        the result, of which `size_of` returns the bytes."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -397,6 +413,7 @@ class _Cache(Generic[V]):
 
 
 def _check_range(manifest: Manifest, offset: int) -> None:
+    """Raise OffsetOutOfRange unless the archive contains an offset."""
     if not manifest.first_offset <= offset < manifest.next_offset:
         raise OffsetOutOfRange(
             f"offset {offset} is not archived: the archive has {manifest.first_offset} to "
@@ -432,6 +449,7 @@ def _encode_rows(rows: pa.RecordBatch, max_bytes: int, prefetch_bytes: int) -> l
     )
     batches: list[bytes] = []
     start, remaining_bytes = 0, target_bytes
+    # The last small rest is not worth another round.
     while start < count and (not batches or remaining_bytes > target_bytes // 8):
         row_count = max(1, remaining_bytes * count // (content_bytes + _RECORD_OVERHEAD * count))
         for batch in encode(rows.slice(start, row_count), batch_bytes=batch_bytes):
@@ -446,6 +464,8 @@ def _encode_rows(rows: pa.RecordBatch, max_bytes: int, prefetch_bytes: int) -> l
 def _find_time(
     rows: pa.RecordBatch, time_ms: int, is_append: bool, first_offset: int
 ) -> OffsetTime | None:
+    """Return the first row from `first_offset` on whose time is `time_ms` or later; None if there
+    is none. Earlier rows are trimmed."""
     times = append_times_ms(rows) if is_append else timestamps_ms(rows)
     offsets = rows.column("offset")
     matches = pc.and_(
@@ -459,6 +479,7 @@ def _find_time(
 def _damage_error(
     path: str, offsets: ArchiveFile | Quarantined | _Range, reason: str
 ) -> DamagedData:
+    """Return the error for unreadable offsets; a reader may continue after them."""
     return DamagedData(
         f"{path}, offsets {offsets.first_offset} to {offsets.next_offset - 1}: {reason}",
         offsets.next_offset,

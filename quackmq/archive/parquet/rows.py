@@ -132,6 +132,7 @@ class RowsWriter:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
         self._write(final=True)
         tail_position = self._sink.position
+        # Forget earlier bytes: the checksum is of the tail alone.
         self._sink.take_checksum()
         self._writer.add_key_value_metadata(
             {
@@ -177,12 +178,14 @@ class RowsWriter:
                 self._write_group(group_rows)
 
     def _write_group(self, rows: pa.RecordBatch) -> None:
+        """Write one row group, and note its position, checksum and bounds for the footer."""
         count = rows.num_rows
         columns = {name: rows.column(name) for name in rows.schema.names}
         columns["topic"] = pa.repeat(pa.scalar(self._topic), count)
         columns["partition"] = pa.repeat(pa.scalar(self._key.partition, pa.int32()), count)
         table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
         position = self._sink.position
+        # Forget earlier bytes, such as the magic number: the checksum is of this row group alone.
         self._sink.take_checksum()
         self._writer.write_table(table, row_group_size=count)
         timestamps = pc.min_max(timestamps_ms(rows)).as_py()

@@ -83,6 +83,7 @@ def timestamps_ms(rows: pa.RecordBatch) -> pa.Array:
 
 
 def append_times_ms(rows: pa.RecordBatch) -> pa.Array:
+    """Return the append times in milliseconds."""
     return pc.divide(rows.column("append_time").cast(pa.int64()), _THOUSAND)
 
 
@@ -100,6 +101,8 @@ class _HeaderFields(NamedTuple):
     record_count: int
 
     def encode(self, content: memoryview) -> bytes:
+        """Return the batch: the header with its checksum, and the records. The checksum covers the
+        header's fields after the checksum field, so these are packed twice."""
         length = HEADER_BYTES - LENGTH_OVERHEAD + len(content)
         head = (self.offset, length, NO_EPOCH, 2)
         checked = (
@@ -184,6 +187,7 @@ def _find_batch_starts(
         timestamp_types,
         broker_times,
         pc.divide(pc.cumulative_sum(sizes), half),
+        # This changes at every multiple of the bound, so no batch covers more offsets than it.
         pc.divide(offsets, _MOST_RECORDS),
     ]
     starts_batch = _find_changes(columns[0])
@@ -192,6 +196,7 @@ def _find_batch_starts(
     is_large = pc.greater(sizes, half)
     if pc.any(is_large).as_py():
         starts_batch = pc.or_(starts_batch, pc.or_(is_large.slice(1), is_large.slice(0, count - 1)))
+    # A batch numbers its records without gaps. So a batch with sequence numbers ends at a hole.
     has_sequence = pc.greater_equal(sequence_leads.slice(1), _ZERO)
     if pc.any(has_sequence).as_py():
         follows_hole = pc.not_equal(
@@ -217,6 +222,8 @@ def _encode_records(
     starts: list[int],
     ends: list[int],
 ) -> pa.Array:
+    """Return the encoded record of each row. Time and offset are differences from the first row of
+    the same batch."""
     key, value = rows.column("key"), rows.column("value")
     parts = [
         encode_varints(pc.subtract(times, _repeat_firsts(times, starts, ends))),
@@ -227,9 +234,11 @@ def _encode_records(
         value.fill_null(_EMPTY),
         headers,
     ]
+    # One more byte than the parts: the attributes.
     length = pc.add(pc.binary_length(parts[0]).cast(pa.int64()), _ONE)
     for part in parts[1:]:
         length = pc.add(length, pc.binary_length(part))
+    # The last argument is the separator.
     return pc.binary_join_element_wise(encode_varints(length), _ATTRIBUTES, *parts, _EMPTY)
 
 
@@ -264,12 +273,13 @@ def _byte_lengths(column: pa.Array) -> pa.Array:
 
 
 def encode_length_varints(column: pa.Array) -> pa.Array:
+    """Return the encoded length of each value; -1 for null."""
     return encode_varints(pc.binary_length(column).fill_null(-1).cast(pa.int64()))
 
 
 def encode_varints(numbers: pa.Array) -> pa.Array:
     """Encode as zigzag varints: looked up, or computed once for each distinct number."""
-    # Arrow does not shift an int64 by 63.
+    # -1 for a negative number, else 0. A shift by 63 would do, but Arrow refuses it for an int64.
     signs = pc.negate(pc.less(numbers, _ZERO).cast(pa.int64()))
     zigzag = pc.bit_wise_xor(pc.shift_left(numbers, _ONE), signs)
     bounds = pc.min_max(zigzag).as_py()
@@ -278,16 +288,20 @@ def encode_varints(numbers: pa.Array) -> pa.Array:
     if 0 <= bounds["min"] and bounds["max"] < _TABLE_SIZE:
         return _varint_table().take(zigzag)
     distinct = zigzag.dictionary_encode()
+    # A zigzag number above 2^63 is negative as an int64: make it unsigned again.
     encoded = [_encode_varint(number % 2**64) for number in distinct.dictionary.to_pylist()]
     return pa.array(encoded, pa.binary()).take(distinct.indices)
 
 
 @cache
 def _varint_table() -> pa.Array:
+    """Return the varints of all numbers below the table's size, made at the first call."""
     return pa.array([_encode_varint(number) for number in range(_TABLE_SIZE)], pa.binary())
 
 
 def _encode_varint(zigzag: int) -> bytes:
+    """Encode a zigzag number as a varint: seven bits per byte, the lowest first. All bytes but the
+    last have the highest bit set."""
     output = bytearray()
     while zigzag > 0x7F:
         output.append(zigzag & 0x7F | 0x80)
