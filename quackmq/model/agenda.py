@@ -35,6 +35,8 @@ class Agenda(Generic[K]):
         self._times[key] = time_ms
         heapq.heappush(self._heap, (time_ms, next(self._sequence_numbers), key))
         if len(self._heap) > 2 * len(self._times) + limits.AGENDA_SPARE:
+            # Drop replaced and dropped times when they outnumber the others. A sorted list is a
+            # heap.
             self._heap = sorted(each for each in self._heap if self._times.get(each[2]) == each[0])
 
     def drop(self, key: K) -> None:

@@ -227,6 +227,8 @@ class Leases:
         removed = self._fresh_ranges.remove(lease_range.first_offset, read_to)
         if removed > len(offsets):
             self.counts = self.counts._replace(absent=self.counts.absent + removed - len(offsets))
+        # The leased offsets are consecutive among the outstanding ones: the range was fresh, so no
+        # other outstanding offset lies in it.
         index = bisect_left(self._offsets, lease_range.first_offset)
         self._offsets[index:index] = offsets
         return [
@@ -313,6 +315,8 @@ class Leases:
     # --- encoding ---
 
     def encode(self) -> bytes:
+        """Return the state as bytes, as the module's diagram shows. The times at which leases are
+        due are left out: they do not survive a restart."""
         low = self.low_water_mark
         numbers = [low, self.frontier - low, *self.counts, len(self._fresh_ranges.starts) - 1]
         before = low
@@ -414,6 +418,8 @@ class Leases:
         return [self._set_lease(Lease(offset, lease.deliveries + 1, now_ms + self.terms.lease_ms))]
 
     def _set_due(self, offset: int, deliveries: int, due_ms: int) -> bool:
+        """Set the time at which a delivery is due again. Return False, and change nothing, if it is
+        not the outstanding delivery."""
         lease = self._lease_by_offset.get(offset)
         if lease is None or lease.deliveries != deliveries:
             return False
@@ -429,10 +435,12 @@ class Leases:
         return lease
 
     def _rebuild_due_times(self) -> None:
+        """Build the heap again from the current leases, without stale entries."""
         self._due_times = [(each.due_ms, each.offset) for each in self._lease_by_offset.values()]
         heapq.heapify(self._due_times)
 
     def _end_lease(self, offset: int) -> None:
+        """Remove a lease. Its entry in the heap stays until it comes to the top."""
         del self._lease_by_offset[offset]
         offsets = self._offsets
         del offsets[0 if offsets[0] == offset else bisect_left(offsets, offset)]
@@ -511,6 +519,8 @@ class _FreshRanges:
 
 
 def _encode_varints(numbers: Sequence[int]) -> bytes:
+    """Encode numbers of 0 or more as varints: seven bits per byte, the lowest first. All bytes of a
+    number but its last have the highest bit set."""
     if not 0 <= min(numbers) <= max(numbers) <= _NO_END:
         raise InternalError(f"{numbers} cannot be stored: counts and offsets are 0 or more")
     encoded = bytearray()

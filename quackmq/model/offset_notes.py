@@ -41,6 +41,7 @@ RECEIPTS_TOPIC: Final = "quackmq.receipts"
 PUBLISHER_PREFIX: Final = "publisher:"
 #: The partition in which they are committed.
 NUMBER_PARTITION: Final = 0
+#: The committed offset is one more, and must fit into a signed 64-bit number.
 GREATEST_NUMBER: Final = 2**63 - 2
 
 

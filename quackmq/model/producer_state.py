@@ -143,6 +143,7 @@ def is_repeat(state: Producer | None, batch: Batch) -> bool:
     try:
         return _find_repeated(state, batch) is not None
     except Conflict:
+        # `advance` would raise this error, so the batch is not a repeat that it recognises.
         return False
 
 
@@ -200,6 +201,8 @@ def _add_batch(
     batch: RememberedBatch,
     transaction_offset: int,
 ) -> Producer:
+    """Return the state with one more batch; the oldest remembered batch is dropped if there are too
+    many."""
     batches = (*earlier, batch)[-limits.REMEMBERED_BATCHES :]
     fields = (producer_id, epoch, batches, batch.append_time_ms, transaction_offset)
     return _new_tuple(Producer, fields)
@@ -220,6 +223,8 @@ def _apply_marker(state: Producer | None, batch: Batch, append_time_ms: int) -> 
 
 
 def _check_part_of_transaction(state: Producer, batch: Batch) -> None:
+    """Check that a batch may continue the producer's open transaction. Raises
+    InvalidTransactionState."""
     if not batch.attributes & TRANSACTIONAL_FLAG:
         raise InvalidTransactionState(
             f"producer {batch.producer_id} has a transaction open since offset "
@@ -240,6 +245,8 @@ def _fenced_error(state: Producer, batch: Batch) -> ProducerFenced:
 
 
 def _check_new_epoch(state: Producer, batch: Batch) -> None:
+    """Check that a batch may begin a new epoch. Raises ProducerFenced if the epoch is older,
+    OutOfOrderSequence if the batch does not begin at 0."""
     if batch.producer_epoch < state.epoch:
         raise _fenced_error(state, batch)
     if batch.base_sequence != 0:

@@ -158,6 +158,8 @@ class Losses:
         self._ranges: list[OffsetRange] = []
 
     def add(self, first_offset: int, next_offset: int) -> None:
+        """Add the range [first_offset, next_offset). A range that continues the last one is merged
+        with it. Beyond the bound, further ranges are counted but not listed."""
         if next_offset <= first_offset:
             return
         self.count += next_offset - first_offset
@@ -303,11 +305,13 @@ def parse_message_id(token: str) -> tuple[uuid.UUID, RecordPosition]:
     try:
         if len(token) != _MESSAGE_ID_CHARS:
             raise ValueError("wrong length")
+        # 29 bytes make 39 characters and one character of padding, which message ids leave out.
         packed = base64.b64decode(token + "=", altchars=b"-_", validate=True)
         version, topic_bytes, partition, offset = _MESSAGE_ID.unpack(packed)
     except (ValueError, binascii.Error, struct.error):
         raise _invalid_message_id(token) from None
     topic_id, position = uuid.UUID(bytes=topic_bytes), RecordPosition(partition, offset)
+    # Encode it again, since unused bits of the last character would allow several texts for one id.
     if version != _MESSAGE_ID_VERSION or offset < 0 or message_id(topic_id, position) != token:
         raise _invalid_message_id(token)
     return topic_id, position
@@ -352,6 +356,7 @@ def parse_state_key(key: str) -> tuple[uuid.UUID, str]:
 
 
 def encode_subscription(stored: StoredSubscription) -> bytes:
+    """Return the stored form of a subscription, as JSON."""
     start = encode_start(stored.start)
     fields = {
         "mode": stored.mode,

@@ -143,6 +143,7 @@ INITS: Final[Mapping[TransactionState, InitVerdicts]] = {
 
 def is_exhausted(epoch: int) -> bool:
     """Return whether no client may receive an epoch after this one."""
+    # Clients receive epochs up to LAST_EPOCH - 1. LAST_EPOCH is reserved for fencing.
     return epoch >= LAST_EPOCH - 1
 
 
@@ -307,6 +308,7 @@ def fence_producer(id_state: TransactionalIdState, now_ms: int) -> TransactionEn
         state=TransactionState.COMPLETE_ABORT,
         updated_ms=now_ms,
         previous_producer_id=id_state.producer_id,
+        # The producer did not ask for this end, so it cannot repeat the request.
         previous_epoch=NO_EPOCH,
     )
     return TransactionEnd(new_state.epoch, new_state)

@@ -379,13 +379,17 @@ class BatchWriter:
 
 
 def _uncompressed_fields(batch: Batch) -> list[int]:
-    """Return the fields of a batch's header, as if the batch were not compressed."""
+    """Return the fields of a batch's header, as if the batch were not compressed. The caller sets
+    field 12, the number of records, for each piece that it parses."""
     fields = [*batch[1:]]
+    # The sixth field of the header: the attributes.
     fields[5] &= ~COMPRESSION_MASK
     return fields
 
 
 def _make_records(part: list[DefaultRecord]) -> Iterator[Record]:
+    """Return aiokafka's objects as Records. Work column by column: this is faster than one
+    constructor call for each record."""
     columns = zip(
         [record.offset for record in part],
         [record.timestamp for record in part],
@@ -398,6 +402,8 @@ def _make_records(part: list[DefaultRecord]) -> Iterator[Record]:
 
 
 def _count_headers(part: list[DefaultRecord], before: int) -> int:
+    """Return the number of headers so far, `before` and in this part. Raises CorruptBatch above the
+    bound, before more parts are parsed."""
     headers = before + sum([len(record.headers) for record in part if record.headers])
     if headers > limits.HEADERS_PER_BATCH:
         raise CorruptBatch(
@@ -496,6 +502,8 @@ def _parse_carefully(
 def _read_headers(
     data: memoryview, position: int, end: int
 ) -> tuple[list[tuple[str, bytes | None]], int]:
+    """Read the headers of a record; return them and the position after them. Raises
+    CorruptBatch."""
     count, position = _read_varint(data, position, end)
     if not 0 <= count <= limits.HEADERS_PER_BATCH:
         raise CorruptBatch(f"it says {count} headers")
@@ -510,6 +518,8 @@ def _read_headers(
 
 
 def _read_nullable(data: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    """Read a length and that many bytes; return the bytes, or None for a negative length, and the
+    position after them. Raises CorruptBatch."""
     length, position = _read_varint(data, position, end)
     if length < 0:
         return None, position
@@ -519,12 +529,15 @@ def _read_nullable(data: memoryview, position: int, end: int) -> tuple[bytes | N
 
 
 def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    """Read a zigzag varint; return the number and the position after it. Raises CorruptBatch if it
+    does not end within ten bytes, or before `end`."""
     result = shift = 0
     while position < end and shift < 64:
         byte = data[position]
         position += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
+            # The tenth byte may set bits beyond 64: drop them, as C does.
             result &= 0xFFFF_FFFF_FFFF_FFFF
             return (result >> 1) ^ -(result & 1), position
         shift += 7

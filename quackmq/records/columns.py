@@ -175,6 +175,7 @@ class _RowLists:
         self.runs.append(batch)
 
     def columns(self) -> list[pa.Array]:
+        """Return the rows as Arrow columns, in the order of SCHEMA."""
         offsets = pa.array(self.offsets, pa.int64())
         is_valid = [batch.producer_id != NO_PRODUCER_ID for batch in self.runs]
         return [
@@ -225,6 +226,8 @@ def _collect_rows(batches: Iterable[Batch], max_bytes: int) -> Iterator[_RowList
 
 
 def _encode_timestamps(milliseconds: list[int]) -> pa.Array:
+    """Return a column of microseconds. Times that do not fit are set to the nearest that does; this
+    is tried only after the fast conversion has failed."""
     try:
         return pa.array(milliseconds, _MILLISECONDS).cast(TIMESTAMP_TYPE)
     except pa.ArrowInvalid:
@@ -233,6 +236,7 @@ def _encode_timestamps(milliseconds: list[int]) -> pa.Array:
 
 
 def _encode_headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
+    """Return the column of headers: null for a record without headers."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS_TYPE)
     return pa.array([some or None for some in headers], HEADERS_TYPE)
@@ -288,11 +292,14 @@ def _find_column(rows: pa.RecordBatch, name: str, expected: pa.DataType) -> Any:
 
 
 def _read_headers(column: Any, count: int) -> Iterable[Headers]:
+    """Return the headers of each row; () for a row without any. Raises InvalidRequest for a header
+    without a name."""
     if column is None or column.null_count == count:
         return [()] * count
     names, values = column.flatten().flatten()
     if names.null_count:
         raise InvalidRequest("a header has no name")
+    # The pairs of all rows, one after the other; each row takes as many as it has.
     pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
     lengths = column.value_lengths().to_pylist()
     return [tuple(islice(pairs, length)) if length else () for length in lengths]

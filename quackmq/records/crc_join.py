@@ -41,6 +41,8 @@ def _build_tables(power: int) -> _Tables:
     parts = [[0] * 256 for _ in range(4)]
     for part in range(4):
         for value in range(1, 256):
+            # A value's effect is that of its lowest bit, and that of the rest, which is in the
+            # table already: it is a smaller number.
             lowest = (value & -value).bit_length() - 1
             parts[part][value] = parts[part][value & value - 1] ^ columns[8 * part + lowest]
     return parts[0], parts[1], parts[2], parts[3]
@@ -49,6 +51,7 @@ def _build_tables(power: int) -> _Tables:
 def _append_zero_bytes(value: int, power: int) -> int:
     """Return the effect of 2^power zero bytes on a checksum with one bit set."""
     if power:
+        # Append half of the bytes twice. That needs only the tables of smaller powers, which exist.
         half = 1 << power - 1
         return join_checksums(join_checksums(value, 0, half), 0, half)
     for _ in range(8):

@@ -45,7 +45,9 @@ def _keep_uncompressed(data: memoryview, max_bytes: int) -> memoryview:
 def _gunzip(data: memoryview, max_bytes: int) -> memoryview:
     """Decompress one gzip member, as every producer writes it. Supporting more members would take
     quadratic time."""
+    # 31 means the gzip format with the largest window.
     inflater = zlib.decompressobj(wbits=31)
+    # One byte beyond the bound is enough to see that it is exceeded.
     output = inflater.decompress(data, max_bytes + 1)
     if len(output) > max_bytes:
         raise _too_large_error(max_bytes)
