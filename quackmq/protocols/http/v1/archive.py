@@ -238,6 +238,7 @@ async def describe(request: Request) -> Response:
 
 
 async def make_plan(request: Request) -> Response:
+    """Make a plan, which keeps archive files of a topic; return it with the files that it keeps."""
     topic, body = TOPIC.require(request), decode_body(request, NEW_PLAN, _new_plan)
     archives = _archives(request)
     plan = await archives.plan(
@@ -273,6 +274,7 @@ async def release_plan(request: Request) -> Response:
 
 
 async def replace(request: Request) -> Response:
+    """Replace archive files of a partition; return the partition after the change."""
     topic, partition = TOPIC.require(request), PARTITION.require(request)
     body = decode_body(request, REPLACEMENT, _replacement)
     replaced = await _archives(request).replace(
@@ -292,16 +294,20 @@ async def merge_now(request: Request) -> Response:
 
 
 async def read_file(request: Request) -> Response | Stream:
+    """Return an archive file in chunks, or the range of its bytes that the request names."""
     file_key = TOPIC.require(request), PARTITION.require(request), FILE.require(request)
     archives = _archives(request)
     size = archives.file_size(request.caller, *file_key)
+    # A file never changes, so its name can be its ETag.
     tag = f'"{file_key[2]}"'
     headers: tuple[tuple[str, str], ...] = (("accept-ranges", "bytes"), ("etag", tag))
     byte_range = None
+    # Use the range only if the client means this file, or does not say which file it means.
     if IF_RANGE.get(request) in (None, tag):
         byte_range = parse_range(RANGE.get(request), size)
     first, end = byte_range or (0, size)
     if byte_range is not None:
+        # `content-range` names the last byte itself, so it is one less than `end`.
         headers = (*headers, ("content-range", f"bytes {first}-{end - 1}/{size}"))
     # Read the first chunk now, so that a file that cannot be read gets an error status.
     chunk = b"" if request.method == "HEAD" else await _read_chunk(request, file_key, first, end)
@@ -317,12 +323,16 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     HttpFailure with status 416 if the range starts at or after the end of the file.
     """
     match = None if header is None else _RANGE.fullmatch(header.strip())
+    # `bytes=-` has neither a first byte nor a count.
     if match is None or match[0] == "bytes=-":
         return None
     if not match[1]:
+        # The form `bytes=-COUNT` asks for the last COUNT bytes.
         first, end = max(0, size - int(match[2])), size
     else:
+        # The last byte belongs to the range, so `end` is one more.
         first, end = int(match[1]), min(size, int(match[2] or size) + 1)
+        # RFC 9110 allows a server to ignore an invalid range.
         if match[2] and int(match[2]) < first:
             return None
     if first >= size:
@@ -338,6 +348,9 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 async def _read_chunk(
     request: Request, file_key: tuple[str, int, str], first: int, end: int
 ) -> bytes:
+    """Return the bytes from `first` up to `end`, at most one chunk. Close the file afterwards: if
+    the peer disconnects before the stream starts, no other code would close it.
+    """
     file = _archives(request).file(request.caller, *file_key)
     try:
         return await file.read(first, min(limits.ARCHIVE_CHUNK_BYTES, end - first))
@@ -372,12 +385,14 @@ def _archives(request: Request) -> Archives:
 def _topic_fields(
     archive: TopicArchive,
 ) -> tuple[str, str, str, list[ArchivedPartition], int | None]:
+    """Return the fields that `ArchivedTopic` and `PlannedTopic` share, in their order."""
     topic = archive.topic
     partitions = [_partition_shape(each) for each in archive.partitions]
     return topic.name, str(topic.id), archive.directory, partitions, archive.next_partition
 
 
 def _partition_shape(archive: PartitionArchive) -> ArchivedPartition:
+    """Convert the description of a partition's archive for JSON."""
     return ArchivedPartition(
         archive.partition,
         archive.version,

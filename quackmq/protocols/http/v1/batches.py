@@ -149,6 +149,10 @@ _offsets_decoder: Final = msgspec.json.Decoder(OffsetsRequest)
 
 
 async def read_batches(request: Request) -> Response:
+    """Return whole batches of a partition from an offset on, and in headers the offsets that the
+    reader needs. Wait up to `wait_ms` if there are no batches yet. Raise HttpFailure for damaged
+    data; its header says where reading can continue.
+    """
     broker, caller = request.broker, request.caller
     topic = check_topic_id(broker.topic(TOPIC.require(request)), TOPIC_ID.get(request))
     key = PartitionKey(topic.id, PARTITION.require(request))
@@ -173,16 +177,19 @@ async def read_batches(request: Request) -> Response:
     if APPEND_TIMES.get(request) == "true" and chunks:
         times = await broker.append_times(caller, key, offset, next_offset)
         if len(times) > limits.HTTP_APPEND_TIMES:
+            # Drop the batches whose append times do not fit into the header.
             chunks = _drop_batches_from(chunks, times[limits.HTTP_APPEND_TIMES].offset)
             next_offset = _next_offset(chunks[-1])
         headers.append((TIMES, _encode_append_times(times[: limits.HTTP_APPEND_TIMES])))
     if slice_.aborted:
         chunks = _committed_batches(chunks, slice_.aborted)
+    # An `end` before `offset` must not move the reader back.
     headers.append((NEXT_OFFSET, str(max(next_offset, offset))))
     return Response(200, b"".join(chunks), BYTES, tuple(headers))
 
 
 async def find_publishers(request: Request) -> Response:
+    """Return the durable names of producers; omit producer ids without a name."""
     body = decode_body(request, PUBLISHERS_REQUEST, _publishers_decoder)
     name_of = request.broker.transactions.name_of
     names = ((producer_id, name_of(producer_id)) for producer_id in body.producer_ids)
@@ -191,12 +198,16 @@ async def find_publishers(request: Request) -> Response:
 
 
 async def find_offsets(request: Request) -> Response:
+    """Return the offsets of topics. If the request says so, first wait until a partition has
+    records beyond the position that the client names.
+    """
     broker, caller = request.broker, request.caller
     body = decode_body(request, OFFSETS_REQUEST, _offsets_decoder)
     offsets_by_topic = await _find_offsets(request, body.topics)
     if body.wait_ms and body.beyond:
         reads = _reads_to_wait_for(offsets_by_topic, body.beyond)
         if reads:
+            # The read only waits until a partition has a record, so one byte is enough.
             await broker.read(caller, reads, max_bytes=1, wait_ms=body.wait_ms)
             offsets_by_topic = await _find_offsets(request, body.topics)
     topics = [
@@ -230,6 +241,9 @@ _OffsetsByTopic = dict[str, tuple[Topic, list[SizedPartition]]]
 
 
 async def _find_offsets(request: Request, names: Iterable[str]) -> _OffsetsByTopic:
+    """Return each topic with the offsets of its partitions, by topic name; omit unknown topics.
+    Raise LimitReached if the topics have too many partitions for one response.
+    """
     broker = request.broker
     offsets_by_topic: _OffsetsByTopic = {}
     count = 0
@@ -249,6 +263,7 @@ async def _find_offsets(request: Request, names: Iterable[str]) -> _OffsetsByTop
                 )
                 partitions.append(SizedPartition(partition, first, end, stable, size))
         except UnknownTopic:
+            # The topic does not exist, or was deleted while its offsets were read.
             continue
         offsets_by_topic[name] = topic, partitions
         await asyncio.sleep(0)  # let other tasks run between topics
@@ -262,6 +277,7 @@ def _reads_to_wait_for(offsets_by_topic: _OffsetsByTopic, beyond: Iterable[Beyon
     reads = []
     for name, partition, offset in ((each.topic, each.partition, each.offset) for each in beyond):
         topic, partitions = offsets_by_topic.get(name, (None, []))
+        # The topic or partition does not exist. Do not wait, so that the client notices it.
         if topic is None or partition >= len(partitions):
             return []
         if offset != partitions[partition].stable_offset:
@@ -291,16 +307,19 @@ def _drop_batches_from(chunks: Sequence[Buffer], end: int) -> Sequence[Buffer]:
 def _committed_batches(
     chunks: Sequence[Buffer], aborted: Sequence[AbortedTransaction]
 ) -> list[Buffer]:
+    """Return the batches that are neither transaction markers nor parts of aborted transactions."""
     return [
         batch.view for chunk in chunks for batch in batches(chunk) if is_committed(batch, aborted)
     ]
 
 
 def _first_offset(chunk: Buffer) -> int:
+    """Return the offset of the first record. The first 8 bytes of a batch hold it."""
     return int.from_bytes(memoryview(chunk)[:8], "big", signed=True)
 
 
 def _next_offset(chunk: Buffer) -> int:
+    """Return the offset after the last record. Only the headers of the batches are read."""
     end = 0
     for span in spans(chunk):
         end = span.next_offset
@@ -348,6 +367,9 @@ class HolesFound(Struct, frozen=True):
 
 
 async def find_holes(request: Request) -> Response:
+    """Return the transaction markers and the aborted batches in a part of the log. They are the
+    offsets that readers of committed records do not get.
+    """
     broker = request.broker
     topic = check_topic_id(broker.topic(TOPIC.require(request)), TOPIC_ID.get(request))
     key, offset = PartitionKey(topic.id, PARTITION.require(request)), OFFSET.require(request)
@@ -360,6 +382,7 @@ async def find_holes(request: Request) -> Response:
         raise slice_.error
     holes = [Hole(*each) for each in find_left_out(slice_)]
     next_offset = offset
+    # The next request continues after the last batch, which is in the last chunk.
     for chunk in slice_.chunks[-1:]:
         for batch in batches(chunk):
             next_offset = batch.next_offset

@@ -40,6 +40,7 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 
 def _render_page(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the page: the head, the operations by tag, and all schemas."""
     info = document["info"]
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -68,6 +69,9 @@ def _render_page(document: Mapping[str, Any]) -> Iterator[str]:
 def _operations_of_tag(
     document: Mapping[str, Any], tag: str
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield method, path and description of the operations with a tag, in the order of the
+    document.
+    """
     for path, methods in document["paths"].items():
         for method in _METHODS:
             if method in methods and tag in methods[method]["tags"]:
@@ -75,6 +79,7 @@ def _operations_of_tag(
 
 
 def _render_operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of one operation: its parameters, its body and its responses."""
     yield f'<details id="{escape(operation["operationId"])}"><summary><b>{method.upper()}</b> '
     yield f"<code>{escape(path)}</code> "
     yield f"<span>{_render_prose(operation['summary'])}</span></summary>"
@@ -113,6 +118,7 @@ def _render_schema_links(schema: Mapping[str, Any]) -> str:
 
 
 def _describe_bounds(schema: Mapping[str, Any]) -> str:
+    """Return the values that a parameter's schema allows, and its default, as text."""
     if "enum" in schema:
         bounds = " or ".join(schema["enum"])
     elif schema["type"] == "integer":
@@ -125,6 +131,7 @@ def _describe_bounds(schema: Mapping[str, Any]) -> str:
 def _render_prose(text: str) -> str:
     """Render text in which backquotes mark code."""
     pieces = escape(text).split("`")
+    # Every second piece stands between two backquotes.
     return "".join(
         f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces)
     )
@@ -172,6 +179,10 @@ def document_operations(api_operations: Iterable[Operation]) -> tuple[Operation,
 
 
 class _Documents:
+    """The two documents, made on first use. `all` is set after construction, because it includes
+    the two operations that serve the documents.
+    """
+
     def __init__(self) -> None:
         self.all: tuple[Operation, ...] = ()
 

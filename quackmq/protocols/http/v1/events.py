@@ -90,6 +90,9 @@ class Ended(Struct, frozen=True):
 
 
 async def events(request: Request) -> Stream:
+    """Return a stream of a topic's messages. Raise LimitReached if there are too many streams, or
+    if the topic has too many partitions for one stream.
+    """
     broker, caller = request.broker, request.caller
     topic = broker.topic(TOPIC.require(request))
     partition = PARTITION.get(request)
@@ -142,6 +145,7 @@ class _TopicFollower:
                     if chunk:
                         yield chunk
         except QuackError as error:
+            # The status is already sent, so the last event reports the error.
             yield b"event: end\ndata: " + encode_json(Ended(error.code, str(error))) + b"\n\n"
 
     def _update_topic(self) -> None:
@@ -150,17 +154,20 @@ class _TopicFollower:
         if self._partition is None and len(self._positions) < self._topic.partitions:
             _check_partitions(self._topic)
             for added in range(len(self._positions), self._topic.partitions):
+                # All messages of an added partition are new to the reader.
                 self._positions[added] = 0
 
     async def _wait_for_records(self) -> Slice | None:
         """Wait for records; return the slice of the first partition with records or an error. Begin
         at `_first_partition`. Return None after `HTTP_HEARTBEAT_MS` without records.
         """
+        # Partitions from `_first_partition` on come first, because False sorts before True.
         partitions = sorted(self._positions, key=lambda each: (each < self._first_partition, each))
         reads = [
             Read(PartitionKey(self._topic.id, each), self._positions[each], 1, committed=True)
             for each in partitions
         ]
+        # This read only waits, so one byte is enough. `_read_events` reads the messages.
         slices = await self._broker.read(
             self._caller, reads, max_bytes=1, wait_ms=limits.HTTP_HEARTBEAT_MS
         )
@@ -175,6 +182,8 @@ class _TopicFollower:
         position = self._positions[partition]
         if position < refused.first_offset:
             self._losses.setdefault(partition, Losses()).add(position, refused.first_offset)
+        # A position from an event id may also be beyond the end. Move it to the nearest valid
+        # offset.
         self._positions[partition] = min(max(position, refused.first_offset), refused.next_offset)
 
     async def _read_events(self, partition: int) -> bytes:
@@ -192,9 +201,12 @@ class _TopicFollower:
             return b""  # the topic has just dropped this offset: the next read skips it
         pieces: list[bytes] = []
         for message in page.messages:
+            # The event id contains the position, so advance the position first.
             self._positions[partition] = message.record.offset + 1
+            # The first message reports the messages that were lost before it.
             data = encode_json(to_stored_message(message, self._losses.pop(partition, None)))
             pieces += (b"id: ", self._event_id(message.id), b"\ndata: ", data, b"\n\n")
+        # Offsets without a message may follow the last message.
         self._positions[partition] = page.next_offset
         for begin, end in page.losses.ranges():
             self._losses.setdefault(partition, Losses()).add(begin, end)
@@ -222,6 +234,7 @@ async def _start_offsets(request: Request, topic: Topic, partition: int | None) 
     if last_event_id:
         return parse_event_id(last_event_id, topic, partition)
     if timestamp_ms is not None:
+        # A partition without a message of this time is read from its end.
         starts = {number: each.next for number, each in offsets.items()}
         for key in keys:
             found = await broker.offset_for_time(caller, key, timestamp_ms)
@@ -235,10 +248,13 @@ async def _start_offsets(request: Request, topic: Topic, partition: int | None) 
         return {number: min(max(offset, each.first), each.next) for number, each in offsets.items()}
     if start == "beginning":
         return {number: each.first for number, each in offsets.items()}
+    # By default the stream starts with new messages. Messages of an open transaction are among
+    # them: they become visible when it commits.
     return {number: each.stable for number, each in offsets.items()}
 
 
 def _check_partitions(topic: Topic) -> None:
+    """Raise LimitReached if a topic has too many partitions for one stream."""
     if topic.partitions > limits.HTTP_EVENT_PARTITIONS:
         raise LimitReached(
             f"topic {topic.name} has {topic.partitions} partitions, but a stream follows at most "
@@ -289,8 +305,9 @@ OPERATIONS: Final = (
 _HEAD: Final = struct.Struct(">B16s")
 _OFFSET_BYTES: Final = 8
 _VERSION: Final = 2
+#: The length of a message id, which has 29 bytes.
 _MESSAGE_ID_CHARS: Final = 39
-#: The length of the longest token.
+#: The length of the longest token. Base64 has 4 characters for 3 bytes; `+ 2` rounds up.
 _CHARS: Final = (_HEAD.size + _OFFSET_BYTES * limits.HTTP_EVENT_PARTITIONS + 2) * 4 // 3
 
 
@@ -308,7 +325,8 @@ def parse_event_id(token: str, topic: Topic, partition: int | None) -> dict[int,
         raise InvalidMessageId(
             f"event {token[:100]} belongs to another topic, or to a deleted one of the same name"
         )
-    # A stream of a topic with one partition used message ids as event ids.
+    # The id of a stream of all partitions has at least partition 0. If the topic had only one
+    # partition when the event was sent, the id is a message id of partition 0.
     required = 0 if partition is None else partition
     if required not in offsets or max(offsets) >= topic.partitions:
         raise InvalidMessageId(f"event {token[:100]} belongs to a stream of other partitions")
@@ -318,12 +336,17 @@ def parse_event_id(token: str, topic: Topic, partition: int | None) -> dict[int,
 
 
 def _decode_event_id(token: str) -> tuple[uuid.UUID, dict[int, int]]:
+    """Return the topic id of an event id, and the next offset of each of its partitions. Raise
+    InvalidMessageId if the token is not an event id.
+    """
     if _is_message_id(token):
         topic_id, position = parse_message_id(token)
+        # A message id names the message itself. The reader continues after it.
         return topic_id, {position.partition: position.offset + 1}
     try:
         if len(token) > _CHARS:
             raise ValueError("too long")
+        # Add the padding that `encode_event_id` has removed.
         packed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         version, topic_bytes = _HEAD.unpack_from(packed)
         count, rest = divmod(len(packed) - _HEAD.size, _OFFSET_BYTES)

@@ -96,6 +96,7 @@ async def ready(request: Request) -> Response:
 
 
 def _health(request: Request, status: Literal["live", "ready"]) -> Health:
+    """Return the broker's health. `status` is the check that was requested and has passed."""
     server = request.server
     topics = len(request.broker.topics())
     unreached_clients = request.broker.pushing.unreached
@@ -123,6 +124,7 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
 
 
 def _archive_health(request: Request) -> ArchiveHealth | None:
+    """Return the state of the archive, or None if the broker has no archive."""
     if request.broker.archive is None:
         return None
     state = request.broker.archive.state(request.caller)
@@ -224,9 +226,11 @@ AFTER: Final = Text(
 
 
 async def list_connections(request: Request) -> Response:
+    """Return a page of the connected peers."""
     after, limit = AFTER.get(request), LIMIT.require(request)
     connections = request.broker.connections.all()
     if after is not None:
+        # The peers are sorted by `_sort_key`. Continue after the last peer of the page before.
         connections = connections[
             bisect_right(connections, tuple(after.split(" ", 3)), key=_sort_key) :
         ]

@@ -107,6 +107,10 @@ class ManyMessages(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _OneOrMany(OneMessage, frozen=True, forbid_unknown_fields=True):
+    """The fields of `OneMessage` and `ManyMessages` together. msgspec cannot decode a union of two
+    Structs without a tag, so `_parse_json` tells the two forms apart.
+    """
+
     messages: (
         Annotated[list[NewMessage], Meta(min_length=1, max_length=limits.HTTP_MESSAGES)] | UnsetType
     ) = UNSET
@@ -155,6 +159,9 @@ def parse_messages(
 
 
 def _parse_json(request: Request, partition: int | None) -> tuple[list[Record], int | None]:
+    """Return the records of a JSON body, and the partition that the query or the body names. Raise
+    InvalidRequest if the two differ, or if the body mixes one message and many.
+    """
     body = decode_json(request.body, _one_or_many)
     if body.partition is not None:
         if partition not in (None, body.partition):
@@ -194,9 +201,11 @@ def _value_bytes(raw: bytes) -> bytes | None:
 
 
 def _make_headers(headers: NewHeaders, source: str) -> Headers:
+    """Return a message's headers for its record. Raise InvalidRequest if there are too many."""
     if isinstance(headers, UnsetType):
         return ()
     if isinstance(headers, dict):
+        # The type bounds the length of a list, but not of an object.
         if len(headers) > limits.HTTP_MESSAGE_HEADERS:
             raise InvalidRequest(f"{source} has more than {limits.HTTP_MESSAGE_HEADERS} headers")
         return tuple((name, value.encode()) for name, value in headers.items())
@@ -208,6 +217,7 @@ def _make_headers(headers: NewHeaders, source: str) -> Headers:
 
 def _parse_lines(body: bytes) -> Iterator[tuple[str, NewMessage]]:
     """Yield each message of an NDJSON body with the name of its line."""
+    # Empty lines are allowed, but splitting makes an object of each. So bound all lines first.
     if body.count(b"\n") > 2 * limits.HTTP_MESSAGES:
         raise InvalidRequest(f"more than {2 * limits.HTTP_MESSAGES} lines in one request")
     count = 0
@@ -243,10 +253,12 @@ def _decode_bytes(
 
 
 def _decode_base64(source: str, base64_text: str) -> bytes:
+    """Decode base64; raise InvalidRequest if it is invalid or its padding is not exact."""
     try:
         data = binascii.a2b_base64(base64_text, strict_mode=True)
     except ValueError:
         raise InvalidRequest(f"{source} is not valid base64") from None
+    # Each group of 3 bytes, and a shorter last one, has 4 characters.
     if len(base64_text) != (len(data) + 2) // 3 * 4:  # a2b_base64 accepts too much padding
         raise InvalidRequest(f"{source} is not valid base64: its padding is too long")
     return data

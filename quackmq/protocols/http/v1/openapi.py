@@ -95,6 +95,7 @@ class _Schemas:
         self._references: dict[Any, dict[str, Any]] = dict(
             zip(self._types, references, strict=True)
         )
+        # Add the rules that msgspec cannot derive from the fields of a type.
         for name, extra in _extra_schemas().items():
             if name in self.schemas:
                 self.schemas[name].update(extra)
@@ -133,6 +134,7 @@ def _types_used_by(operations: Iterable[Operation]) -> Iterable[Any]:
 
 
 def _describe_operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    """Return the entry of an operation. Its summary is the first sentence of its description."""
     description: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.tag],
@@ -172,6 +174,7 @@ def _describe_body(body: Body, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _describe_response(response: ResponseInfo, schemas: _Schemas) -> dict[str, Any]:
+    """Return the entry of a response. Without a type and a schema it has no content."""
     description: dict[str, Any] = {"description": response.description}
     schema = response.schema if response.type is None else schemas.schema_for(response.type)
     if schema is not None:

@@ -35,7 +35,7 @@ NDJSON: Final = "application/x-ndjson"
 BYTES: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"
 
-#: More digits than 64 bits need; int() is slow for many more.
+#: The digits of the greatest 64-bit number. int() is slow for very long texts.
 _DIGITS: Final = 19
 
 Schema = Mapping[str, Any]
@@ -125,6 +125,9 @@ class Text:
         return value
 
     def get(self, request: Request) -> str | None:
+        """Return the value or the default; None if there is neither. Raise InvalidRequest if it is
+        invalid. A value in the path is not checked here: the broker checks names.
+        """
         if self.location == "path":
             return request.path_parameters[self.name]
         values = request.headers if self.location == "header" else request.query
@@ -139,6 +142,7 @@ class Text:
         return text
 
     def _describe_rule(self) -> str:
+        """Return the rule for valid values, for an error message."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         max_chars = "" if self.max_chars is None else f" to {self.max_chars}"
@@ -146,6 +150,9 @@ class Text:
         return f"a text of 1{max_chars} characters{pattern}"
 
     def _is_valid(self, text: str) -> bool:
+        """Return whether a text is one of the choices; without choices, whether its length is
+        allowed and it matches the pattern.
+        """
         if self.choices:
             return text in self.choices
         if not text or (self.max_chars is not None and len(text) > self.max_chars):
@@ -160,6 +167,7 @@ class Text:
         else:
             schema["minLength"] = 1
         if self.pattern:
+            # `_is_valid` matches the whole text, but a pattern in a schema matches any part of it.
             schema["pattern"] = f"^{self.pattern}$"
         if self.max_chars is not None:
             schema["maxLength"] = self.max_chars
@@ -223,6 +231,7 @@ def _make_route(operation: Operation) -> Route:
     handler = operation.handler
 
     def handle(request: Request) -> Awaitable[Response | Stream] | DeferredResponse:
+        """Call the handler. Raise InvalidRequest for a query parameter that is not described."""
         unknown = request.query.keys() - parameter_names
         if unknown:
             raise InvalidRequest(
@@ -347,8 +356,12 @@ StartField = Annotated[
 
 
 def parse_start(start: Literal["beginning", "end"] | Position) -> Start:
+    """Return the start position that a body names. Raise InvalidRequest if a position has both
+    fields or neither.
+    """
     if not isinstance(start, Position):
         return start
+    # They are equal if both fields are present, or neither.
     if isinstance(start.offset, int) == isinstance(start.timestamp_ms, int):
         raise InvalidRequest("a position has either offset or timestamp_ms: send exactly one")
     if isinstance(start.offset, int):

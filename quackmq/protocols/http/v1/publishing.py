@@ -108,6 +108,9 @@ PUBLISHER_IN_PATH: Final = Text(
 
 
 def publish(request: Request) -> DeferredResponse | Awaitable[Response]:
+    """Publish the messages of a request. One message without an idempotency key or parameters takes
+    the fast path, which needs no task. All other requests go to `_publish`.
+    """
     records, partition = parse_messages(request, PARTITION)
     key = IDEMPOTENCY_KEY.get(request)
     if len(records) == 1 and key is None and partition is None and not request.query:
@@ -115,6 +118,7 @@ def publish(request: Request) -> DeferredResponse | Awaitable[Response]:
         put = request.broker.messages.begin_put(
             request.caller, topic, record.value, record.key, record.headers
         )
+        # Without a put it could not begin at once; `_publish` can wait.
         if put is not None:
             return DeferredResponse(put.appended, partial(_render_put, put))
     return _publish(request, records, partition, key)
@@ -128,6 +132,7 @@ def _render_put(put: BegunPut, appended: AppendResult) -> Response:
 async def _publish(
     request: Request, records: Sequence[Record], partition: int | None, key: str | None
 ) -> Response:
+    """Publish messages in a task. Return status 201, or 200 for a repeated request."""
     await _yield_if_many(records)
     publisher, sequence = PUBLISHER.get(request), SEQUENCE.get(request)
     if (publisher is None) != (sequence is None):

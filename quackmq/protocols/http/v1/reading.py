@@ -47,6 +47,7 @@ OFFSET: Final = Number(
 
 
 async def read(request: Request) -> Response:
+    """Return a page of a partition's committed messages; wait up to `wait_ms` if there are none."""
     broker, caller = request.broker, request.caller
     topic, partition = TOPIC.require(request), PARTITION.require(request)
     offset, limit, wait_ms = OFFSET.get(request), LIMIT.require(request), WAIT_MS.require(request)
@@ -63,6 +64,8 @@ async def read(request: Request) -> Response:
         wait_ms=wait_ms,
     )
     messages = [to_stored_message(message) for message in page.messages]
+    # This topic keeps a message until every subscription has consumed it. Add to each message how
+    # many subscriptions have not.
     if messages and broker.topic(topic).policy.keep_until_consumed:
         key = PartitionKey(broker.topic(topic).id, partition)
         counts = broker.consumers_left(caller, key, [each.offset for each in messages])

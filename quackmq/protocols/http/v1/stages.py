@@ -229,6 +229,7 @@ _commit_decoder: Final = msgspec.json.Decoder(CommitRequest)
 
 
 async def list_stages(request: Request) -> Response:
+    """Return a page of the stages, sorted by key, that are neither committed nor aborted."""
     after, limit = AFTER.get(request) or "", LIMIT.require(request)
     stages = [each for each in request.broker.staging.all(request.caller) if each.key > after]
     stages.sort(key=lambda each: each.key)
@@ -237,6 +238,9 @@ async def list_stages(request: Request) -> Response:
 
 
 async def stage(request: Request) -> Response:
+    """Stage the batches or messages of one call; return the receipt of the part. Messages in JSON
+    need `timestamp_ms`, because a repeated call must make an identical batch.
+    """
     content_type = check_content_type(request, STAGED)
     topic, partition = request.broker.topic(TOPIC.require(request)), PARTITION.get(request)
     timestamp_ms = TIMESTAMP_MS.get(request)
@@ -263,6 +267,7 @@ async def stage(request: Request) -> Response:
 
 
 async def commit(request: Request) -> Response:
+    """Commit a stage: all its parts, or those whose receipts the body lists."""
     key, body = KEY.require(request), decode_body(request, COMMIT, _commit_decoder)
     receipts = None
     if body.receipts is not None:
@@ -285,6 +290,7 @@ async def abort(request: Request) -> Response:
 
 
 async def list_series(request: Request) -> Response:
+    """Return a page of the series, sorted by name, each with its last committed turn."""
     after, limit = AFTER_SERIES.get(request) or "", LIMIT.require(request)
     series = request.broker.staging.series(request.caller)
     names = sorted(name for name in series if name > after)
@@ -293,6 +299,7 @@ async def list_series(request: Request) -> Response:
 
 
 async def describe_series(request: Request) -> Response:
+    """Return the last committed turn of a series. Raise UnknownStage if no turn was committed."""
     name = SERIES_NAME.require(request)
     last = request.broker.staging.series(request.caller).get(name)
     if last is None:
@@ -308,9 +315,11 @@ async def forget_series(request: Request) -> Response:
 
 
 async def describe(request: Request) -> Response:
+    """Return a stage with a page of the receipts of its parts, or the commit of the stage."""
     key, after, limit = KEY.require(request), AFTER_PART.get(request) or "", LIMIT.require(request)
     stage = request.broker.staging.describe(request.caller, key)
     if isinstance(stage, CommittedStage):
+        # A committed stage has only its commit: the counts are 0, and there are no parts.
         shape = CommittedShape(key, *stage)
         return json_response(200, StageShape(key, 0, 0, 0, stage.committed_ms, [], None, shape))
     parts = sorted(each for each in stage.parts if each.part > after)
@@ -323,7 +332,9 @@ async def describe(request: Request) -> Response:
 
 
 def _parse_batches(body: bytes, partition: int | None) -> Iterator[tuple[int, Batch]]:
-    """Yield the checked batches and their partitions; if `partition` is None, each is prefixed."""
+    """Check and yield each batch of a body with its partition. If `partition` is None, the body has
+    a partition number before each batch. Raise CorruptBatch if bytes remain.
+    """
     data = memoryview(body)
     while data:
         target = partition
@@ -338,6 +349,9 @@ def _parse_batches(body: bytes, partition: int | None) -> Iterator[tuple[int, Ba
 
 
 def _parse_turn(series: str | None, number: int | None) -> Turn | None:
+    """Return the turn that a request names, or None if its stage belongs to no series. Raise
+    InvalidRequest if only one of the two fields is present.
+    """
     if series is None and number is None:
         return None
     if series is None or number is None:
@@ -346,10 +360,14 @@ def _parse_turn(series: str | None, number: int | None) -> Turn | None:
 
 
 def _make_batch(staged: StagedMessages, timestamp_ms: int) -> Batch:
+    """Encode messages as one batch. The timestamp comes from the request, so a repeated call makes
+    the same bytes and is recognized.
+    """
     records = [
         make_record(each, f"messages[{number}]", timestamp_ms)
         for number, each in enumerate(staged.messages)
     ]
+    # The broker has just encoded these bytes, so no checksum needs a check.
     return Batch.peek(codec.encode(records))
 
 

@@ -175,12 +175,14 @@ _seek_decoder: Final = msgspec.json.Decoder(SeekRequest)
 
 
 async def list_subscriptions(request: Request) -> Response:
+    """Return a page of the subscriptions, sorted by name and topic."""
     after, limit = _parse_after(AFTER.get(request)), LIMIT.require(request)
     subscriptions = await request.broker.subscriptions(
         request.caller,
         name=ONLY_NAME.get(request),
         topic_name=ONLY_TOPIC.get(request),
         after=after,
+        # One more than a page shows whether another page follows.
         limit=limit + 1,
     )
     page = [
@@ -199,6 +201,7 @@ async def list_subscriptions(request: Request) -> Response:
 
 
 async def subscribe(request: Request) -> Response:
+    """Create a subscription if there is none. Return status 201 if it is new, otherwise 200."""
     body = decode_body(request, NEW_SUBSCRIPTION, _new_decoder)
     name, topic = NAME.require(request), TOPIC.require(request)
     is_new = await request.broker.subscribe(
@@ -217,6 +220,7 @@ async def unsubscribe(request: Request) -> Response:
 
 
 async def get(request: Request) -> Response:
+    """Return the message after the last received one, and status 204 if there is none in time."""
     body = decode_body(request, GET, _get_decoder)
     message = await request.broker.get(
         request.caller, NAME.require(request), TOPIC.require(request), body.last_id, body.wait_ms
@@ -225,6 +229,7 @@ async def get(request: Request) -> Response:
 
 
 async def acknowledge(request: Request) -> Response:
+    """Acknowledge a message and all messages before it in its partition."""
     body = decode_body(request, ACKNOWLEDGEMENT, _acknowledgement_decoder)
     await request.broker.commit(
         request.caller, NAME.require(request), TOPIC.require(request), body.id
@@ -240,7 +245,12 @@ async def seek(request: Request) -> Response:
 
 
 async def lag(request: Request) -> Response:
+    """Return the lag and the losses of a subscription. For a push subscription, also count its
+    entries by state. Raise UnknownSubscription.
+    """
     name, topic = NAME.require(request), TOPIC.require(request)
+    # A name and a topic have at most one subscription. If there is none, `lag_and_losses` raises
+    # UnknownSubscription.
     (subscription,) = await request.broker.subscriptions(
         request.caller, name=name, topic_name=topic
     ) or (None,)
@@ -263,6 +273,7 @@ def _parse_after(text: str | None) -> tuple[str, str]:
 
 
 async def _describe(request: Request) -> SubscriptionShape:
+    """Return the subscription that the path names. Raise UnknownSubscription if there is none."""
     name, topic = NAME.require(request), TOPIC.require(request)
     subscriptions = await request.broker.subscriptions(request.caller, name=name, topic_name=topic)
     if not subscriptions:

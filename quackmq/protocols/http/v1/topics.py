@@ -168,14 +168,17 @@ _changes: Final = msgspec.json.Decoder(TopicChanges)
 
 
 async def list_topics(request: Request) -> Response:
+    """Return a page of the topics, sorted by name."""
     after, limit = AFTER.get(request) or "", LIMIT.require(request)
     topics = request.broker.topics()
+    # One more than a page shows whether another page follows.
     names = heapq.nsmallest(limit + 1, (name for name in topics if name > after))
     page = [TopicSummary(*_summary_fields(request, topics[name])) for name in names[:limit]]
     return json_response(200, TopicPage(page, names[limit - 1] if len(names) > limit else None))
 
 
 async def create_topic(request: Request) -> Response:
+    """Create a topic. Its policy is the broker's default with the changes in the body."""
     body = decode_body(request, NEW_TOPIC, _new_topic)
     policy = None
     if body.policy is not None:
@@ -199,8 +202,11 @@ async def describe_topic(request: Request) -> Response:
 
 
 async def alter_topic(request: Request) -> Response:
+    """Change a topic's number of partitions or its policy; return the topic."""
     changes = decode_body(request, CHANGES, _changes)
 
+    # The broker calls this with the present policy. So a concurrent change of other fields is not
+    # lost.
     def changed(policy: Policy) -> Policy:
         return _apply_changes(policy, changes.policy)
 
@@ -234,6 +240,7 @@ def _apply_changes(policy: Policy, changes: Any) -> Policy:
 async def _describe(
     request: Request, topic: Topic, first_partition: int = 0, limit: int = LIMIT.default or 1
 ) -> TopicDescription:
+    """Describe a topic and at most `limit` of its partitions, from `first_partition` on."""
     partitions = []
     end = min(first_partition + limit, topic.partitions)
     for partition in range(first_partition, end):
@@ -248,6 +255,7 @@ async def _describe(
 def _summary_fields(
     request: Request, topic: Topic
 ) -> tuple[str, str, int, int, list[HeldBackShape]]:
+    """Return the fields that `TopicSummary` and `TopicDescription` share, in their order."""
     # Skip the first field, the topic's name, which the summary already has.
     held_back = [HeldBackShape(*each[1:]) for each in request.broker.held_back.all(topic.id)]
     return topic.name, str(topic.id), topic.partitions, topic.created_ms, held_back
