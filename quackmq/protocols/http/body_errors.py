@@ -83,6 +83,7 @@ def _field_names(type_info: inspect.Type) -> list[str]:
 
 
 def _allowed_values(type_info: inspect.Type) -> list[str]:
+    """Return the values of an enumeration or a Literal as text; none for any other type."""
     if isinstance(type_info, inspect.EnumType):
         return [str(member.value) for member in type_info.cls]
     if isinstance(type_info, inspect.LiteralType):

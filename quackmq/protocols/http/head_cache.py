@@ -58,11 +58,13 @@ class RequestHeadCache:
         """Cache a parsed head if it is simple and small; drop the oldest if the cache is full."""
         if len(head) > limits.HTTP_CACHED_HEAD_BYTES:
             return
+        # A connection parses more bytes than this in pieces, so this head would never be found.
         if parsed.body_bytes > limits.HTTP_PARSED_BYTES:
             return
         if any(name in _SPECIAL for name, _ in raw_headers):
             return
         heads = self._heads[is_loopback]
         if len(heads) >= limits.HTTP_CACHED_HEADS:
+            # A dict keeps the order of insertion, so the first head is the oldest.
             del heads[next(iter(heads))]
         heads[head] = parsed._replace(headers=parse_headers(raw_headers))

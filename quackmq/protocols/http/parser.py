@@ -160,6 +160,7 @@ class Receiver:
         return True
 
     def close(self) -> None:
+        """Stop parsing, and release the memory of the arriving request."""
         self.accepts_requests = False
         self.wants_continue = False
         self.release(self._pending)
@@ -208,6 +209,7 @@ class Receiver:
     # --- called by httptools -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Reset the state for a new request."""
         self.is_arriving = True
         self._begun_count += 1
         self._has_head = False
@@ -222,6 +224,7 @@ class Receiver:
             self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header. Refuse a head that is too large."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > limits.HTTP_HEAD_BYTES:
             self._refuse_head()
@@ -229,8 +232,12 @@ class Receiver:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Check the head, and find its route. An invalid request is refused at once. A request
+        without a route gets its response when its body has arrived.
+        """
         self._has_head = True
         parser = self._parser
+        # The request was refused while its head arrived, or the connection is closed.
         if not self.accepts_requests or parser is None:
             return
         version = parser.get_http_version()
@@ -271,12 +278,16 @@ class Receiver:
             b"",
             server,
         )
+        # `_feed_whole` caches this head if exactly its body has arrived with it.
         if route is not None and not closes and not pending.is_http_1_0:
             self._parsed_head = ParsedHead(
                 route, method, path, path_parameters, raw_query, {}, declared_body_bytes
             )
 
     def on_body(self, body: bytes) -> None:
+        """Add a piece to the body. Refuse a body that exceeds the bound of its route or the memory
+        for all bodies. The body of a request without a route is dropped.
+        """
         pending = self._pending
         if not self.accepts_requests or pending is None:
             return
@@ -296,6 +307,7 @@ class Receiver:
                 self.refuse(503, "limit_reached", "too many large bodies arrive: try again later")
 
     def on_message_complete(self) -> None:
+        """Deliver the request, which is complete."""
         self.is_arriving = False
         pending = self._pending
         if not self.accepts_requests or pending is None:
@@ -313,6 +325,7 @@ class Receiver:
     # --- internal ----------------------------------------------------------------------------
 
     def _parse(self, data: bytes | memoryview) -> None:
+        """Parse bytes; httptools calls the methods above. Refuse bytes that are not HTTP."""
         assert self._parser is not None
         try:
             self._parser.feed_data(data)
@@ -360,6 +373,7 @@ class Receiver:
         try:
             parsed = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError:
+            # The empty path has no route.
             return b""
         query = b"?" + parsed.query if parsed.query else b""
         return (parsed.path or b"/") + query
@@ -454,6 +468,9 @@ def _no_route_response(method: str, path: str, match: RouteMatch | None) -> Resp
 
 
 def _foreign_page(where: str, evidence: str) -> HttpFailure:
+    """Return the failure for a request that a web page of `where` may have made. `evidence` says
+    which header shows that.
+    """
     message = (
         f"requests by web pages of {where} are refused ({evidence}). If the page is this broker's "
         "own under another name, add the name to the setting http_names"
@@ -462,6 +479,7 @@ def _foreign_page(where: str, evidence: str) -> HttpFailure:
 
 
 def _host_not_allowed(host: bytes) -> HttpFailure:
+    """Return the failure for a Host header that is not one of the broker's names."""
     name = _printable(host_name(host).encode("latin-1"))
     message = (
         f"Host {name} is not allowed: use localhost or an IP address, or add the "

@@ -99,6 +99,7 @@ class QueueHandlers:
         return _success(message=f"topic {name} is there")
 
     async def register_producer(self, request: Request) -> Response:
+        """Register a producer with a topic; return its id. Without an id the producer is new."""
         parameters = read_parameters(request)
         producer_id = await request.broker.registrations.register_producer(
             request.caller,
@@ -108,6 +109,7 @@ class QueueHandlers:
         return _success(producer_id=producer_id)
 
     async def register_consumer(self, request: Request) -> Response:
+        """Register a consumer with a topic; return its id. Without an id the consumer is new."""
         parameters = read_parameters(request)
         consumer_id = await request.broker.registrations.register_consumer(
             request.caller,
@@ -117,6 +119,9 @@ class QueueHandlers:
         return _success(consumer_id=consumer_id)
 
     def produce(self, request: Request) -> DeferredResponse | Awaitable[Response]:
+        """Publish a message of a registered producer. Without a sequence it takes the fast path,
+        which needs no task. `_produce` handles all other messages.
+        """
         parameters = read_parameters(request)
         topic = _required_text(parameters, "topic")
         producer_id = _required_text(parameters, "producer_id")
@@ -134,6 +139,7 @@ class QueueHandlers:
     async def _produce(
         self, request: Request, topic: str, value: bytes, producer_id: str, sequence: int | None
     ) -> Response:
+        """Publish a message that has a sequence, or that cannot be published at once."""
         put = await request.broker.messages.put(
             request.caller,
             topic,
@@ -142,9 +148,13 @@ class QueueHandlers:
             sequence=sequence,
         )
         fields: dict[str, object] = {"repeated": put.repeated} if sequence is not None else {}
+        # The broker may have forgotten the id of a repeated message.
         return _success(message_id=put.ids[0] if put.ids else None, **fields)
 
     async def consume(self, request: Request) -> Response:
+        """Return the next message of a registered consumer. Without `last_id` the message is also
+        removed from its queue. Raise HttpFailure with status 404 if there is none.
+        """
         parameters = read_parameters(request)
         topic = _required_text(parameters, "topic")
         consumer_id = _required_text(parameters, "consumer_id")
@@ -153,6 +163,7 @@ class QueueHandlers:
         broker.registrations.check_consumer(topic, consumer_id)
         consumed = 0
         if last_id is not None:
+            # An empty `last_id` means that the consumer has received no message yet.
             message = await broker.get(caller, consumer_id, topic, last_id or None)
         else:
             async with self._consumer_locks.hold((topic, consumer_id)):
@@ -167,6 +178,9 @@ class QueueHandlers:
         )
 
     async def size(self, request: Request) -> Response:
+        """Return how many messages a consumer has not consumed. Acknowledge `last_id` first, if it
+        is there.
+        """
         parameters = read_parameters(request)
         topic = _required_text(parameters, "topic")
         consumer_id = _required_text(parameters, "consumer_id")
@@ -222,9 +236,12 @@ def _optional_text(parameters: Mapping[str, Any], name: str) -> str | None:
 
 
 def _optional_number(parameters: Mapping[str, Any], name: str) -> int | None:
+    """Return a whole number, which is text in a query; None if it is missing."""
     value = parameters.get(name)
+    # The greatest 64-bit number has 19 digits, and int() is slow for very long texts.
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         return int(value)
+    # `isinstance` would accept true and false.
     if value is not None and type(value) is not int:
         raise InvalidRequest(f"the parameter {name} must be a whole number")
     return value

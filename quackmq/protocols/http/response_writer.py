@@ -37,6 +37,7 @@ class Date:
         self._line = b""
 
     def line(self) -> bytes:
+        """Return the header line for the present second."""
         second = int(time.time())
         if second != self._second:
             self._second = second
@@ -57,12 +58,16 @@ def render_response(
     # The newline keeps a terminal's prompt off the last line of JSON.
     end = b"\n" if content_type in _NEWLINE_TYPES else b""
     length = b"content-length: %d\r\n\r\n" % (len(body) + len(end))
+    # The response to HEAD has the length of the body, but no body.
     if is_head:
         body = end = b""
     return b"".join((start, date, connection, extra_headers, length, body, end))
 
 
 def render_stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
+    """Return the head of a stream. If it is not chunked and has no length, the end of the
+    connection ends the body.
+    """
     pieces = [
         _render_start(stream.status, stream.content_type),
         date,
@@ -90,9 +95,11 @@ def render_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _render_start(status: int, content_type: str) -> bytes:
+    """Return the status line, and the content type if the response has one."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
+        # Python does not know this status. HTTP allows an empty phrase.
         phrase = ""
     line = f"HTTP/1.1 {status} {phrase}\r\n".encode()
     if status in _BODILESS_STATUSES or not content_type:

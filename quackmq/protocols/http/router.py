@@ -76,6 +76,7 @@ class Router:
         return RouteMatch(node.routes, dict(zip(node.names, values, strict=True)))
 
     def _add(self, route: Route) -> None:
+        """Add a route to the tree. A pattern without named segments also goes into `_exact`."""
         node = self._root
         names: list[str] = []
         for segment in route.pattern[1:].split("/"):
@@ -112,6 +113,7 @@ def _walk(node: _Node, segments: list[str], values: list[str]) -> _Node | None:
     if not segments:
         return node if node.routes else None
     first, rest = segments[0], segments[1:]
+    # Prefer the literal segment. If no route is found behind it, try the named one.
     literal = node.literal.get(first)
     if literal is not None:
         found = _walk(literal, rest, values)
@@ -122,5 +124,6 @@ def _walk(node: _Node, segments: list[str], values: list[str]) -> _Node | None:
     values.append(first)
     found = _walk(node.named, rest, values)
     if found is None:
+        # This way leads to no route, so its value does not count.
         values.pop()
     return found

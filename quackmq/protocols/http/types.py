@@ -98,6 +98,8 @@ class Request:
 
 
 class Response(NamedTuple):
+    """A complete response, with its whole body."""
+
     status: int
     body: bytes = b""
     content_type: str = JSON
@@ -174,6 +176,7 @@ def parse_query(raw: bytes) -> Mapping[str, str]:
 
 
 def parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Decode headers; join the values of a repeated header by commas."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in raw:
         name = raw_name.decode("latin-1").lower()

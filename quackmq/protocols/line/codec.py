@@ -504,10 +504,12 @@ class Conversation:
     def _end(self) -> None:
         self._state = State.OVER
         self._unanswered = None
+        # Drop the received bytes.
         self._lines = Lines(self._entry_bytes)
 
 
 def kind_of(message: Message) -> Kind:
+    """Return a message's kind, by which the state table has its steps."""
     if isinstance(message, Word):
         return _KIND_BY_WORD.get(message, Kind.ANSWER)
     if isinstance(message, Entry):
@@ -550,6 +552,7 @@ def _escape(content: bytes) -> bytes:
 
 
 def _unescape(written: bytes) -> bytes:
+    """Return the content of a written entry. Raise ProtocolError for an unknown escape."""
     if b"\\" not in written:
         return written
     try:
@@ -561,6 +564,7 @@ def _unescape(written: bytes) -> bytes:
 
 
 def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
+    """Parse the line of an entry. Raise ProtocolError or RecordTooLarge."""
     _, topic, *rest = line.split(b" ", 2)
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
         raise ProtocolError(f"{_abbreviate(line)} is no entry: write topic K [entry]")
@@ -587,5 +591,6 @@ def _parse_name(what: str, word: bytes, most_bytes: int) -> str:
 
 
 def _abbreviate(line: bytes) -> str:
+    # A character of UTF-8 has at most 4 bytes.
     text = line[: _SHOWN_CHARS * 4].decode(errors="replace")
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")

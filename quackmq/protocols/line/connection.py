@@ -78,6 +78,8 @@ class ServerContext(Admission, Protocol):
 
 
 class Connection(ServedConnection, asyncio.BufferedProtocol):
+    """The connection of one publisher or subscriber."""
+
     _server: ServerContext
 
     def __init__(self, server: ServerContext, channel: str = "") -> None:
@@ -120,6 +122,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._channel = self._caller.address
 
     def _on_refused(self) -> None:
+        """Send `terminate` to a peer that the server does not admit, and close the connection."""
         self._channel = self._caller.address
         self._end = End.EXPELLED
         self._has_ended = True
@@ -139,8 +142,12 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self.data_received(self._server.scratch[:nbytes].tobytes())
 
     def data_received(self, data: bytes) -> None:
+        """Handle received bytes. An expected `successful`, the most frequent message, takes a
+        shorter way.
+        """
         if self._end is not None:
             return
+        # While the server drains, `pump` must end the connection after this answer.
         if not self._is_draining and self._conversation.receive_successful(data):
             self._received_messages += 1
             self._on_successful()
@@ -314,14 +321,19 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
                 return
             self._received_messages += 1
             self._on_event(event)
+        # More messages may have arrived. The next turn of the loop handles them.
         self._loop.call_soon(self.pump)
 
     def _may_handle(self) -> bool:
+        """Return whether the next message may be handled now. While the server drains, only the
+        answer to a sent entry is handled.
+        """
         if self._end is not None or self._slow_since is not None:
             return False
         return not self._is_draining or self._conversation.state is State.DELIVERING
 
     def _on_event(self, event: Event) -> None:
+        """Carry out a message, or answer `reject` to a refused line."""
         if event is Word.SUCCESSFUL:
             self._on_successful()
         elif isinstance(event, Entry):
@@ -337,6 +349,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._on_introduction(event)
 
     def _on_successful(self) -> None:
+        """Acknowledge the sent entry, and send the next one."""
         # A peer that answers twice answers an entry that is not written yet. Write that entry
         # before the next one replaces it.
         self.send_unsent()
@@ -429,11 +442,15 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self.end(End.EXPELLED, str(error))
 
     def _close_transport(self, says_terminate: bool) -> None:
+        """Send `terminate` if `says_terminate`, and close. A slow peer gets no `terminate`: it
+        would not read it.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         if not says_terminate or self._slow_since is not None:
             transport.close()
+            # Abort if the peer does not read the unsent bytes in time.
             self._loop.call_later(limits.LINE_LINGER_MS / 1000, self.abort)
         else:
             self.send_unsent()
@@ -441,6 +458,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._finish()
 
     def _log_end(self, record: ConnectionRecord | None, end: End, detail: str) -> None:
+        """Log how a connection ended. An unexpected end is a warning."""
         # The server logs peers that speak another protocol, once a minute.
         is_expected = end in (End.TERMINATED, End.CLOSED, End.GONE, End.MISTAKEN)
         if record is None:

@@ -14,11 +14,15 @@ from typing import Protocol
 
 
 class Writer(Protocol):
+    """A connection that has a line to write."""
+
     def send_unsent(self) -> None:
         """Write the line that is ready."""
 
 
 class JointWrites:
+    """The connections that write at the end of this turn of the loop."""
+
     __slots__ = ("_writers",)
 
     def __init__(self) -> None:

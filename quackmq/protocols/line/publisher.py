@@ -41,6 +41,8 @@ class PublisherPeer(Protocol):
 
 
 class Publisher:
+    """Publish the entries of one publisher."""
+
     def __init__(self, broker: Broker, peer: PublisherPeer, name: str, entry_bytes: int) -> None:
         self._broker = broker
         self._peer = peer
@@ -92,6 +94,7 @@ class Publisher:
     # --- internal ---------------------------------------------------------------------------
 
     def _make_queues(self, topic: Topic) -> list[TopicQueue]:
+        """Return one queue for each partition of a topic."""
         return [
             TopicQueue(
                 self._broker,
@@ -113,6 +116,7 @@ class Publisher:
             queues = self._queues_by_topic[topic_name] = self._make_queues(topic)
         partition = self._next_partitions.get(topic_name, 0)
         self._next_partitions[topic_name] = (partition + 1) % len(queues)
+        # A new topic of the same name may have fewer partitions than the old one.
         return queues[partition % len(queues)]
 
     def _on_done(self, entry: Entry, done: asyncio.Future[int]) -> None:

@@ -24,6 +24,8 @@ from quackmq.serving.server import Address, Bounds, Server
 
 
 class LineServer(Server[Connection]):
+    """The server of the line protocol."""
+
     name = "line"
 
     def __init__(

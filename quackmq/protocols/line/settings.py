@@ -22,6 +22,7 @@ class LineSettings:
     reading: Reading = "live"
 
     def __post_init__(self) -> None:
+        """Raise InvalidSetting if a number is out of bounds."""
         if not 1 <= self.entry_bytes <= shared_limits.LINE_LONGEST_ENTRY_BYTES:
             raise InvalidSetting(
                 f"an entry has 1 to {shared_limits.LINE_LONGEST_ENTRY_BYTES} bytes, "

@@ -81,6 +81,8 @@ class SubscriberPeer(Protocol):
 
 
 class _SubscribedTopic:
+    """A topic of a subscriber, and the channel through which its entries come."""
+
     __slots__ = ("channel", "name", "read_error")
 
     def __init__(self, name: str, channel: Channel) -> None:
@@ -91,6 +93,8 @@ class _SubscribedTopic:
 
 
 class Subscriber:
+    """Lease the entries of one subscriber, and send them."""
+
     def __init__(self, server: SubscriberServer, peer: SubscriberPeer, name: str) -> None:
         self._server = server
         self._encoded_lines = server.encoded_lines
@@ -171,9 +175,13 @@ class Subscriber:
     # --- internal ---------------------------------------------------------------------------
 
     async def _open_channel(self, name: str) -> None:
+        """Open the channel of a topic. Raise BrokerClosing if the subscriber has disconnected
+        meanwhile.
+        """
         on_change = partial(self._on_change, name)
         pushing = self._server.broker.pushing
         channel = await pushing.open(self._peer.caller, self._name, name, on_change)
+        # If `close` has begun meanwhile, it does not know this channel.
         if self._closing is not None:
             await channel.close()
         self._check_open()
@@ -228,7 +236,9 @@ class Subscriber:
                 self._ready_topics[topic.name] = None
 
     def _on_read_done(self, reading: asyncio.Task[None]) -> None:
+        """Send the next entry after a read from disk. End the connection if the read failed."""
         self._reading = None
+        # Only `_close` cancels the task.
         if reading.cancelled():
             return
         error = reading.exception()
@@ -262,6 +272,7 @@ class Subscriber:
         self._deleted_topics.append(topic)
 
     async def _close(self) -> None:
+        """Stop reading, close all channels, and release the name."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

@@ -16,6 +16,8 @@ from quackmq.serving.waiting_line import WaitingLine
 
 
 class Budgets:
+    """The bounds on received and unsent bytes, and the connections that wait for room."""
+
     def __init__(self) -> None:
         #: Connections that wait for memory, or for the end of another peer's request.
         self.waiting = WaitingLine(limits.ZMQ_SWEEP_MS)

@@ -43,6 +43,8 @@ class ServerContext(Admission, Protocol):
 
 
 class Peer(ServedConnection, asyncio.BufferedProtocol):
+    """The connection of one peer. Subclasses handle its messages."""
+
     #: Decoded events that are handled in one turn of the loop; then other connections run. Requests
     #: that finish immediately are never unfinished, so their number alone would bound nothing.
     events_per_turn = limits.ZMQ_REQUESTS_IN_FLIGHT
@@ -108,6 +110,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Decode received bytes, and handle the messages in them."""
         if self._has_ended:
             return
         self._decoder.receive(bytes(self._server.scratch[:nbytes]))
@@ -124,6 +127,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         self.pump()
 
     def _on_lost(self) -> None:
+        # Wake tasks that wait to send: they notice that the peer has disconnected.
         self._writable.set()
         self._on_disconnected()
         self._release_reserved()
@@ -220,10 +224,12 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
                 return True
             self._message_began_at = None
             self._on_event(event)
+        # More events may be ready. The next turn of the loop handles them.
         self._loop.call_soon(self.pump)
         return False
 
     def _on_event(self, event: zmtp.Event) -> None:
+        """Carry out a command of ZMTP, or pass a message to the subclass."""
         if isinstance(event, zmtp.Ping):
             self._ttl_ms = event.ttl_ms
             self._last_received_at = self._time()
@@ -272,6 +278,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
         return True
 
     def _set_reading(self, enabled: bool) -> None:
+        # While reading is stopped no heartbeat is received, so the TTL begins again.
         if enabled and not self._is_reading:
             self._last_received_at = self._time()
         super()._set_reading(enabled)
@@ -285,6 +292,7 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             or self._transport is None
         ):
             return
+        # Before the handshake no reply can be lost, so no half-close is needed.
         if self._is_ready:
             self._finish()
         else:

@@ -89,9 +89,7 @@ PROXY_TAKEN: Final = 100
 #: Acknowledgements of a client and topic that arrive before their entries are leased; one takes
 #: about 200 bytes. XPUB runs ahead of leases by at most the number of leased entries.
 PROXY_EARLY: Final = 10_000
-#: Deadline to look up a client's address and to connect to it, less than the 5 s that clients wait
-#: for a reply to `hello`. Also the deadline for the acknowledgement of a message, from when its
-#: last bytes have left.
+#: Deadline for the acknowledgement of a message, after the client has received its last bytes.
 PROXY_ANSWER_MS: Final = 3_000
 #: The lowest rate in bytes per second at which a message may be sent to a client; a slower one is
 #: aborted and repeated later. Otherwise slow clients would block large messages of others. At this

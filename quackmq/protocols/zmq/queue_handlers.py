@@ -91,6 +91,7 @@ def error_reply(error: BaseException) -> Reply:
 async def _reply(
     broker: Broker, caller: Caller, requester: Requester, request: Request, frame: bytes
 ) -> Reply:
+    """Handle a request; return its reply, which is `ERR` after any failure."""
     try:
         if isinstance(request, Put):
             return await _put_message(broker, caller, request, frame)
@@ -102,6 +103,7 @@ async def _reply(
 
 
 async def _put_message(broker: Broker, caller: Caller, request: Put, frame: bytes) -> Reply:
+    """Publish a message, with the publisher's number if the request has one."""
     record = Record(0, NO_TIMESTAMP, None, request.content)
     if request.sequence is None:
         await broker.messages.put(caller, request.topic, (record,))

@@ -43,6 +43,8 @@ RequestHandler = Callable[[Requester, bytes], PendingReply | Reply]
 
 
 class Connection(Peer):
+    """A peer of a REP socket, with its unfinished requests."""
+
     def __init__(self, server: ServerContext, handle_request: RequestHandler) -> None:
         super().__init__(server, zmtp.EnvelopeDecoder())
         self._handle_request = handle_request
@@ -84,6 +86,7 @@ class Connection(Peer):
         except asyncio.CancelledError:
             if self._transport is not None and not self._is_draining:
                 raise
+            # This connection has cancelled the task. The task goes on, to send an error reply.
             task.uncancel()
             raise closing from None
         finally:
@@ -95,6 +98,9 @@ class Connection(Peer):
         return zmtp.ready()
 
     def _may_accept_message(self) -> bool:
+        """Return whether another request may begin. The first unfinished request of a peer needs no
+        room in the server, so every peer makes progress.
+        """
         return (
             self._requests < limits.ZMQ_REQUESTS_IN_FLIGHT
             and self._slow_since is None
@@ -112,6 +118,7 @@ class Connection(Peer):
         return not self._requests
 
     def _on_disconnected(self) -> None:
+        """Drop requests that have not begun, and cancel tasks that only wait for a message."""
         for waiting in self._waiting_requests.values():
             while waiting:
                 self._finish_request(waiting.popleft())
@@ -197,6 +204,7 @@ class Connection(Peer):
     async def _send_reply_later(
         self, envelope: zmtp.Envelope | None, request: _Request, reply: Reply
     ) -> None:
+        """Wait until the reply may be sent, then send it."""
         while not self._may_send(reply):
             is_slow = self._slow_since is not None
             await (self._writable if is_slow else self._budgets.sendable).wait()
@@ -209,6 +217,7 @@ class Connection(Peer):
         return self._slow_since is None and (not is_large or self._budgets.sendable.is_set())
 
     def _write(self, envelope: zmtp.Envelope | None, reply: Reply) -> None:
+        """Write a reply. Discard it if the connection has ended."""
         if self._transport is None or self._has_ended:
             return
         words, content = reply

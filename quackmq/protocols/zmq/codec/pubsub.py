@@ -73,6 +73,9 @@ class PublisherDecoder(FrameDecoder):
         return self._frame_bytes + super().received_bytes
 
     def _on_frame_begin(self, size: int) -> bool:
+        """Refuse a message that has too many frames or bytes, or whose first frame is too long for
+        a topic's name. Return True, because a body may be large.
+        """
         if len(self._frames) >= limits.PROXY_FRAMES:
             self._refuse(ProtocolError("a message is two frames: its topic and its body"))
         elif not self._frames and size > shared_limits.TOPIC_NAME_CHARS:
@@ -117,6 +120,7 @@ class SubscriberDecoder(FrameDecoder):
         self._first_frame: bytes | None = None
 
     def _on_frame_begin(self, size: int) -> bool:
+        """Skip a message that is not a subscription. Return False: subscriptions are small."""
         # A message that is longer, or has several frames, is not a subscription.
         if self._is_inside_message or size > 1 + limits.PROXY_PREFIX_BYTES:
             self._first_frame = None
@@ -133,6 +137,9 @@ class SubscriberDecoder(FrameDecoder):
         return Subscribe(first[1:]) if first[0] else Cancel(first[1:])
 
     def _on_other_command(self, name: bytes, data: bytes) -> Event | None:
+        """Return the event of SUBSCRIBE or CANCEL, and None for other commands. Raise ProtocolError
+        if the prefix is too long.
+        """
         if name not in (b"SUBSCRIBE", b"CANCEL"):
             return None
         if len(data) > limits.PROXY_PREFIX_BYTES:

@@ -58,22 +58,30 @@ class Put(NamedTuple):
 
 
 class Get(NamedTuple):
+    """Acknowledge `last_id`, which is None before the first message; get the next message."""
+
     client: str
     topic: str
     last_id: str | None
 
 
 class Subscribe(NamedTuple):
+    """Subscribe a client to a topic."""
+
     client: str
     topic: str
 
 
 class Unsubscribe(NamedTuple):
+    """End a client's subscription to a topic."""
+
     client: str
     topic: str
 
 
 class LastSequence(NamedTuple):
+    """Ask for the last sequence of the publisher `client`."""
+
     client: str
     topic: str
 
@@ -117,6 +125,7 @@ def parse_request(frame: bytes) -> Request:
 
 
 def encode_request(request: Request) -> bytes:
+    """Encode a request as a frame. Clients and `read_reply` use it."""
     head = f"{_verb_for(request)} {request.client} {request.topic}"
     if isinstance(request, Get):
         return f"{head} {NONE_YET if request.last_id is None else request.last_id}".encode()
@@ -211,6 +220,7 @@ _PLAIN_WORDS: Final = ("SUB, UNSUB or LAST", "client", "topic")
 
 
 def _verb_for(request: Request) -> str:
+    """Return the first word of a request."""
     if isinstance(request, Put):
         return "PUT" if request.sequence is None else "PUTN"
     if isinstance(request, Get):
@@ -230,6 +240,7 @@ def _check_utf8(frame: bytes) -> None:
 
 
 def _unknown_verb_text(verb: bytes) -> str:
+    """Return the error message for a first word that this port does not accept."""
     if not verb:
         return "a request begins with PUT, GET, SUB, UNSUB, PUTN or LAST; this one is empty"
     if verb in _PROXY_VERBS:

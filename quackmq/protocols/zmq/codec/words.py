@@ -46,6 +46,7 @@ def split_words(frame: bytes, names: tuple[str, ...], *, has_content: bool = Fal
 
 @lru_cache(_REMEMBERED_WORDS)
 def parse_client_name(word: bytes) -> str:
+    """Return a name. Raise InvalidRequest if its length is wrong or it is not printable UTF-8."""
     if not 1 <= len(word) <= limits.NAME_BYTES:
         raise InvalidRequest(
             f"a client's name takes 1 to {limits.NAME_BYTES} bytes, not {len(word)}; words are "
@@ -59,6 +60,9 @@ def parse_client_name(word: bytes) -> str:
 
 @lru_cache(_REMEMBERED_WORDS)
 def parse_topic_name(word: bytes) -> str:
+    """Return a name. Raise IllegalTopicName if its length is wrong, ProtocolError if it is not
+    UTF-8.
+    """
     if not 1 <= len(word) <= limits.TOPIC_NAME_CHARS:
         raise IllegalTopicName(
             f"a topic's name takes 1 to {limits.TOPIC_NAME_CHARS} characters, not {len(word)}; "
@@ -92,6 +96,7 @@ def decode_utf8(name: str, word: bytes) -> str:
 
 def abbreviate(frame: bytes) -> str:
     """Quote the beginning of a frame, for an error message."""
+    # A character of UTF-8 has at most 4 bytes.
     text = frame[: _SHOWN_CHARS * 4].decode(errors="replace")
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
 

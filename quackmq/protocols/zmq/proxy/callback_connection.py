@@ -44,6 +44,8 @@ class Target(NamedTuple):
 
 
 class CallbackConnection:
+    """The address of one client, and the connection to it while there is one."""
+
     def __init__(self, target: Target) -> None:
         self.target = target
         #: Held during a request: one at a time.
@@ -68,6 +70,7 @@ class CallbackConnection:
             try:
                 reply = await self._exchange_request(exchange, words, content)
             except BaseException:
+                # Also after a cancellation: the late reply must not be taken for the next one.
                 self._disconnect()
                 raise
             self._start_idle_timer()
@@ -89,6 +92,7 @@ class CallbackConnection:
         self._disconnect()
 
     async def _ensure_connected(self) -> _Exchange:
+        """Return the connection; connect if there is none or it is lost. Raise Unreachable."""
         if self._is_closed:
             raise Unreachable(f"the connection to {self.target} is closed")
         if self._exchange is None or self._exchange.is_lost:
@@ -96,6 +100,9 @@ class CallbackConnection:
         return self._exchange
 
     async def _connect(self) -> _Exchange:
+        """Connect, and wait for the client's READY. Raise Unreachable if that fails or takes too
+        long.
+        """
         loop = asyncio.get_running_loop()
         exchange: _Exchange | None = None
         try:
@@ -106,6 +113,7 @@ class CallbackConnection:
                     raise Unreachable(f"the connection to {self.target} was closed meanwhile")
                 return exchange
         except BaseException as error:
+            # Also after a cancellation: no open connection may be left behind.
             if exchange is not None:
                 exchange.abort()
             if isinstance(error, TimeoutError):
@@ -128,6 +136,7 @@ class CallbackConnection:
         check_ms = reply_ms / _CHECKS
         reply = exchange.send(words, content)
         idle_checks = 0
+        # The additional checks are for the reply, after the last bytes were received.
         for _ in range(round(most_ms / check_ms) + _CHECKS):
             await asyncio.wait((reply,), timeout=check_ms / 1000)
             if reply.done():
@@ -215,6 +224,7 @@ class _Exchange(asyncio.Protocol):
         self._transport.write(zmtp.GREETING + zmtp.ready("REQ"))
 
     def data_received(self, data: bytes) -> None:
+        """Decode received bytes. Close the connection if the peer is no REP socket."""
         self._decoder.receive(data)
         try:
             while (event := self._decoder.next_event()) is not None:
@@ -236,6 +246,7 @@ class _Exchange(asyncio.Protocol):
         self._fail(Unreachable("the connection was lost"))
 
     def _on_event(self, event: zmtp.Event) -> None:
+        """Handle READY, a heartbeat or a reply. Raise ProtocolError for anything unexpected."""
         assert self._transport is not None
         if isinstance(event, zmtp.Ready):
             if not self.ready.done():
@@ -252,6 +263,7 @@ class _Exchange(asyncio.Protocol):
             self._reply.set_result(event.content)
 
     def _fail(self, error: Unreachable) -> None:
+        """Mark the connection as lost. Tasks that wait for it get `error`."""
         self.is_lost = True
         for future in (self.ready, self._reply):
             if future is not None and not future.done():

@@ -57,6 +57,8 @@ class ProxySettings:
 
 
 class Clients:
+    """All clients of the proxy. Each has a connection, and a retransmission for each topic."""
+
     def __init__(self, broker: Broker, multicast: Multicast, settings: ProxySettings) -> None:
         self._broker = broker
         self._multicast = multicast
@@ -82,6 +84,8 @@ class Clients:
                 self._start(Caller(client=client), topic, _parse_stored_address(address))
 
     async def close(self) -> None:
+        """Stop all retransmissions, wait for cleanups, and close the connections."""
+        # From now on, `_on_end` keeps the stored addresses.
         self._is_closing = True
         await asyncio.gather(
             *(
@@ -115,6 +119,7 @@ class Clients:
                 self._use_connection(caller, topic, connection)
                 return is_new
         except BaseException:
+            # Close the new connection unless it is already in use.
             if self._connections.get(client) is not connection:
                 connection.close()
             raise

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 
 
 class PerHostLimiter:
+    """Slots for connections: for all hosts together, and for each host."""
+
     def __init__(self, most_slots: int, most_slots_per_host: int) -> None:
         self._slots = asyncio.Semaphore(most_slots)
         self._most_slots_per_host = most_slots_per_host
@@ -30,6 +32,8 @@ class PerHostLimiter:
         )
         self._hosts[host] = (host_slots, users + 1)
         try:
+            # Wait for the host's slot first. Otherwise waiting tasks of one host would hold slots
+            # that other hosts need.
             async with host_slots, self._slots:
                 yield
         finally:

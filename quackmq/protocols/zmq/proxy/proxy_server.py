@@ -35,6 +35,8 @@ from quackmq.serving.server import Address
 
 
 class ProxyServer(ZmqServer):
+    """The proxy's REP socket."""
+
     name = "proxy"
 
     def __init__(
@@ -86,6 +88,7 @@ class ProxyServer(ZmqServer):
             return encode_publish_reply(request)
         if isinstance(request, Hello):
             is_new = await self.clients.hello(caller, topic, request.address)
+            # Port 0 tells the client that there is no XPUB socket.
             _, port = self.broker.doors.get("xpub", ("", 0))
             return encode_welcome(request, Welcome(is_new, port))
         if isinstance(request, Goodbye):

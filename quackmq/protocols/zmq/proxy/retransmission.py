@@ -46,6 +46,8 @@ class Multicast(Protocol):
 
 
 class Retransmission:
+    """The deliveries of one topic to one client."""
+
     def __init__(
         self,
         broker: Broker,
@@ -91,6 +93,7 @@ class Retransmission:
         self._changed.set()
 
     def acknowledge(self, partition: int, offset: int) -> None:
+        """Acknowledge an entry. If it is not leased yet, remember the acknowledgement."""
         channel = self._channel
         if channel is not None and (
             channel.ack(partition, offset) or channel.is_done(partition, offset)
@@ -112,6 +115,9 @@ class Retransmission:
     # --- internal -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """Deliver entries until the subscription is deleted or the broker closes. Retry after
+        errors.
+        """
         try:
             while True:
                 try:
@@ -135,6 +141,7 @@ class Retransmission:
             self._on_end(self)
 
     async def _close_channel(self) -> None:
+        """Close the channel, and forget early acknowledgements."""
         channel, self._channel = self._channel, None
         # In a new topic of the same name the offsets mean other entries.
         self._early.clear()
@@ -244,4 +251,5 @@ class Retransmission:
 
     def _retry_delay_ms(self, entry: LeasedEntry) -> int:
         """Return how long to wait with the next delivery: twice as long after each one."""
+        # 16 doublings exceed the longest back-off even for a lease of 1 ms.
         return min(self._lease_ms << min(entry.deliveries - 1, 16), limits.PROXY_LONGEST_BACKOFF_MS)

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class XpubServer(ZmtpServer):
+    """The server of the XPUB socket, with a feed for each followed topic."""
+
     name = "xpub"
 
     def __init__(
@@ -61,6 +63,7 @@ class XpubServer(ZmtpServer):
         return await super().start()
 
     async def close(self) -> None:
+        """Stop all feeds, then the server."""
         self.broker.topic_watchers.discard(self._on_topic)
         feeds, self._feed_by_topic = list(self._feed_by_topic.values()), {}
         for feed in feeds:
@@ -137,6 +140,7 @@ class XpubServer(ZmtpServer):
             return
         if feed is not None:
             self._stop_feed(feed)
+        # The topic is new, so it is read from offset 0: its subscribers get all messages.
         for subscriber in list(self.connections):
             assert isinstance(subscriber, Subscriber), "make_connection makes no others"
             if subscriber.is_disconnected:
@@ -176,6 +180,8 @@ class XpubServer(ZmtpServer):
 
 
 class Subscriber(Peer):
+    """A SUB socket and its subscriptions."""
+
     may_be_slow = True
 
     def __init__(self, server: XpubServer) -> None:
@@ -232,6 +238,7 @@ class Subscriber(Peer):
         self._xpub.remove_unsubscribed(self)
 
     def _on_message(self, event: zmtp.Event) -> None:
+        """Add or remove a subscription. Raise ProtocolError if it is invalid."""
         if not isinstance(event, zmtp.Subscribe | zmtp.Cancel):
             return
         try:
@@ -248,6 +255,9 @@ class Subscriber(Peer):
         self._xpub.remove_unsubscribed(self)
 
     def _subscribe(self, prefix: bytes, client: str | None, topic: str | None) -> None:
+        """Add a subscription: a client name, a topic with ids, or a prefix. Raise ProtocolError if
+        there are too many.
+        """
         if len(self.subscriptions) >= limits.PROXY_SUBSCRIPTIONS:
             raise ProtocolError(
                 f"a subscriber may have {limits.PROXY_SUBSCRIPTIONS} subscriptions, not more"

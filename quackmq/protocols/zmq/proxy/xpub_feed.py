@@ -38,6 +38,8 @@ class Receiver(Protocol):
 
 
 class Feed:
+    """Read one topic for all its subscribers."""
+
     def __init__(self, broker: Broker, topic: Topic, on_end: Callable[[Feed], None]) -> None:
         self.topic = topic
         #: Receivers that want topic and body.
@@ -178,6 +180,7 @@ class Feed:
             receiver.send(frames, messages)
 
     def _encode_plain(self, messages: Sequence[Message]) -> bytes:
+        """Encode messages as two frames each: topic and body."""
         pieces: list[bytes] = []
         for message in messages:
             body = message.record.value or b""
@@ -185,6 +188,7 @@ class Feed:
         return b"".join(pieces)
 
     def _encode_with_ids(self, messages: Sequence[Message]) -> bytes:
+        """Encode messages as three frames each: subscription, body and message id."""
         pieces: list[bytes] = []
         for message in messages:
             body = message.record.value or b""

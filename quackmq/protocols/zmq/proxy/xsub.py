@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 
 class XsubServer(ZmtpServer):
+    """The server of the XSUB socket."""
+
     name = "xsub"
 
     def __init__(
@@ -66,6 +68,8 @@ class XsubServer(ZmtpServer):
 
 
 class Publisher(Peer):
+    """A PUB socket, whose messages are published."""
+
     events_per_turn = limits.PROXY_PUBLISHER_MESSAGES
 
     def __init__(self, server: XsubServer) -> None:
@@ -85,6 +89,9 @@ class Publisher(Peer):
         return zmtp.ready("XSUB") + encode_subscription(b"", self._decoder.minor)
 
     def _may_accept_message(self) -> bool:
+        """Return whether another message may be read. The first unpublished message of a peer needs
+        no room in the server, so every peer makes progress.
+        """
         return (
             self.unpublished < limits.PROXY_PUBLISHER_MESSAGES
             and self._unpublished_bytes < limits.PROXY_PUBLISHER_BYTES
@@ -93,6 +100,7 @@ class Publisher(Peer):
         )
 
     def _on_message(self, event: zmtp.Event) -> None:
+        """Add a message to the next publish, and start publishing if that is not running."""
         if isinstance(event, zmtp.Refused):
             self._refuse(event.error)
             return
@@ -140,6 +148,7 @@ class Publisher(Peer):
         self._end_if_done()
 
     async def _publish_to(self, topic: bytes, bodies: list[bytes]) -> None:
+        """Publish bodies to a topic. Refuse them all if its name is not ASCII."""
         try:
             name = topic.decode("ascii")
         except UnicodeDecodeError:
