@@ -114,6 +114,8 @@ def _make_runs(records: DataFrame, topic: str) -> DataFrame:
 
 
 def _make_runs_by_topic(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the runs of rows of several topics, with a column `topic`. Spark calls this in its
+    tasks."""
     for batch in batches:
         names = batch.column("topic")
         for name in names.unique():
@@ -123,9 +125,12 @@ def _make_runs_by_topic(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _check_runs(runs: DataFrame, whole: Mapping[str, Collection[int]]) -> DataFrame:
+    """Compare the runs of each partition; return the findings with columns for partition and topic.
+    `whole` is that of `audit`."""
     is_whole = {topic: frozenset(partitions) for topic, partitions in whole.items()}
 
     def check(key: tuple[pa.Scalar, ...], share: pa.Table) -> pa.Table:
+        """Check the runs of one topic, partition and share, in a task of Spark."""
         topic, partition = key[0].as_py(), key[1].as_py()
         findings = check_runs(share, partition in is_whole.get(topic, ()))
         partition_column = pa.array([partition] * findings.num_rows, pa.int32())
@@ -148,6 +153,8 @@ def _add_topic_field(schema: pa.Schema) -> Any:
 
 
 def run(job: Job, options: Options) -> Report:
+    """Audit the topics and their subscriptions; return the report. Raise UnknownTopic for a named
+    topic that does not exist."""
     metadata = BrokerMetadata(SourceOptions(job.address, Subscribe(options.topics), "earliest"))
     try:
         return _Audit(job, options, metadata).report()
@@ -171,6 +178,9 @@ class _Verdict:
         return not self.unexplained and not any(self.faults.values())
 
     def row(self, topic: str, subscription: str | None) -> list[Any]:
+        """Return the row of the report. The row of a topic has no subscription."""
+        # A verdict without latencies has empty cells: one for each percentile, one for the
+        # greatest.
         latency = [*self.latency_ms, *([None] * (len(PERCENTILES) + 1))][: len(PERCENTILES) + 1]
         counts = [self.faults[kind] for kind in _FAULTS]
         return [
@@ -180,15 +190,21 @@ class _Verdict:
 
 
 class _Audit:
+    """One run of the audit. Use an instance once, from one thread."""
+
     def __init__(self, job: Job, options: Options, metadata: BrokerMetadata) -> None:
         self._job = job
         self._options = options
         self._metadata = metadata
         self._topics: dict[str, _Verdict] = {}
         self._subscriptions: dict[tuple[str, str], _Verdict] = {}
+        #: The descriptions of the first findings of each kind.
         self._printed: dict[str, list[str]] = defaultdict(list)
+        #: The number of records of all findings of each kind.
         self._counts: dict[str, int] = defaultdict(int)
+        #: The offsets that were read, by topic id and partition.
         self._partitions: dict[tuple[str, int], ReadPartition] = {}
+        #: For the picture: (step of latency, number of records), by topic and subscription.
         self._distribution: dict[tuple[str, str], list[tuple[int, int]]] = {}
 
     @property
@@ -196,9 +212,12 @@ class _Audit:
         return self._metadata.http
 
     def report(self) -> Report:
+        """Run the whole audit; return its report."""
         names = sorted(set(self._options.topics)) or [
             name for name in list_topics(self._http) if name != RECEIPTS_TOPIC
         ]
+        # Fetch the cursors before the receipts are read. So a receipt exists for every offset that
+        # a cursor has passed.
         cursors, topic_by_id = self._fetch_cursors(names)
         for start in range(0, len(names), _TOPICS_AT_ONCE):
             self._audit_topics(names[start : start + _TOPICS_AT_ONCE])
@@ -210,6 +229,11 @@ class _Audit:
     # --- topics -----------------------------------------------------------------------------
 
     def _audit_topics(self, names: Sequence[str]) -> None:
+        """Read some topics in one Spark job; judge each of their partitions.
+
+        The broker's offsets are fetched before the records are read. If the first offset of a
+        partition is 0 then, nothing was deleted from it, so its producers must start at number
+        0."""
         self._job.show_progress(
             f"reading {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1))
         )
@@ -230,6 +254,7 @@ class _Audit:
                     for name in names
                 ],
             )
+            # Collect one more than the bound, to learn whether there are more.
             findings = _check_runs(runs, whole).limit(limits.AUDIT_FINDINGS + 1).collect()
         if len(findings) > limits.AUDIT_FINDINGS:
             self._record_finding(
@@ -269,6 +294,8 @@ class _Audit:
         return frame
 
     def _fetch_offsets(self, names: Sequence[str]) -> TopicOffsets:
+        """Return the broker's present offsets of topics. Raise UnknownTopic without the name of a
+        source option, which the user of the audit did not set."""
         metadata = BrokerMetadata(
             SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest")
         )
@@ -286,6 +313,7 @@ class _Audit:
         explanation: Explanation,
         rows: Sequence[Any],
     ) -> None:
+        """Add the findings of one partition to the verdict of its topic, and to the report."""
         partition_name = f"{read_partition.topic}/{read_partition.partition}"
         verdict.explained = (verdict.explained or 0) + explanation.explained
         verdict.unexplained = (verdict.unexplained or 0) + explanation.unexplained
@@ -316,6 +344,7 @@ class _Audit:
     def _judge_lost(
         self, verdict: _Verdict, read_partition: ReadPartition, explanation: Explanation, row: Any
     ) -> None:
+        """Count the sequence numbers of a `lost` finding that no aborted transaction explains."""
         span = Span(row["first_offset"], row["next_offset"])
         producer = row["producer_id"], row["producer_epoch"], row["first_sequence"]
         unexplained = explanation.count_lost(*producer, row["records"], span)
@@ -356,6 +385,8 @@ class _Audit:
             after = {"after": page["next"]}
 
     def _audit_subscriptions(self, cursors: Cursors, topics: Mapping[str, str]) -> None:
+        """Judge all subscriptions that leave receipts. Name those without a receipt: nothing is
+        proved about them. `topics` maps ids to names."""
         try:
             self._fetch_offsets([RECEIPTS_TOPIC])
         except UnknownTopic:
@@ -368,6 +399,7 @@ class _Audit:
             self._record_finding("unproved", f"{topic} for {name}: {reason}")
 
     def _read_receipts(self, cursors: Cursors, topics: Mapping[str, str]) -> None:
+        """Judge the receipts of the audited topics, and record their latencies."""
         self._job.show_progress("reading receipts")
         with ArchivePlan(self._metadata.access) as plan:
             stored_receipts = receipts(self._table(RECEIPTS_TOPIC, plan))
@@ -395,6 +427,7 @@ class _Audit:
         return counted_latencies
 
     def _judge_deliveries(self, findings: DataFrame, topics: Mapping[str, str]) -> None:
+        """Add the findings about receipts to the verdicts of their subscriptions."""
         for row in findings.collect():
             topic = topics[row["topic_id"]]
             verdict = self._subscriptions.setdefault((topic, row["subscription"]), _Verdict())
@@ -404,6 +437,8 @@ class _Audit:
                 self._judge_delivery(verdict, read_partition, row)
 
     def _judge_delivery(self, verdict: _Verdict, read_partition: ReadPartition, row: Any) -> None:
+        """Judge one finding of `audit_checks.receipts`. `over` and `untold` are ranges of offsets:
+        only those with a record count as lost."""
         kind, span = row["kind"], Span(row["first_offset"], row["next_offset"])
         partition_name = f"{read_partition.topic}/{read_partition.partition}"
         place = f"{partition_name} for {row['subscription']}: {_format_offsets(span)}"
@@ -413,7 +448,8 @@ class _Audit:
             return
         if kind in ("over", "untold"):
             count = read_partition.records(*span)
-            if kind == "untold":  # records deleted since then were there
+            if kind == "untold":
+                # Offsets that were deleted since then cannot be looked up: count all as records.
                 count += max(0, min(read_partition.seen.first, span.next) - span.first)
             reason = "passed without a receipt" if kind == "untold" else "skipped"
             kind = "lost"
@@ -424,6 +460,8 @@ class _Audit:
             self._record_finding(kind, f"{place}: {reason}", count)
 
     def _record_latencies(self, latencies: DataFrame, topics: Mapping[str, str]) -> None:
+        """Store the percentiles of latency in the verdicts, and the distribution for the picture.
+        Each row of `latencies` has a latency and the number of its records."""
         shares = ", ".join(map(str, PERCENTILES))
         by_subscription = latencies.groupBy("subscription", "topic_id")
         percentiles = by_subscription.agg(
@@ -436,7 +474,7 @@ class _Audit:
                 *row["at"],
                 float(row["most"]),
             ]
-        # Steps of 10 % are fine enough for a picture.
+        # Steps of 10 % are fine enough for a picture. Add 1 ms, because 0 has no logarithm.
         step = f.expr("CAST(floor(log(1.1, greatest(latency_ms, 0) + 1)) AS INT)").alias("step")
         steps = latencies.groupBy("subscription", "topic_id", step).agg(f.sum("records").alias("n"))
         for row in steps.orderBy("step").collect():
@@ -448,6 +486,8 @@ class _Audit:
     # --- the report -------------------------------------------------------------------------
 
     def _record_finding(self, kind: str, description: str, records: int = 1) -> None:
+        """Count a finding; keep its description if fewer than `named` of this kind are kept. "…"
+        marks that there are more."""
         self._counts[kind] += records
         if len(self._printed[kind]) < self._options.named:
             self._printed[kind].append(
@@ -457,6 +497,8 @@ class _Audit:
             self._printed[kind].append("…")
 
     def _make_report(self) -> Report:
+        """Return the report: a row for each topic, then one for each topic and subscription. A
+        check that was cut short proves nothing, so the report is not good then."""
         rows = [verdict.row(topic, None) for topic, verdict in sorted(self._topics.items())]
         rows += [
             verdict.row(*topic_and_subscription)
@@ -483,6 +525,7 @@ class _Audit:
         """Draw the share of records that the subscriber had after each latency."""
         for (topic, subscription), steps in sorted(self._distribution.items()):
             total = sum(count for _, count in steps)
+            # The upper end of each step of latency + 1 ms, as in `_record_latencies`.
             milliseconds = [1.1 ** (step + 1) for step, _ in steps]
             shares = [
                 sum(count for _, count in steps[: index + 1]) / total for index in range(len(steps))
@@ -503,11 +546,13 @@ def _describe_partition(
     reported before the records were read."""
     holes = [Span(row["first_offset"], row["next_offset"]) for row in rows if row["kind"] == "hole"]
     seen = next((row for row in rows if row["kind"] == "seen"), None)
+    # No record was read, so all reported offsets are one hole.
     if seen is None:
         return ReadPartition(
             topic, topic_id, partition, reported, Spans([reported] if reported.size else [])
         )
     read = Span(seen["first_offset"], seen["next_offset"])
+    # Reported offsets before the first and after the last record are holes too.
     ends = [Span(reported.first, read.first), Span(read.next, reported.next)]
     holes += [span for span in ends if span.size > 0]
     whole = Span(min(reported.first, read.first), max(reported.next, read.next))
@@ -515,6 +560,8 @@ def _describe_partition(
 
 
 def _describe_finding(row: Any) -> str:
+    """Describe a finding of `audit_checks.runs` by its sequence numbers, or by its offsets."""
+    # Of the findings without a producer, only doubled offsets are described here.
     if row["producer_id"] is None:
         return f"{_format_offsets(Span(row['first_offset'], row['next_offset']))} more than once"
     first, count = row["first_sequence"], row["records"]
@@ -523,6 +570,7 @@ def _describe_finding(row: Any) -> str:
         f"{numbers} of producer {row['producer_id']}, epoch {row['producer_epoch']}"
     )
     span = Span(row["first_offset"], row["next_offset"])
+    # Lost numbers between two records with neighbouring offsets have no offsets of their own.
     if not span.size:
         return f"{numbers_of_producer}, before offset {span.first}"
     return (

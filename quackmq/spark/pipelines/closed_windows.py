@@ -61,6 +61,8 @@ class ClosedWindows:
         return [row for end in sorted(self._rows) for row in self._rows[end]]
 
     def _add_to_report(self, batch: DataFrame, closed: DataFrame) -> None:
+        """Keep the `top` names of the last windows of this batch for the report; print a line for
+        each of these windows. Older windows leave the report."""
         last_ends = (
             closed.orderBy(f.desc("window_end")).limit(limits.PIPELINE_REPORTED_WINDOWS).collect()
         )
@@ -100,9 +102,11 @@ def draw(axes: Any, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _describe_window(end: datetime, rows: Sequence[tuple[Any, ...]]) -> str:
+    """Return one line: the end of the window, then each name with its entries and its growth."""
     parts = []
     for _, _, name, entries, _, growth, _ in rows:
         change = "" if growth is None else f" ({growth:+.0%})"
+        # A key may hold control characters, which must not reach the terminal.
         shown = str(name) if str(name).isprintable() else repr(name)
         parts.append(f"{shown} {entries:,}{change}")
     return f"{end:%Y-%m-%d %H:%M:%S}  {', '.join(parts)}"

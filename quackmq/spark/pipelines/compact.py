@@ -90,6 +90,8 @@ class Compacted:
 
 
 def run(job: Job, options: Options) -> Report:
+    """Compact the named topics, or all; return the report. With `dry_run`, only plan. Raise
+    UnknownTopic for a named topic that does not exist."""
     settings = make_settings(options.target_bytes, options.by_day)
     access = find_broker(job.address)
     with access.connect() as broker:
@@ -171,6 +173,9 @@ class _Compaction:
     damaged: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> Compacted:
+        """Plan and merge until no merge is left or the job stops; return the counts. Files that
+        were archived after the start are not merged. Raise StateChanged after `COMPACT_ATTEMPTS`
+        rounds in a row without progress."""
         ends = _archive_ends(self.start_archive)
         with self.access.connect() as broker:
             fruitless_rounds = 0
@@ -234,6 +239,8 @@ class _Compaction:
                     context.cancelJobGroup(group)
 
     def _handle_outcome(self, broker: Http, order: MergeOrder, future: Future[Outcome]) -> None:
+        """Offer a merged file to the broker, and count the outcome. Removed files and a refused
+        offer count as `beaten`. Raise StorageError if the merge failed."""
         outcome = future.result()
         if isinstance(outcome, MergeFailed):
             raise StorageError(outcome.reason)
@@ -258,6 +265,7 @@ class _Compaction:
         except (StateChanged, UnknownPlan, InvalidRequest) as error:
             if _is_merged(fetch_archive(broker, order.topic), merge):
                 return True
+            # Only the other two errors mean that the files have changed, or the plan has ended.
             if isinstance(error, InvalidRequest):
                 raise
             return False
@@ -274,6 +282,7 @@ class _Compaction:
         )
 
     def _make_result(self, end_archive: TopicArchive, ends: dict[int, int]) -> Compacted:
+        """Return the counts before and after. Raise UnknownTopic if the topic was created again."""
         self._check_same_topic(end_archive)
         return Compacted(
             self.start_archive.topic,
@@ -289,12 +298,13 @@ class _Compaction:
 
 
 def _fetch_all_archives(broker: Http) -> list[TopicArchive]:
+    """Return the archive of each topic."""
     archives: list[TopicArchive] = []
     for name in list_topics(broker):
         try:
             archives.append(fetch_archive(broker, name))
         except UnknownTopic:
-            continue  # it was deleted meanwhile
+            continue  # the topic was deleted after it was listed
     return archives
 
 
@@ -318,6 +328,8 @@ def _count_files(archive: TopicArchive, ends: dict[int, int]) -> tuple[int, int]
 def _plan_merges(
     archive: TopicArchive, settings: MergeSettings, excluded: dict[str, str], ends: dict[int, int]
 ) -> Iterator[Merge]:
+    """Yield the planner's merges of files up to `ends`. `excluded` are damaged files, with the
+    reasons."""
     for partition in archive.partitions:
         for merge in planner.plan(partition, settings, excluded):
             if merge.next_offset <= ends.get(partition.key.partition, 0):
@@ -345,6 +357,7 @@ def _foresee(archive: TopicArchive, settings: MergeSettings) -> Compacted:
 
 
 def _report(results: Sequence[Compacted], title: str) -> Report:
+    """Return a row for each topic. The report is not good if a file is damaged."""
     rows = [
         (
             result.topic,

@@ -107,10 +107,13 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Restore the signal handlers; stop the session that this job started."""
         self._progress_line.end()
         for number, handler in self._former_handlers.items():
             signal.signal(number, handler)
         self._former_handlers.clear()
+        # End the thread that cancels Spark jobs before the session stops, because it uses the
+        # session.
         self._has_exited.set()
         if self._cancel_thread is not None:
             self._cancel_thread.join()
@@ -223,13 +226,19 @@ class Job:
     # --- signals ----------------------------------------------------------------------------
 
     def _install_handlers(self) -> None:
+        """Handle SIGTERM and SIGINT by `_on_signal`; keep the handlers that were there before.
+        Python allows this in the main thread only: elsewhere do nothing."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             former_handler = signal.signal(number, self._on_signal)
+            # On the second call the former handler is that of Spark: keep the one of the first
+            # call.
             self._former_handlers.setdefault(number, former_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Ask the job to stop, from another thread. The second signal gets its default action,
+        which ends the process."""
         if self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -265,6 +274,8 @@ class _QueryCounts:
         self._rate = 0.0
 
     def update(self) -> None:
+        """Count the batches that Spark has reported since the last call. Usually that is the batch
+        that was counted last, so look at the newest report first."""
         newest = self.query.lastProgress
         if newest is None or (
             self._last_counts is not None and newest["batchId"] == self._last_counts[0]
@@ -283,6 +294,8 @@ class _QueryCounts:
         return self.query.exception()
 
     def _count_batch(self, progress: Any) -> None:
+        """Count one report. A second report of the last batch replaces the first; reports of
+        earlier batches are counted already."""
         batch, rows = progress["batchId"], progress["numInputRows"]
         late = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
         if self._last_counts is not None and batch < self._last_counts[0]:
@@ -296,6 +309,7 @@ class _QueryCounts:
 
     def _add(self, sign: int, batch_counts: tuple[int, int, int]) -> None:
         _, rows, late = batch_counts
+        # Batches without rows are not counted.
         self.batches += sign * bool(rows)
         self.rows += sign * rows
         self.late += sign * late
@@ -307,16 +321,21 @@ class _ProgressLine:
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._is_terminal = output.isatty()
+        # The first line is due at once, whatever the clock shows.
         self._printed_at = -_LINE_EVERY_S
         self._text = ""
         #: Streams print notes in a thread of Spark.
         self._lock = threading.Lock()
 
     def show_progress(self, text: str) -> None:
+        """Show a text in place of the last one. Without a terminal, print it only if no line was
+        printed in the last seconds."""
         with self._lock:
             if text == self._text:
                 return
             if self._is_terminal:
+                # Return to the start of the line and erase it. A text of the full width could wrap,
+                # so it is one shorter.
                 width = shutil.get_terminal_size().columns
                 self._output.write(f"\r\x1b[K{text[: width - 1]}")
             elif time.monotonic() - self._printed_at >= _LINE_EVERY_S:
@@ -344,6 +363,9 @@ class _ProgressLine:
 
 
 def _start_session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSession:
+    """Start Java and a session with our data source. `configs` take precedence over our defaults.
+    Raise NotInstalled if Java is missing or does not start; raise other failures of Spark
+    shortened."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -381,6 +403,7 @@ def _start_session(master: str, configs: Mapping[str, str], log_level: str) -> S
 
 
 def _default_configs(master: str, log_level: str) -> dict[str, str]:
+    """Return our settings of Spark. A local master gets as many shuffle partitions as cores."""
     configs = {
         "spark.log.level": log_level,
         "spark.sql.session.timeZone": "UTC",

@@ -73,6 +73,7 @@ def metrics(samples: DataFrame) -> DataFrame:
         .agg(
             f.count(f.lit(1)).alias("operations"),
             f.count_if(~f.col("is_good")).alias("failed"),
+            # Numbers start at 0.
             (f.max("number") + 1).alias("expected"),
             f.min("at_ms").alias("begun_ms"),
             f.max(f.col("at_ms") + took_ms).alias("ended_ms"),
@@ -96,6 +97,8 @@ def metrics(samples: DataFrame) -> DataFrame:
 
 
 def run(job: Job, options: Options) -> Report:
+    """Run the stress test, unless `processes` is 0; sum up its measurements and return the
+    report."""
     _check_options(options)
     name = options.run or uuid.uuid4().hex[:12]
     if options.processes:
@@ -111,6 +114,7 @@ def run(job: Job, options: Options) -> Report:
 
 
 def _check_options(options: Options) -> None:
+    """Raise InvalidRequest for options that make no test."""
     if not 0 <= options.processes <= limits.PIPELINE_WORKERS:
         raise InvalidRequest(f"--processes is 0 to {limits.PIPELINE_WORKERS}")
     if not options.processes and options.run is None:
@@ -120,6 +124,8 @@ def _check_options(options: Options) -> None:
 
 
 def _stress(job: Job, options: Options, name: str) -> None:
+    """Run the processes of the stress test until all are done. Raise QuackTimeout if the broker is
+    away for long, and Stopped after a signal."""
     with Watch(job.address) as watch:
         _make_topics(job, options)
         with Workers("stress", _arguments(job, options, name)) as workers:
@@ -132,6 +138,7 @@ def _stress(job: Job, options: Options, name: str) -> None:
 
 
 def _make_topics(job: Job, options: Options) -> None:
+    """Create both topics, unless they exist."""
     with Client(job.address, timeout=limits.SPARK_RETRY_MS / 1000) as client:
         for topic in (options.target, options.topic):
             try:
@@ -141,6 +148,7 @@ def _make_topics(job: Job, options: Options) -> None:
 
 
 def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
+    """Return the arguments of each process: those of `workers.stress.main`."""
     return [
         {
             "address": job.address,
@@ -156,6 +164,8 @@ def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
 
 
 def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
+    """Return the report of the rows of `metrics`. Raise NotFound without measurements. The report
+    is not good if a put failed or a measurement is missing."""
     if not rows or not rows[0][1]:
         raise NotFound(f"there are no measurements of run {name!r} in topic {options.topic}")
     # The row for all processes comes first, because its process is null. Its `missing` has no
@@ -163,6 +173,8 @@ def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Rep
     (_, operations, failed, _, *other_columns), *process_rows = rows
     missing = sum(row[3] for row in process_rows)
     if options.processes:
+        # The number of operations is known here. So count also the measurements that are missing
+        # after the last one of each process.
         missing += options.operations * options.processes - operations - missing
     total = ("all", operations, failed, missing, *other_columns)
     return Report(
@@ -176,6 +188,8 @@ def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Rep
 
 
 def _draw(axes: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Draw the percentiles of each process as bars. The longest bar comes first, so that the
+    shorter ones are drawn over it."""
     processes = [str(row[0]) for row in rows]
     for column in ("p99_ms", "p95_ms", "p50_ms"):
         axes.bar(processes, [row[_COLUMNS.index(column)] for row in rows], label=column)

@@ -112,6 +112,7 @@ def _parse_integer(text: str) -> int:
 
 
 def _parse_number(text: str) -> float:
+    """Parse a number. Raise ValueError, also for "inf" and "nan"."""
     try:
         number = float(text)
     except ValueError:
@@ -141,11 +142,14 @@ _PARSER_BY_TYPE: Final[dict[Any, tuple[Parse, str]]] = {
 def _add_option(
     parser: argparse.ArgumentParser, option_field: Field[Any], option_type: Any
 ) -> None:
+    """Add one field to the parser, with a parser of values that fits its type."""
     is_required = option_field.default is MISSING
     default = None if is_required else option_field.default
+    # argparse formats help texts with %, so double it.
     help_text = option_field.metadata["help"].replace("%", "%%") + _describe_default(default)
     name = option_name(option_field.name)
     if option_type is bool:
+        # A flag that is on by default also needs a form to turn it off: `--no-…`.
         is_flag = default is False
         action = "store_true" if is_flag else argparse.BooleanOptionalAction
         parser.add_argument(
@@ -174,6 +178,7 @@ class _ListAction(argparse.Action):
     """Parse a list: `a,b`, or the option twice. Parsed values replace the default."""
 
     def __init__(self, *args: Any, type: Parse, **kwargs: Any) -> None:
+        # argparse would pass the whole text to `type`, not each value: so keep it from argparse.
         super().__init__(*args, **kwargs)
         self._parse = type
         self._values: tuple[Any, ...] = ()
@@ -185,6 +190,7 @@ class _ListAction(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        """Add the values of one occurrence of the option to those of earlier ones."""
         try:
             self._values += tuple(self._parse(each.strip()) for each in str(values).split(","))
         except argparse.ArgumentTypeError as error:
@@ -197,6 +203,7 @@ def _with_argparse_errors(parse: Parse, choices: Sequence[str] | None) -> Parse:
     message of the first and hides that of the second."""
 
     def parse_or_explain(text: str) -> Any:
+        """Parse a value; check first that it is one of `choices`."""
         try:
             if choices is not None and text not in choices:
                 raise ValueError(f"is not one of {', '.join(choices)}")
@@ -208,6 +215,7 @@ def _with_argparse_errors(parse: Parse, choices: Sequence[str] | None) -> Parse:
 
 
 def _describe_default(default: Any) -> str:
+    """Return the end of a help text that states the default; an empty text if there is none."""
     if default is None or default is False or default == () or default == "":
         return ""
     if isinstance(default, timedelta):

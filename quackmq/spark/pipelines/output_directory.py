@@ -57,6 +57,8 @@ def read_facts(directory: Path, pipeline: str) -> dict[str, Any] | None:
 
 
 def _check_empty(directory: Path, pipeline: str) -> None:
+    """Raise InvalidRequest unless the directory is missing or empty. An unfinished mark counts as
+    empty: a pipeline was killed while it wrote the mark."""
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():

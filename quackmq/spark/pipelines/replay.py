@@ -76,6 +76,7 @@ class Position(NamedTuple):
 
 
 def position(text: str) -> Position:
+    """Parse an offset or a time. Raise ValueError."""
     if _OFFSET.fullmatch(text):
         return Position(int(text))
     try:
@@ -155,6 +156,7 @@ class _ReplayRange:
         longest = max(
             (self.end[partition] - self.begin[partition] for partition in self.begin), default=0
         )
+        # Round up: the last portion may be shorter. Never divide by 0.
         return -(-longest // (self.width or max(longest, 1)))
 
     def portion(self, number: int) -> dict[int, tuple[int, int]]:
@@ -187,6 +189,8 @@ class _Progress:
 
 
 def run(job: Job, options: Options) -> Report:
+    """Publish all portions that no earlier run has published; return the report. Raise
+    InvalidRequest or UnknownTopic for wrong options."""
     if options.portion < 1:
         raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
     replay_range, partitioning = _load_or_fix_range(job, options)
@@ -251,11 +255,15 @@ def _fetch_topic(metadata: BrokerMetadata, name: str) -> TopicFacts:
 def _fix_range(
     metadata: BrokerMetadata, job: Job, options: Options, topic: TopicFacts, target_id: str
 ) -> _ReplayRange:
+    """Return the range of a new replay, by the present offsets of the topic. Without a checkpoint
+    it is one portion."""
     begin = _resolve_position(metadata, options, options.from_, topic, is_end=False)
     end = _resolve_position(metadata, options, options.to, topic, is_end=True)
+    # An end before the start makes an empty range.
     end = {partition: max(offset, begin[partition]) for partition, offset in end.items()}
     width = None
     if job.checkpoint is not None:
+        # A portion has offsets of all partitions, so divide it among them.
         width = max(1, options.portion // max(len(begin), 1))
     return _ReplayRange(uuid.uuid4().hex, topic.id, target_id, begin, end, width)
 
@@ -379,6 +387,8 @@ def _rows(
 def _records(
     job: Job, options: Options, portion: Mapping[int, tuple[int, int]], plan_id: str | None
 ) -> DataFrameReader:
+    """Return a reader of the records of a portion, before `where`. With a plan's id, it reads the
+    archived files of that plan."""
     name = options.topic
     reader = job.spark.read.format(NAME)
     if plan_id is not None:
@@ -427,6 +437,8 @@ def _publish(
 
 
 def _read_progress(directory: Path | None) -> _Progress:
+    """Return the stored progress; none if nothing was stored. Raise InvalidRequest for an invalid
+    file."""
     if directory is None or not (directory / _PROGRESS_FILE).exists():
         return _Progress()
     try:
@@ -456,6 +468,8 @@ def _store_progress(directory: Path | None, progress: _Progress) -> None:
 def _report(
     options: Options, replay_range: _ReplayRange, progress: _Progress, earlier: _Progress
 ) -> Report:
+    """Return a row for each partition, and the counts of all runs. `earlier` is the progress before
+    this run."""
     rows = [
         [
             options.topic,

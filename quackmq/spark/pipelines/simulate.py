@@ -74,6 +74,8 @@ def simulate(requests: DataFrame, results: DataFrame) -> DataFrame:
 
 
 def run(job: Job, options: Options) -> Report:
+    """Put the requests, run the workers, and join the requests with their results; return the
+    report."""
     _check_options(options)
     name = options.run or uuid.uuid4().hex[:12]
     with Watch(job.address) as watch:
@@ -102,6 +104,7 @@ def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
 
 
 def _check_options(options: Options) -> None:
+    """Raise InvalidRequest for a value out of range."""
     if not 1 <= options.workers <= limits.PIPELINE_WORKERS:
         raise InvalidRequest(f"--workers is 1 to {limits.PIPELINE_WORKERS}")
     if not 1 <= options.requests <= shared_limits.CLIENT_NUMBERED_MESSAGES:
@@ -161,6 +164,7 @@ def _wait_for_results(
             "group.id": f"simulate/{name}/results",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
+            # Let librdkafka print critical errors only.
             "log_level": 2,
         }
     )
@@ -200,6 +204,8 @@ def _wait_for_results(
 
 
 def _report(job: Job, options: Options, name: str, restarts: int) -> Report:
+    """Return a row for each load, with the mean wait that theory expects. The report is not good
+    unless each request has exactly one result."""
     requests, results = (
         table(job.spark, topic, schema, bootstrap_servers=job.address)
         .where(f.col("value.run") == name)
@@ -244,6 +250,7 @@ def _report(job: Job, options: Options, name: str, restarts: int) -> Report:
 
 
 def _draw(axes: Any, rows: Sequence[Any]) -> None:
+    """Draw the simulated mean wait of each load as points, and the expected one as a line."""
     loads = [row["load"] for row in rows]
     axes.plot(loads, [row["mean_wait"] for row in rows], "o", label="simulated")
     axes.plot(loads, [row["expected_wait"] for row in rows], label="by theory")

@@ -142,6 +142,7 @@ def run(job: Job, options: Options) -> Report:
             if not job.once:
                 queries.append(_follow(job, options, state, closed_windows, once=False))
             streamed = job.run_stream(*queries)
+            # The first stream has ended. Read the results that it published last.
             job.finish(_follow(job, options, state, closed_windows, once=True))
     facts = {
         "entries read": streamed.rows,
@@ -310,6 +311,8 @@ def _start(
     *,
     once: bool | None = None,
 ) -> StreamingQuery:
+    """Start a stream that adds its results to `closed_windows`. `once` takes precedence over the
+    job's own setting."""
     writer = results.writeStream.foreachBatch(closed_windows.add_batch).option(
         "checkpointLocation", str(checkpoint)
     )
@@ -340,6 +343,7 @@ def _publisher_name() -> Column:
 
 
 def _counted_name(by: str) -> Column:
+    """Return the column of the name that entries are counted by."""
     match by:
         case "publisher":
             return _publisher_name()

@@ -85,6 +85,8 @@ def compute_digest(topic: str, rows: Rows) -> Digest:
 def _digest_rows(
     topic: str, key: pa.Array | None, value: pa.Array, headers: pa.Array | None
 ) -> Digest:
+    """Return the digest of at most `_ROWS_AT_ONCE` rows; `headers` are encoded. A missing column of
+    headers has the digest of a column of rows without headers."""
     lanes = _Lanes(topic, len(value))
     lanes.mix_column(key)
     lanes.mix_column(value)
@@ -120,16 +122,20 @@ class _Lanes:
         long_rows = np.flatnonzero(lengths > _LONG_BYTES)
         if len(long_rows):
             self._mix_long_fields(long_rows, begins, lengths, data)
+            # The next step must not mix them in again.
             lengths[long_rows] = 0
         self._mix_short_fields(begins, lengths, data)
 
     def mix_constant(self, field: bytes) -> None:
-        """Mix the same field into all rows, with the same result as `mix_column`."""
+        """Mix the same field, of 1 to 8 bytes, into all rows. The result is that of `mix_column`
+        for a column with this field in each row."""
         self._mix(slice(None), np.array([len(field) + 1], np.uint64))
         word = int.from_bytes(field, "little")
         self._mix(slice(None), np.array([word], np.uint64))
 
     def sums(self) -> tuple[int, int]:
+        """Finish the hashes; return the sum of each lane, modulo 2**64. Call it once: it changes
+        the lanes."""
         for lane in (self._first, self._second):
             lane ^= lane >> np.uint64(32)
             lane *= _FINAL_FACTOR
@@ -139,6 +145,7 @@ class _Lanes:
     def _mix_long_fields(
         self, rows: Numbers, begins: Numbers, lengths: Numbers, data: bytes
     ) -> None:
+        """Mix in the fields of these rows, each reduced to 16 bytes by BLAKE2b."""
         view = memoryview(data)
         halves = np.array(
             [
@@ -153,6 +160,7 @@ class _Lanes:
     def _mix_short_fields(self, begins: Numbers, lengths: Numbers, data: bytes) -> None:
         """Mix in the words of 8 bytes, each step for all rows that have that many words; then the
         last 1 to 7 bytes of each row."""
+        # A view of the 8 bytes from each position on. It copies nothing.
         words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
         word_counts = lengths >> 3
         max_words = int(word_counts.max(initial=0))
@@ -170,6 +178,8 @@ class _Lanes:
             self._mix(rows, words[begins[rows] + (lengths[rows] & ~7)] & masks)
 
     def _mix(self, rows: slice | Numbers, words: Numbers) -> None:
+        """Mix one word into the hash of each of these rows; numbers wrap at 2**64. The lanes mix
+        by different steps, so that rows that collide in one lane rarely collide in the other."""
         mixed = words * _WORD_FACTOR
         mixed ^= mixed >> np.uint64(32)
         first = (self._first[rows] ^ mixed) * _FIRST_FACTOR

@@ -44,7 +44,9 @@ from quackmq.spark.sink.partitioner import Numbers
 #: More bytes than a record takes besides its key, value and headers.
 _RECORD_OVERHEAD: Final = 48
 _EMPTY: Final = constant(b"", pa.binary())
+#: The varint of -1, which is the length of a null.
 _NULL_LENGTH: Final = constant(b"\x01", pa.binary())
+#: The varint of 0, which is the number of headers.
 _NO_HEADERS: Final = constant(b"\x00", pa.binary())
 #: Attributes, and a time delta of 0.
 _ATTRIBUTES_AND_NO_DELTA: Final = constant(b"\x00\x00", pa.binary())
@@ -98,6 +100,7 @@ def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[
 
 
 def _record_sizes(rows: Rows, headers: pa.Array | None) -> Numbers:
+    """Return an upper bound of the encoded size of each record."""
     sizes = _lengths(rows.value) + _RECORD_OVERHEAD
     for column in (rows.key, headers):
         if column is not None:
@@ -127,6 +130,7 @@ def _batch_starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numb
     np.not_equal(halves[1:], halves[:-1], out=is_start[1:])
     is_start[1:] |= partitions[1:] != partitions[:-1]
     is_large = sizes > half
+    # A large record is alone: it starts a batch, and so does the record after it.
     if is_large.any():
         is_start |= is_large
         is_start[1:] |= is_large[:-1]
@@ -136,6 +140,9 @@ def _batch_starts(partitions: Numbers, sizes: Numbers, batch_bytes: int) -> Numb
 def _encode_records(
     rows: Rows, headers: pa.Array | None, starts: Numbers, ends: Numbers
 ) -> pa.Array:
+    """Return the encoded record of each row. A record consists of its length, the attributes, the
+    time delta, the offset delta, the key, the value and the headers. Both deltas count from the
+    first record of the batch."""
     count = len(rows.value)
     deltas = np.arange(count) - np.repeat(starts, ends - starts)
     parts: list[pa.Array | pa.Scalar] = [_ATTRIBUTES, *_time_deltas(rows.times_ms, starts, ends)]
@@ -151,6 +158,8 @@ def _encode_records(
     length = np.zeros(count, np.int64)
     for part in parts:
         length += len(part.as_py()) if isinstance(part, pa.Scalar) else _lengths(part)
+    # A null key or value adds no bytes: its length says that it is null. Without this, the joined
+    # record would be null.
     parts = [part if isinstance(part, pa.Scalar) else part.fill_null(_EMPTY) for part in parts]
     return pc.binary_join_element_wise(encode_varints(pa.array(length)), *parts, _EMPTY)
 
@@ -174,6 +183,9 @@ def _batch_times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], l
 def _seal_batch(
     content: memoryview, compression: str, count: int, first_ms: int, greatest_ms: int
 ) -> bytes:
+    """Compress the records; return them as a batch with its header. Raise RecordTooLarge.
+
+    Base offset, producer and sequence number are not set: the broker gives the offsets."""
     if len(content) > limits.DECODED_BATCH_BYTES:
         raise _too_large_error(len(content), limits.DECODED_BATCH_BYTES)
     compressed: Any = (
@@ -181,6 +193,7 @@ def _seal_batch(
     )
     if HEADER_BYTES + len(compressed) > limits.BATCH_BYTES:
         raise _too_large_error(len(compressed), limits.BATCH_BYTES - HEADER_BYTES)
+    # Base offset, length, leader epoch, and version 2 of the format.
     log_fields = (0, HEADER_BYTES - LENGTH_OVERHEAD + len(compressed), NO_EPOCH, 2)
     checksummed_fields = (
         *(COMPRESSIONS.index(compression), count - 1, first_ms, greatest_ms),

@@ -66,6 +66,7 @@ def _parse_compression(text: str | None) -> str:
 
 
 def _parse_write_id(text: str | None) -> str | None:
+    """Return the `writeId`. Raise InvalidRequest if it is empty or too long."""
     if text is not None and not 0 < len(text.encode()) <= _LONGEST_ID_BYTES:
         raise InvalidRequest(
             f"{WRITE_ID_OPTION} takes 1 to {_LONGEST_ID_BYTES} bytes, not {len(text.encode())}"

@@ -38,14 +38,17 @@ def choose_partitions(
 ) -> Numbers:
     """Return the partition of each of `count` rows. Rows without a partitioning key are spread over
     all partitions, starting at `first`."""
+    # The length of a run: at most one run for each partition, and no very short runs.
     spread = max(limits.SPARK_SPREAD_ROWS, -(-count // partition_count))
     if keys is None or keys.null_count == count:
         return (first + np.arange(count) // spread) % partition_count
     has_no_key = np.asarray(keys.is_null())
     if partitioner is Partitioner.CRC32:
         chosen = _hash_crc32(keys) % partition_count
+        # librdkafka treats an empty key like a missing one.
         has_no_key = has_no_key | (np.asarray(pc.binary_length(keys).fill_null(0)) == 0)
     else:
+        # Clear the sign bit, as the Java client does.
         chosen = (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % partition_count
     if has_no_key.any():
         chosen[has_no_key] = (first + np.arange(int(has_no_key.sum())) // spread) % partition_count
@@ -63,6 +66,7 @@ def murmur2(keys: pa.Array) -> Numbers:
     offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
     begins, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     data = _pad(keys.buffers()[2], int(offsets[-1]))
+    # A view of the 4 bytes from each position on. It copies nothing.
     words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
     hashes = lengths.astype(np.uint32) ^ np.uint32(MURMUR2_SEED)
     word_counts = lengths >> 2
@@ -87,6 +91,7 @@ def _pad(buffer: pa.Buffer | None, size: int) -> bytes:
 
 
 def _mix_words(hashes: Numbers, words: Numbers) -> Numbers:
+    """Return the hashes after the next word of each key: one step of murmur2 for many keys."""
     words = words * _MULTIPLIER
     words ^= words >> np.uint32(24)
     words *= _MULTIPLIER

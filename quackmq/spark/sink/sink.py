@@ -143,6 +143,7 @@ class BatchSink(DataSourceArrowWriter):
         self._plan = plan(options, schema)
         self._target = write_target(self._plan.topic, self._plan.write_id)
         if self._plan.topic is not None:
+            # Create the topic, or raise UnknownTopic, here in the driver and not in each task.
             with self._plan.connect() as http:
                 _TopicCache(http).get(self._plan.topic)
 
@@ -218,6 +219,8 @@ def _targets(messages: Sequence[WriterCommitMessage | None]) -> set[Target]:
 
 
 def _commit(plan: Plan, target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Commit the rows that all tasks staged. Raise InvalidRequest if a task staged for another
+    target."""
     staged = [message.staged for message in messages if isinstance(message, Message)]
     if any(message.target != target for message in staged):
         raise InvalidRequest(f"tasks of one write staged for {_targets(messages)}")
@@ -276,11 +279,17 @@ class _TopicCache:
 
 
 def _stage_rows(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) -> Message:
+    """Stage the rows of one task; return what the driver needs to commit them.
+
+    If the target is committed already, nothing is staged. With a `writeId`, the digest
+    of all rows is still computed, so that the driver can compare them with the committed rows."""
     records = 0
     names: set[str] = set()
     digests: list[Digest] = []
     with _connection(plan) as http:
         staged_part, topics = Part(http, target), _TopicCache(http)
+        # Rows without a key start at a random partition, so that tasks do not all start at the
+        # same.
         first_partition = random.randrange(shared_limits.PARTITIONS_PER_TOPIC)
         for table in _cut_into_chunks(iterator, plan.columns):
             records += table.num_rows
@@ -294,6 +303,7 @@ def _stage_rows(plan: Plan, target: Target, iterator: Iterator[pa.RecordBatch]) 
                     digests.append(compute_digest(name, sorted_rows))
                 if not staged_part.is_committed:
                     staged_part.add(name, encode(sorted_rows, topic.batch_bytes, plan.compression))
+            # The next chunk starts at the next partition.
             first_partition += 1
         digest = None if plan.write_id is None else merge_digests(digests)
         return Message(staged_part.staged(records, names, digest))
@@ -308,6 +318,8 @@ def _cut_into_chunks(
     for batch in iterator:
         batch = batch.select(columns)
         piece_count = max(1, batch.nbytes // limits.SPARK_CHUNK_BYTES)
+        # Round up, so that there are at most `piece_count` pieces. An empty batch has a step of 1,
+        # because 0 is no step.
         piece_rows = -(-batch.num_rows // piece_count) or 1
         for start in range(0, batch.num_rows, piece_rows):
             piece = batch.slice(start, piece_rows)
@@ -325,6 +337,8 @@ def _join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _group_by_topic(plan: Plan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield each topic with its rows, in their order. The option `topic` takes precedence over the
+    column. Raise InvalidRequest for a row without a topic."""
     if plan.topic is not None:
         yield plan.topic, rows
         return
@@ -344,6 +358,7 @@ def _sort_by_partition(rows: pa.RecordBatch, topic: _Topic, first_partition: int
     )
     value, headers = columns["value"].cast(pa.binary()), _to_headers(columns.get("headers"))
     times_ms = _to_times_ms(columns.get("timestamp"))
+    # Rows of one partition are sorted already.
     if len(partitions) and partitions.min() == partitions.max():
         return Rows(partitions, times_ms, key, value, headers)
     order = np.argsort(partitions, kind="stable")
@@ -395,6 +410,8 @@ def _to_binary(column: pa.Array | None) -> pa.Array | None:
 
 
 def _to_headers(column: pa.Array | None) -> pa.Array | None:
+    """Return the headers with the type of the encoder; None if no row has any. Raise InvalidRequest
+    for a header without a key, which Kafka's records cannot have."""
     if column is None or column.null_count == len(column):
         return None
     headers = column.cast(HEADERS_TYPE)
@@ -404,6 +421,8 @@ def _to_headers(column: pa.Array | None) -> pa.Array | None:
 
 
 def _to_times_ms(column: pa.Array | None) -> Numbers | int:
+    """Return the time of each row; one number, the present time, if no row has a time. A single row
+    without a time also gets the present time. Raise InvalidRequest for a time before 1970."""
     now_ms = time.time_ns() // 1_000_000
     if column is None or column.null_count == len(column):
         return now_ms

@@ -87,11 +87,13 @@ def read_over_http(piece: Piece, offset: int, shaper: Shaper, broker: Http) -> I
 def _read_file(
     piece: Piece, file: File, offset: int, fetch: Fetch, shaper: Shaper
 ) -> Iterator[Rows]:
+    """Yield the records of a piece from `offset` on, one row group at a time; `fetch` reads the
+    file's bytes. Check the footer and each row group before use. Raise Unusable."""
     footer = _fetch_exactly(file, fetch, file.size - file.tail_bytes, file.tail_bytes)
     if crc32c(footer) != file.tail_crc32c:
         raise Unusable(f"{file.name}: the checksum of its footer is wrong")
     try:
-        # The footer is enough to parse the metadata.
+        # pyarrow reads the metadata from the end of a file, so the footer alone is enough.
         metadata = pq.read_metadata(pa.BufferReader(footer))
         if schema_version(metadata.metadata or {}) > SCHEMA_VERSION:
             raise Unusable(f"{file.name} has the format of a later version")
@@ -119,6 +121,8 @@ def _fetch_exactly(file: File, fetch: Fetch, position: int, size: int) -> bytes:
 def _decode(
     file: File, metadata: pq.FileMetaData, index: int, group: RowGroup, data: bytes, shaper: Shaper
 ) -> pa.RecordBatch:
+    """Decode a row group; read only the columns that the query needs, and `offset`, by which the
+    rows are cut. Raise Unusable."""
     try:
         parquet_file = open_parquet(CheckedRange(file.size, group.position, data), metadata)
         column_names = {*shaper.names, "offset"} & {*parquet_file.schema_arrow.names}

@@ -101,6 +101,8 @@ class Shaper:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(self, values: Any, field: pa.Field, count: int) -> pa.Array:
+        """Return one column of the type that Spark expects: nulls, one value repeated, or a cast
+        array."""
         if values is None:
             return pa.nulls(count, field.type)
         if not isinstance(values, pa.Array | pa.ChunkedArray):

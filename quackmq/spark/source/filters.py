@@ -1,9 +1,9 @@
 """Derive ranges of offsets, partitions and times from the filters of a query, to skip the rest.
 
 Spark still applies all filters; here ranges only become smaller. A lower bound on timestamps
-determines where to start: at the first record with such a time. An upper bound cannot determine the
-end, because producers set timestamps freely, but archived files without a matching timestamp are
-skipped. Pure.
+determines where to start: at the first record that has this time or a later one. An upper bound
+cannot determine the end, because producers set timestamps freely. But archived files without a
+matching timestamp are skipped. Pure.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ class Bounds:
 
 
 def derive_bounds(filters: Iterable[Filter]) -> Bounds:
+    """Return the bounds that all filters together set. A filter that sets no bound is ignored:
+    Spark applies it to the rows."""
     bounds = Bounds()
     for condition in filters:
         attribute = getattr(condition, "attribute", None)
+        # A longer path names a field inside a column.
         narrow = _NARROW_BY_COLUMN.get(attribute[0]) if attribute and len(attribute) == 1 else None
         if narrow is not None and type(condition) in _USABLE_FILTERS:
             bounds = narrow(bounds, condition)
@@ -66,7 +69,7 @@ _USABLE_FILTERS: Final = (*_EQUAL, In, GreaterThan, GreaterThanOrEqual, LessThan
 
 
 def _accepted_values(condition: Any) -> frozenset[Any] | None:
-    """Return the values that the filter accepts; None if it is not such a filter."""
+    """Return the values that the filter accepts; None for a filter by range."""
     if isinstance(condition, In):
         return frozenset(value for value in condition.value if value is not None)
     return (
@@ -82,6 +85,7 @@ def _narrow_topics(bounds: Bounds, condition: Any) -> Bounds:
 
 
 def _narrow_partitions(bounds: Bounds, condition: Any) -> Bounds:
+    """Keep only the partitions that the filter accepts."""
     values = _accepted_values(condition)
     return (
         bounds
@@ -91,15 +95,18 @@ def _narrow_partitions(bounds: Bounds, condition: Any) -> Bounds:
 
 
 def _narrow_offsets(bounds: Bounds, condition: Any) -> Bounds:
+    """Move `first` up and `next` down to the offsets that the filter accepts."""
     least, most = _accepted_range(condition, lambda value: value if type(value) is int else None)
     return replace(
         bounds,
         first=_maximum(bounds.first, least),
+        # `next` is excluded, and `most` is not.
         next=_minimum(bounds.next, None if most is None else most + 1),
     )
 
 
 def _narrow_timestamps(bounds: Bounds, condition: Any) -> Bounds:
+    """Narrow the times to those that the filter accepts, in whole milliseconds."""
     least, most = _accepted_range(condition, _to_milliseconds, is_whole=False)
     return replace(
         bounds,

@@ -68,6 +68,7 @@ def find_batch_start(start: Position, end: Position) -> Position:
 
 
 def encode(position: Position) -> dict[str, Any]:
+    """Return the position as JSON values. The keys are in alphabetical order."""
     encoded: dict[str, Any] = {}
     if position.begin is not None:
         encoded["begin"] = _encode_topics(position.begin)
@@ -97,6 +98,7 @@ def decode(value: Any) -> Position:
 
 
 def _encode_topics(topics: Topics) -> dict[str, Any]:
+    """Return the offsets as JSON values, sorted: equal positions must have equal texts."""
     return {
         name: {
             "id": topics[name].id,
@@ -110,6 +112,8 @@ def _encode_topics(topics: Topics) -> dict[str, Any]:
 
 
 def _decode_topics(value: Any) -> dict[str, TopicPosition]:
+    """Return the offsets of a checkpoint. Raise KeyError, TypeError, ValueError or
+    AttributeError."""
     return {
         str(name): TopicPosition(
             str(topic["id"]),

@@ -179,6 +179,8 @@ _GREATEST_NUMBER: Final = 2**63 - 1
 
 
 def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Options:
+    """Parse all options but the start and the end. Raise InvalidRequest for an invalid value, an
+    unknown name, or a start or end for other topics than those that are read."""
     raw.check_names((*_SOURCE_OPTIONS, *_IGNORED_OPTIONS))
     selection = _parse_selection(raw)
     for boundary in (starting, ending):
@@ -188,7 +190,7 @@ def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Opt
         raise invalid_option("groupId", group, f"a name has 1 to {shared_limits.NAME_BYTES} bytes")
     holds_retention = raw.flag("holdRetention", True)
     if group is not None and holds_retention and not (group.isprintable() and " " not in group):
-        # The first batch creates a subscription, which must not fail then.
+        # The first batch creates a subscription, whose name has no spaces. Fail now, not then.
         raise invalid_option(
             "groupId", group, "a query that holds retention has a name without spaces"
         )
@@ -205,6 +207,7 @@ def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Opt
         max_delay_ms=raw.duration_ms("maxTriggerDelay", limits.SPARK_DELAY_MS),
         min_partitions=raw.number("minPartitions", 1, limits.SPARK_SPLITS) or 1,
         max_records=raw.number("maxRecordsPerPartition", 1, _GREATEST_NUMBER),
+        # An option that is not set is None, so the default applies.
         split_bytes=raw.number("splitBytes", shared_limits.KIB, _GREATEST_NUMBER)
         or limits.SPARK_SPLIT_BYTES,
         fail_on_data_loss=raw.flag("failOnDataLoss", True),
@@ -218,6 +221,8 @@ def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Opt
 
 
 def _parse_selection(raw: RawOptions) -> Selection:
+    """Return the topics to read. Raise InvalidRequest unless exactly one of three options is
+    set."""
     parsers: Mapping[str, Callable[[str], Selection]] = {
         "subscribe": _parse_subscribe,
         "subscribePattern": _parse_pattern,
@@ -233,6 +238,7 @@ def _parse_selection(raw: RawOptions) -> Selection:
 
 
 def _parse_subscribe(text: str) -> Subscribe:
+    """Parse topic names with commas between them. Raise InvalidRequest or IllegalTopicName."""
     names = tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
     if not names:
         raise invalid_option("subscribe", text, "name a topic, or several with commas between them")
@@ -242,6 +248,7 @@ def _parse_subscribe(text: str) -> Subscribe:
 
 
 def _parse_pattern(text: str) -> Pattern:
+    """Parse a regular expression of Python. Raise InvalidRequest."""
     try:
         return Pattern(re.compile(text))
     except re.error as error:
@@ -251,6 +258,7 @@ def _parse_pattern(text: str) -> Pattern:
 
 
 def _parse_assign(text: str) -> Assign:
+    """Parse partition numbers by topic. Raise InvalidRequest or IllegalTopicName."""
     expected = 'it is JSON like {"ducks":[0,1]}'
     numbers_by_topic = _parse_json("assign", text, expected)
     partitions: dict[str, tuple[int, ...]] = {}
@@ -270,6 +278,8 @@ def _parse_assign(text: str) -> Assign:
 def _parse_start(
     raw: RawOptions, default: Literal["earliest", "latest"], words: tuple[str, ...]
 ) -> Boundary:
+    """Parse the start. `words` are the words that `startingOffsets` allows. Raise
+    InvalidRequest."""
     strategy = raw.text("startingOffsetsByTimestampStrategy") or "error"
     if strategy.lower() not in ("error", "latest"):
         raise invalid_option(
@@ -317,6 +327,8 @@ def _parse_boundary(
 
 
 def _parse_numbers(name: str, text: str, least: int) -> ByPartition:
+    """Parse a number for each partition, by topic; each is `least` or more. Raise InvalidRequest or
+    IllegalTopicName."""
     expected = 'it is JSON like {"ducks":{"0":17,"1":23}}: a number for each partition, by topic'
     partitions_by_topic = _parse_json(name, text, expected)
     numbers: dict[str, dict[int, int]] = {}
@@ -325,8 +337,10 @@ def _parse_numbers(name: str, text: str, least: int) -> ByPartition:
         if not isinstance(partitions, dict) or not partitions:
             raise invalid_option(name, text, expected)
         for partition, number in partitions.items():
+            # More than 9 digits are no partition.
             if not partition.isascii() or not partition.isdigit() or len(partition) > 9:
                 raise invalid_option(name, text, expected)
+            # JSON's true is an `int` in Python, so compare the type itself.
             if type(number) is not int or not least <= number <= _GREATEST_NUMBER:
                 raise invalid_option(name, text, expected)
             numbers.setdefault(topic, {})[int(partition)] = number
@@ -358,6 +372,7 @@ def _check_same_topics(boundary: Boundary, selection: Selection) -> None:
 
 
 def _parse_json(name: str, text: str, expected: str) -> dict[str, Any]:
+    """Parse a JSON object. Raise InvalidRequest with `expected`, which describes the right form."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -109,6 +109,8 @@ class PushingSource(QuackSource):
 
 
 class BatchReader(DataSourceReader):
+    """The reader of a batch query: it reads fixed ranges of offsets."""
+
     def __init__(self, options: Options, schema: StructType) -> None:
         columns.check(schema)
         self._options = options
@@ -116,6 +118,9 @@ class BatchReader(DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Return the splits of the query, for its tasks. Pin the archived files that they read,
+        unless the option `archivePlan` names a plan. The pin lasts until its lease ends, because
+        Spark does not say when a batch query ends."""
         metadata = BrokerMetadata(self._options)
         try:
             facts = metadata.fetch()
@@ -147,9 +152,11 @@ class BatchReader(DataSourceReader):
     def _narrow(
         self, metadata: BrokerMetadata, facts: TopicOffsets, ranges: Iterable[Range]
     ) -> list[Range]:
+        """Return the parts of the ranges that the filters of the query leave."""
         bounds = self._bounds
         time_offsets: Mapping[tuple[str, int], int] | None = None
         if bounds.least_ms is not None:
+            # Kafka gives negative times a special meaning, so start at 0.
             time_offsets = metadata.first_offsets_since(max(0, bounds.least_ms), facts)
         narrowed: list[Range] = []
         for unread in ranges:
@@ -172,7 +179,10 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
+    """A batch reader that uses the filters of the query to read less."""
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Derive bounds from the filters; return all of them, so that Spark still applies them."""
         self._bounds = derive_bounds(filters)
         return filters
 
@@ -204,6 +214,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- where the query is -----------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
+        """Return the start of a new query, and store it in the broker.
+
+        A query with a `groupId` that starts at "latest" and died before its first batch starts
+        again where it started then. So it skips no record."""
         if self._initial is None:
             facts = self._facts = self._metadata.fetch()
             group = self._options.group or f"spark-{uuid.uuid4()}"
@@ -215,11 +229,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return positions.encode(self._initial)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next batch, which starts at `start`; return `start` itself if there
+        is no batch yet. Spark calls this repeatedly, so it also reports the progress of the
+        query."""
         position = self._with_configured_group(positions.decode(start))
         self._report(position)
         facts = self._fetch_facts(position)
         unread = self._find_unread(position, facts)
         if self._should_wait(unread, limit):
+            # Wait for more records than the batch has now. Otherwise Spark would ask again at once.
             self._metadata.fetch(replace(position, topics=facts.ends()), limits.SPARK_IDLE_MS)
             return start
         ends = limit_batch(unread, **self._batch_limits(limit))
@@ -241,6 +259,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return positions.encode(position.moved(moved, facts.cluster))
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that Spark passes to `latestOffset`. Spark takes one limit;
+        `_batch_limits` adds the others from the options."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
@@ -263,6 +283,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(self._with_configured_group(positions.decode(end)))
 
     def stop(self) -> None:
+        """Send the last position to the broker; release the archived files; close the
+        connection."""
         if self._progress is not None:
             self._progress.close(self._last_position)
         try:
@@ -277,11 +299,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- tasks ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the splits of the batch between two positions. Release the archived files of the
+        previous batch; pin those of this batch if it is large."""
         start_position, end_position = positions.decode(start), positions.decode(end)
         self._forget_new_group(start_position, end_position)
         batch_start = positions.find_batch_start(start_position, end_position)
         facts = self._facts
-        if facts is None:  # a batch that is repeated after a restart
+        # After a restart, Spark repeats the last batch without a call of `latestOffset`.
+        if facts is None:
             facts = self._facts = self._metadata.fetch(end_position)
         ranges = self._plan_ranges(batch_start, end_position, facts)
         # The previous batch is committed, so its plan is not needed any more.
@@ -347,12 +372,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first = self._find_start(
                     position.topics, name, topic.id, partition, partition_facts
                 )
+                # The range is empty if the start is after the end, for example because records were
+                # deleted.
                 unread[name, partition] = Range(
                     name, topic.id, partition, first, max(first, end), partition_facts.record_bytes
                 )
         return unread
 
     def _plan_ranges(self, start: Position, end: Position, facts: TopicOffsets) -> list[Range]:
+        """Return the ranges of a batch that still exist. Report deleted topics, partitions and
+        records as a loss: raise, or log a warning and skip them."""
         ranges: list[Range] = []
         for name, topic in end.topics.items():
             for partition, next_offset in topic.offsets.items():
@@ -363,7 +392,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                     continue
                 first = self._find_start(start.topics, name, topic.id, partition, partition_facts)
-                if next_offset > partition_facts.stable:  # a batch that is repeated
+                # A repeated batch was planned by other facts: the partition may end earlier now.
+                if next_offset > partition_facts.stable:
                     self._report_loss(
                         OffsetOutOfRange(
                             f"partition {partition} of topic {name} ends at "
@@ -421,6 +451,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _check_broker(self, position: Position, facts: TopicOffsets) -> None:
+        """Report a loss if the position belongs to another broker, or has topics that are not read
+        now."""
         if position.cluster != facts.cluster:
             self._report_loss(
                 InvalidRequest(
@@ -455,6 +487,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return unread_offsets < min_offsets and waited_ms < self._options.max_delay_ms
 
     def _batch_limits(self, limit: ReadLimit) -> dict[str, int | None]:
+        """Return the limits of a batch as arguments of `limit_batch`. Spark's limit replaces the
+        option of the same kind. If Spark asks for all records, no limit applies."""
         if isinstance(limit, ReadAllAvailable):
             return {"max_offsets": None, "max_bytes": None}
         rows, size = self._options.max_offsets, self._options.max_bytes
@@ -469,6 +503,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def ranges_between(starts: Topics, ends: Topics, facts: TopicOffsets) -> list[Range]:
+    """Return the range of each partition from its start to its end; leave out empty ranges."""
     ranges: list[Range] = []
     for name, topic in starts.items():
         for partition, first in topic.offsets.items():
@@ -482,6 +517,7 @@ def ranges_between(starts: Topics, ends: Topics, facts: TopicOffsets) -> list[Ra
 
 
 def make_splits(access: Access, options: Options, pieces: Sequence[Piece]) -> list[InputPartition]:
+    """Return a split for each task that reads these pieces."""
     tasks = plan_tasks(
         pieces,
         split_bytes=options.split_bytes,
@@ -495,6 +531,7 @@ def make_splits(access: Access, options: Options, pieces: Sequence[Piece]) -> li
 def read(
     partition: InputPartition, schema: pa.Schema, options: Options
 ) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a split, in a task. Raise DamagedData for a foreign split."""
     # Imported in tasks only: importing the decoders takes longer than planning.
     from quackmq.spark.source.task import TaskReader
 
@@ -521,6 +558,8 @@ def _has_start_moved(
 
 
 def _find_end(topics: Topics, name: str, topic_id: str, partition: int) -> int | None:
+    """Return the end of a partition; None if `topics` does not have it, or has another topic of
+    this name."""
     topic_position = topics.get(name)
     return (
         None

@@ -6,7 +6,7 @@ planned (archived, merged), the task looks it up again by its offsets and contin
 vanishes costs only time.
 
 The task returns every committed record of the range once, in order, and no other. Lost records
-(trimmed since the plan, damaged, or in a batch that cannot be decoded) fail the task with their
+(deleted since the plan, damaged, or in a batch that cannot be decoded) fail the task with their
 offsets, or are skipped with a warning if `failOnDataLoss` is false. Memory: two responses of the
 broker, and one decoded group of batches or one row group.
 """
@@ -62,6 +62,8 @@ class TaskReader:
     fail_on_data_loss: bool = True
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all pieces, in chunks of at most `SPARK_ROWS`. Raise DamagedData for
+        lost records, unless they are skipped."""
         with self.access.connect() as broker, ThreadPoolExecutor(1) as fetch_thread:
             task = _Task(self, broker, fetch_thread)
             for piece in pieces:
@@ -71,6 +73,8 @@ class TaskReader:
 
 
 class _Task:
+    """The state of one task while it reads. Not thread-safe: use it from one thread."""
+
     def __init__(self, reader: TaskReader, broker: Http, fetch_thread: ThreadPoolExecutor) -> None:
         self._fail_on_data_loss = reader.fail_on_data_loss
         self._shaper = Shaper(reader.schema)
@@ -134,6 +138,9 @@ class _Task:
     # --- the log ----------------------------------------------------------------------------
 
     def _read_log(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a piece from batches that the broker sends. With `may_move`, raise
+        _PieceMoved if the records were archived: the file has their append times, and the broker
+        does not send them."""
         offset = piece.first
         next_response = self._fetch(piece, offset)
         while next_response is not None:
@@ -159,11 +166,13 @@ class _Task:
                 continue
             times = parse_append_times(response.headers.get(_APPEND_TIMES_HEADER, ""))
             if may_move and response.body and (not times or times[0][0] > offset):
-                # The range has left the log for the archive.
+                # The broker sends append times only for batches in the log. So the batch at
+                # `offset` is archived.
                 raise _PieceMoved(offset)
             start, offset = offset, response.next_offset or 0
             if offset <= start:
                 raise QuackError(f"the broker has nothing at offset {start} of {_describe(piece)}")
+            # Fetch the next response while Spark takes the rows of this one.
             next_response = self._fetch(piece, offset)
             yield from self._decode_response(piece, response, start, times)
 
@@ -198,6 +207,8 @@ class _Task:
     def _decode_response(
         self, piece: Piece, response: Response, start: int, times: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a response, from offset `start` to the end of the piece. The first and
+        the last batch may hold records outside this range."""
         for group in group_batches(response.body):
             decoded: Iterable[pa.RecordBatch]
             try:
@@ -213,6 +224,8 @@ class _Task:
     def _decode_each(
         self, piece: Piece, group: Sequence[Batch], start: int
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of each batch by itself; report batches that cannot be decoded as
+        lost."""
         for batch in group:
             try:
                 yield decode_group([batch])
@@ -224,6 +237,8 @@ class _Task:
     def _shape(
         self, piece: Piece, rows: pa.RecordBatch, times: Sequence[tuple[int, int]]
     ) -> pa.RecordBatch:
+        """Return the rows with the columns that Spark expects. Compute append times and publishers
+        only if the query reads them."""
         columns: dict[str, Any] = {name: rows.column(name) for name in rows.schema.names}
         columns |= {"topic": piece.topic, "partition": piece.partition}
         if "append_time" in self._shaper.names:

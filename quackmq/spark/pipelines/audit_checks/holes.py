@@ -200,6 +200,7 @@ def _explain_by_file(
         for hole in read.holes.parts_within(max(file.first_offset, first_offset), file.next_offset)
         for part in _subtract(hole, quarantined)
     ]
+    # Count missing records only if all records of the file could be read.
     is_undeleted = max(read.seen.first, first_offset) <= file.first_offset
     is_read_to_end = file.next_offset <= read.seen.next
     missing = 0
@@ -210,6 +211,7 @@ def _explain_by_file(
     if not missing:
         return holes
     reason = f"file {file.name} was made with {file.records} records, {missing} of them are missing"
+    # If only some of the holes are missing records, it is not known which: report one range.
     for hole in holes if size == missing else [Span(holes[0].first, holes[-1].next)]:
         count = hole.size if size == missing else missing
         explanation.damages.append(Damage(hole, count, reason))
@@ -222,17 +224,21 @@ def _explain_by_file(
 def _explain_by_log(
     broker: Http, explanation: Explanation, read: ReadPartition, begin: int
 ) -> None:
+    """Ask the broker about the holes from offset `begin` on; add its answers to `explanation`.
+    Holes that the broker does not explain are damage."""
     path = path_of("topics", read.topic, "partitions", read.partition, "holes")
     explained_spans: list[Span] = []
     offset = begin
     for hole in read.holes.parts_within(begin, read.seen.next):
+        # One response may cover several holes. Then `offset` is already after this one.
         while offset < hole.next:
             offset = max(offset, hole.first)
             try:
                 page = broker.get(path, offset=offset, topic_id=read.topic_id).json
             except (NotFound, OffsetOutOfRange):
-                break  # deleted meanwhile: the hole stays unexplained
+                break  # the records were deleted meanwhile: the hole stays unexplained
             except DamagedData as error:
+                # Advance by one offset at least, so that the loop ends.
                 part = Span(offset, max(offset + 1, min(error.next_offset or hole.next, hole.next)))
                 explanation.unreadable.append(Damage(part, part.size, str(error)))
                 explained_spans.append(part)
@@ -244,6 +250,7 @@ def _explain_by_log(
                 # Skip holes that appeared after the records were read.
                 if read.holes.size(*_parse_span(hole_fields))
             )
+            # The broker has nothing more to say: stop, because the next response is the same.
             if page["next_offset"] <= offset:
                 break
             offset = page["next_offset"]
@@ -255,8 +262,11 @@ def _explain_by_log(
 
 
 def _add_log_hole(explanation: Explanation, hole_fields: Any) -> Span:
+    """Add one hole that the broker explains; return its range. The sequence numbers of an aborted
+    batch are kept too, because they explain missing numbers."""
     span = _parse_span(hole_fields)
     explanation._add(hole_fields["reason"], span.size)
+    # A batch without sequence numbers has -1 here.
     if hole_fields["reason"] == "aborted" and hole_fields["first_sequence"] >= 0:
         producer = hole_fields["producer_id"], hole_fields["producer_epoch"]
         explanation.aborted.append(
@@ -266,6 +276,7 @@ def _add_log_hole(explanation: Explanation, hole_fields: Any) -> Span:
 
 
 def _fetch_first_offset(broker: Http, read: ReadPartition) -> int:
+    """Return the present first offset of a partition: records before it are deleted."""
     response = broker.post("/v1/offsets", {"topics": [read.topic]}).json
     for topic in response["topics"]:
         if topic["id"] == read.topic_id:

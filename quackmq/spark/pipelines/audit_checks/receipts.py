@@ -65,6 +65,8 @@ def receipts(records: DataFrame) -> DataFrame:
     parsed = records.select(*record_position, fields.alias("said")).select(
         "at_partition", "at_offset", "said.*"
     )
+    # Only receipts of push subscriptions have `lent_to`: earlier receipts may cover the offsets
+    # before it. 0 means that there are no such offsets.
     parsed = parsed.withColumn("lent_to", f.coalesce("lent_to", f.lit(0)))
     return parsed.dropna(subset=[*_CHAIN_KEY, *_STEP_COLUMNS, "time_ms"])
 
@@ -75,6 +77,7 @@ def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame
     cursor_by_chain = dict(cursors or {})
 
     def check(key: tuple[pa.Scalar, ...], chain: pa.Table) -> pa.Table:
+        """Check the receipts of one subscription and partition, in a task of Spark."""
         chain_key = tuple(part.as_py() for part in key)
         rows = [
             {**dict(zip(_CHAIN_KEY, chain_key, strict=True)), **finding._asdict()}
@@ -220,10 +223,13 @@ def _is_contiguous(steps: _Steps, start: int) -> bool:
 def _check_overlapping_steps(
     steps: _Steps, start: int, cursor: int | None
 ) -> Iterator[DeliveryFinding]:
+    """Yield the doubled, reordered and untold offsets of a stretch whose steps overlap or leave
+    gaps."""
     taken, mentioned = NumberSet(), NumberSet()
     for from_offset, first, end, _, _, is_acked, is_passed in zip(
         *(column.tolist() for column in steps), strict=True
     ):
+        # A step mentions all offsets that it moves over, and takes only those from `first` on.
         mentioned.add(min(from_offset, first), end)
         if is_passed or first == end:
             continue

@@ -103,7 +103,8 @@ def make_runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if size > limits.AUDIT_RUNS:
             collected = [join_runs(_concatenate(collected))]
             size = len(collected[0].partition)
-            if size > limits.AUDIT_RUNS // 2:  # joining does not help: emit them
+            # Joining did not help enough: emit the runs instead of joining them again soon.
+            if size > limits.AUDIT_RUNS // 2:
                 yield _to_record_batch(collected[0])
                 collected, size = [], 0
     if collected:
@@ -130,6 +131,7 @@ def _make_batch_runs(batch: pa.RecordBatch) -> tuple[Runs, Runs]:
         return offset_runs, offset_runs.select(slice(0, 0))
     is_start = _find_changes(partition) | _find_changes(producer) | _find_changes(epoch)
     is_start |= np.diff(sequence, prepend=sequence[0]) != 1
+    # A run's offsets increase. They may have gaps, where other producers' records lie.
     is_start |= np.diff(offset, prepend=offset[0] - 1) <= 0
     is_start[0] = True
     return offset_runs, _cut_into_runs(partition, offset, producer, epoch, sequence, is_start)
@@ -143,6 +145,7 @@ def _cut_into_runs(
     sequence: Array | None,
     is_start: npt.NDArray[np.bool_],
 ) -> Runs:
+    """Return one run for each row that starts one. Without producers, these are runs of offsets."""
     first = np.flatnonzero(is_start)
     last = np.append(first[1:], len(offset)) - 1
     no_producer = np.full(len(first), NO_PRODUCER, np.int64)
@@ -194,6 +197,8 @@ def _concatenate(runs: Iterable[Runs]) -> Runs:
 
 
 def _to_record_batch(runs: Runs) -> pa.RecordBatch:
+    """Return the runs with the columns of `RUNS`. Runs of offsets are a share of their own, -1. A
+    producer is always in the same share, so that one check sees all its runs."""
     is_offset_run = runs.producer_id == NO_PRODUCER
     share = np.where(is_offset_run, -1, runs.producer_id % _SHARES)
     columns = [runs.partition, share, *runs[1:]]
@@ -204,6 +209,7 @@ def _to_record_batch(runs: Runs) -> pa.RecordBatch:
 
 
 def _read_numbers(batch: pa.RecordBatch, name: str) -> Array:
+    """Return a column as numbers; nulls become -1, which is no producer and no sequence number."""
     column = batch.column(name)
     if column.null_count:
         column = column.fill_null(NO_PRODUCER)
@@ -246,7 +252,9 @@ class Finding(NamedTuple):
 
 
 def _check_offsets(runs: Runs) -> Iterator[Finding]:
+    """Yield what was seen of a partition, then its holes, then its doubled offsets."""
     first, next_offset = runs.first_offset, runs.last_offset + 1
+    # The end of all runs so far: a later run may lie within an earlier one.
     reached_offset = np.maximum.accumulate(next_offset)
     yield Finding("seen", int(first[0]), int(reached_offset[-1]), int(runs.records.sum()))
     for index in np.flatnonzero(first[1:] > reached_offset[:-1]):
@@ -271,6 +279,8 @@ def _check_producers(runs: Runs, is_whole: bool) -> Iterator[Finding]:
 
 
 def _check_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
+    """Yield the findings of one producer and epoch, whose runs are sorted by offset: first doubled
+    and reordered numbers, run by run, then the numbers that no run has."""
     producer = int(runs.producer_id[0]), int(runs.producer_epoch[0])
     first_number = _unwrap(runs.first_sequence)
     next_number = first_number + runs.records
@@ -279,6 +289,8 @@ def _check_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
     for start, end, offsets in zip(first_number.tolist(), next_number.tolist(), spans, strict=True):
         make_finding = _RunFindings(producer, start, end, *offsets)
         highest = seen_numbers.end
+        # Numbers from here on are not doubled, as far as known. They are reordered if they are
+        # smaller than `highest`.
         unchecked = start
         for doubled_start, doubled_end in seen_numbers.overlaps(start, end):
             yield from make_finding("doubled", doubled_start, doubled_end)
@@ -291,6 +303,7 @@ def _check_producer(runs: Runs, is_whole: bool) -> Iterator[Finding]:
     )
     offset_of_number = dict(zip(first_number.tolist(), runs.first_offset.tolist(), strict=True))
     for start, end in seen_numbers.gaps(0 if is_whole else None):
+        # A gap at the beginning follows no run: its records would lie from offset 0 on.
         bounding_offsets = offset_after_number.get(start, 0), offset_of_number[end]
         number = start % SEQUENCES
         yield Finding(
@@ -308,6 +321,7 @@ class _RunFindings(NamedTuple):
     next_offset: int
 
     def __call__(self, kind: str, begin: int, end: int) -> Iterator[Finding]:
+        """Yield a finding about the numbers [begin, end); nothing if the range is empty."""
         if begin >= end:
             return
         span = self.first_offset, self.next_offset
@@ -327,7 +341,7 @@ class NumberSet:
 
     @property
     def end(self) -> int:
-        """Return the greatest number plus one."""
+        """Return the greatest number plus one; for an empty set, less than any number."""
         return self._ends[-1] if self._ends else -SEQUENCES
 
     def overlaps(self, begin: int, end: int) -> list[tuple[int, int]]:
@@ -340,6 +354,7 @@ class NumberSet:
         return parts
 
     def add(self, begin: int, end: int) -> None:
+        """Add a range; join it with the ranges that it overlaps or touches."""
         left = bisect_left(self._ends, begin)
         right = bisect_right(self._begins, end)
         if left < right:

@@ -32,6 +32,7 @@ class MergePlan:
         self._renew_thread = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> Self:
+        """Create the plan, and start to renew its lease. Raise UnknownTopic."""
         with self._access.connect() as broker:
             self.archive = self._plan.create(
                 broker, self.topic, limits.COMPACT_PLAN_MS, offers=True
@@ -46,12 +47,16 @@ class MergePlan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Stop renewing the lease, then release the plan."""
         self._has_ended.set()
         self._renew_thread.join()
         self._plan.__exit__(error_type, error, trace)
 
     def _renew(self) -> None:
+        """Renew the lease until the `with` block ends, in a thread with a connection of its own: a
+        connection is not thread-safe."""
         with self._access.connect() as broker:
+            # Three times in each lease; 3,000 because the wait is in seconds.
             while not self._has_ended.wait(limits.COMPACT_PLAN_MS / 3_000):
                 path = path_of("archive", "plans", self.id)
                 try:

@@ -71,6 +71,7 @@ Outcome = MergedFile | DamagedFile | FilesRemoved | MergeFailed
 
 def run_merge(order: MergeOrder) -> Outcome:
     """Run the merge in a task; return its outcome."""
+    # The topic's directory is `archive/NAME` in the broker's data directory.
     root = os.path.dirname(os.path.dirname(order.directory))
     disk = _ArchiveDirectory(root)
     merge = order.merge
@@ -93,6 +94,8 @@ def run_merge(order: MergeOrder) -> Outcome:
 
 
 def _write_merged_file(disk: _ArchiveDirectory, manifest: Manifest, order: MergeOrder) -> Outcome:
+    """Merge the files into one, whose name has the number of this attempt: two attempts never write
+    to the same file. Remove the unfinished file after any error."""
     context = TaskContext.get()
     attempt = 0 if context is None else context.taskAttemptId()
     name = manifests.offered_name(order.plan, f"{order.merge.first_offset}.{attempt}")
@@ -104,6 +107,7 @@ def _write_merged_file(disk: _ArchiveDirectory, manifest: Manifest, order: Merge
         work.undo()
         if not isinstance(error, UnreadableFile):
             raise
+        # A file that is gone was removed, not damaged.
         if files.missing_files(disk, manifest):
             return FilesRemoved(str(error))
         return DamagedFile(error.name, str(error))
@@ -125,6 +129,7 @@ def _find_obstacle(disk: _ArchiveDirectory, manifest: Manifest) -> str | None:
 
 
 def _describe_obstacle(order: MergeOrder, reason: str) -> str:
+    """Return an error message that says where workers can run."""
     return (
         f"the worker on {socket.gethostname()} cannot work in {order.directory}: {reason}. Workers "
         "merge files in the archive's directory: run this on the broker's machine (--master "

@@ -83,6 +83,8 @@ class Workers:
         self._processes[number].wait()
 
     def _start(self, argument: str) -> subprocess.Popen[bytes]:
+        """Start a worker. Its standard input is a pipe, which the system closes if the pipeline
+        dies, so that the worker ends too."""
         return subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.{self._module}", argument],
             stdin=subprocess.PIPE,

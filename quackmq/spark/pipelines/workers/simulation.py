@@ -45,6 +45,11 @@ def simulate_counter(load: float, customers: int, seed: int) -> float:
 
 
 def main(address: str, name: str, group: str, requests: str, results: str) -> None:
+    """Process requests until standard input ends. Raise KafkaException for an error that the client
+    does not retry.
+
+    `name` is both the transactional id and the group's instance id. So a worker that is started
+    again gets the requests of its predecessor, and ends its open transaction."""
     ending = threading.Event()
     end_with_input(ending)
     common = {"bootstrap.servers": address, "log_level": 2, "reconnect.backoff.max.ms": 200}
@@ -63,6 +68,7 @@ def main(address: str, name: str, group: str, requests: str, results: str) -> No
             "auto.offset.reset": "earliest",
         }
     )
+    # Abort the transaction that a predecessor of this name has left open.
     producer.init_transactions(_RESPONSE_S)
     consumer.subscribe([requests])
     try:

@@ -22,6 +22,8 @@ from quackmq.spark.pipelines.workers.processes import end_with_input
 def main(
     address: str, run: str, process: int, operations: int, bytes: int, target: str, topic: str
 ) -> None:
+    """Put `operations` messages into `target`, and their measurements into `topic`. End early when
+    standard input ends."""
     ending = threading.Event()
     end_with_input(ending)
     payload = b"\0" * bytes
