@@ -264,7 +264,7 @@ def test_a_table_is_sparks_own_scan_of_the_archive_united_with_the_log_s1(
     )
     assert flat.columns[:5] == ["key", "turn", "n", "topic", "partition"]
     assert flat.where("turn = 1").agg({"n": "sum"}).first()[0] == 2 * sum(range(50))
-    for schema, what in (("n int, Offset bigint", "columns Offset"), (None, "value_schema")):
+    for schema, what in (("n int, Offset bigint", "columns named Offset"), (None, "value_schema")):
         with pytest.raises(InvalidRequest, match=what):
             quack.table(spark, topic, schema, bootstrap_servers=broker.address, flatten=True)
 
