@@ -20,6 +20,7 @@ class locked:
         self._deadline = deadline
 
     def __enter__(self) -> None:
+        # A free lock is taken even if the deadline has passed.
         if self._lock.acquire(blocking=False):
             return
         if not self._lock.acquire(timeout=min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)):

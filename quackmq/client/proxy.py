@@ -162,6 +162,8 @@ class ReliableSubscriber(_ProxyClient):
             self._receiver.unsubscribe(topic)
 
     def _hello(self, topic: str, deadline: Deadline) -> Welcome:
+        """Subscribe at the proxy and return its reply. Try again until the deadline if the proxy
+        cannot connect to this client. Raises Unreachable or QuackTimeout."""
         hello = Hello(self.name, topic, self._receiver.address)
         while True:
             try:
@@ -169,7 +171,7 @@ class ReliableSubscriber(_ProxyClient):
                 assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
                 return welcome
             except Unreachable:
-                # This client does listen there, so the failure may be temporary.
+                # This client does listen at its address, so the failure may be temporary.
                 if deadline.remaining_ms() <= _RETRY_MS:
                     raise
                 time.sleep(_PAUSE_S)
@@ -180,6 +182,7 @@ class ReliableSubscriber(_ProxyClient):
         message = subscriber.get(timeout=60)
         """
         with self._get_lock:
+            # Without a directory, this call acknowledges the message of the last call.
             if self._returned is not None:
                 self._receiver.done(self._returned)
                 self._returned = None
@@ -191,6 +194,7 @@ class ReliableSubscriber(_ProxyClient):
                 try:
                     self._receiver.done(message)
                 except BaseException:
+                    # Its id may not be on disk, so the program must get it again.
                     self._receiver.put_back(message)
                     raise
             else:
@@ -250,6 +254,8 @@ class ReliablePublisher(_ProxyClient):
             return self._last_number(topic, Deadline(self._timeout_s))
 
     def _next_number(self, topic: str, deadline: Deadline) -> int:
+        """Return the next number for a topic. Ask the proxy for the last one if this object has
+        published nothing to the topic."""
         if topic not in self._next:
             last = self._last_number(topic, deadline)
             self._next[topic] = 0 if last is None else last + 1

@@ -167,23 +167,30 @@ class Producer(_Library):
         """
         key = (producer_id, topic)
         with self._lock:
+            # If the last call had an unknown outcome, the same text is its repeat and keeps its
+            # number. Another text is a new message.
             uncertain = self._uncertain.pop(key, None)
             if uncertain is not None and uncertain.message != message:
                 uncertain = None
             number = sequence
             if number is None:
                 number = self._next_number(key) if uncertain is None else uncertain.number
+            # Whatever the outcome, the number is not used for another message.
             self._next[key] = max(self._next.get(key, 0), number + 1)
             try:
                 attempt = self._broker.send(_make_put_request(producer_id, topic, message, number))
             except BaseException as error:
+                # The broker surely has not stored the message only if it refused it. An interrupt,
+                # for example, leaves the outcome unknown.
                 has_failed = isinstance(error, ProducerError) and not error.in_doubt
                 if uncertain is not None or not has_failed:
                     self._uncertain[key] = _Uncertain(message, number)
                 raise
+            # The broker calls a number repeated although this object has sent it only once. So
+            # another program has used it.
             is_new = sequence is None and uncertain is None and not attempt.in_doubt
             if is_new and attempt.response["repeated"]:
-                del self._next[key]
+                del self._next[key]  # the next call asks the broker for the last number
                 raise ProducerError(
                     f"the message was not added: another program also uses {producer_id} and has "
                     f"used number {number}; register a producer for each program",
@@ -199,8 +206,10 @@ class Producer(_Library):
         return None if last is None else int(last)
 
     def _next_number(self, key: tuple[str, str]) -> int:
+        """Return the next number for a producer id and topic. Ask the broker for the last one if
+        this object did not register the id."""
         if key not in self._next:
-            # Another program has registered it, perhaps an earlier run of this one.
+            # Another program has registered the id, perhaps an earlier run of this one.
             last = self.last_sequence(*key)
             self._next[key] = 0 if last is None else last + 1
         return self._next[key]
@@ -258,6 +267,7 @@ class Consumer(_Library):
                 "POST",
                 "/consumer/register",
                 parameters,
+                # Without an id, each request creates another consumer.
                 may_repeat=self.id is not None,
                 exists_code="already_subscribed",
             )
@@ -272,7 +282,7 @@ class Consumer(_Library):
             fields = self._send(
                 _Request("GET", "/consumer/consume", {**self._identity(topic), "last_id": last_id})
             )
-            # Only if the id is on disk may the message count as received.
+            # The message counts as received only if its id is on disk. So store the id first.
             self._store_last_id(topic, str(fields["message_id"]))
             return _message_text(fields)
 
@@ -285,6 +295,8 @@ class Consumer(_Library):
             return int(self._send(_Request("GET", "/size", parameters))["size"])
 
     def _identity(self, topic: str) -> dict[str, object]:
+        """Return the parameters that name this consumer and a topic. Raises ConsumerError before
+        the first registration."""
         if self.id is None:
             raise ConsumerError(
                 "this consumer has not registered for a topic: call register_consumer first",
@@ -293,6 +305,8 @@ class Consumer(_Library):
         return {"consumer_id": self.id, "topic": topic}
 
     def _load(self, file: Path) -> None:
+        """Load the id and the last ids from the file; a missing file means a new consumer. Raises
+        ConsumerError for a file with other content."""
         try:
             content = json.loads(file.read_bytes())
             self.id = str(content["consumer_id"])
@@ -305,6 +319,8 @@ class Consumer(_Library):
             ) from error
 
     def _store_last_id(self, topic: str, last_id: str | None) -> None:
+        """Store the last id of a topic, on disk if there is a directory. Raises ConsumerError, and
+        then nothing has changed."""
         last_ids = {**self._last_ids, topic: last_id}
         if self._file is not None:
             try:
@@ -351,8 +367,9 @@ class _Uncertain(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """`may_repeat`: the request can be sent twice without harm. `done_already` is the broker's
-    error code for "it exists": for a repeat, this means that the first request was executed."""
+    """A request to the broker. `may_repeat`: the request can be sent twice without harm.
+    `exists_code` is the broker's error code for "it exists": for a repeat, this means that the
+    first request was executed."""
 
     method: str
     path: str
@@ -362,7 +379,7 @@ class _Request(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """The result of one attempt. `reason` is "" on success; `is_passing`: a retry may succeed;
+    """The result of one attempt. `reason` is "" on success; `may_retry`: a retry may succeed;
     `in_doubt`: the broker may have executed the request."""
 
     reason: str
@@ -410,7 +427,7 @@ class _Broker:
             if was_sent and not request.may_repeat:
                 raise self._no_answer_error(request, attempt.problem)
             if was_open and attempt.reason == NO_ANSWER:
-                continue  # the idle connection had probably been closed
+                continue  # the broker had probably closed the idle connection
             if time.monotonic() + limits.QUEUE_PAUSE_MS / 1000 >= deadline:
                 if was_sent:
                     raise self._no_answer_error(request, attempt.problem)
@@ -419,6 +436,7 @@ class _Broker:
             time.sleep(limits.QUEUE_PAUSE_MS / 1000)
 
     def _attempt(self, request: _Request, deadline: float) -> _Attempt:
+        """Send a request once and return the result, also for an error. Only interrupts raise."""
         try:
             self._connect(deadline)
         except OSError as error:
@@ -435,6 +453,8 @@ class _Broker:
         if status < HTTPStatus.BAD_REQUEST:
             return _Attempt("", "", fields)
         problem = str(fields.get("message") or fields.get("detail") or fields)
+        # A broker that starts or closes answers 503. A broker that fails or closes may have begun
+        # to execute the request.
         may_retry = status == HTTPStatus.SERVICE_UNAVAILABLE
         in_doubt = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return _Attempt(str(fields.get("code", status)), problem, fields, may_retry, in_doubt)
@@ -448,6 +468,8 @@ class _Broker:
         self._connection.sock.settimeout(self._connection.timeout)
 
     def _exchange(self, request: _Request) -> tuple[int, dict[str, Any]]:
+        """Send a request over the open connection; return the status and the JSON object of the
+        answer. Raises OSError, HTTPException, or ValueError for an invalid answer."""
         path, body, headers = request.path, None, {}
         if request.method == "GET":
             if request.parameters:
@@ -457,6 +479,7 @@ class _Broker:
             headers = {"Content-Type": "application/json"}
         self._connection.request(request.method, path, body, headers)
         response = self._connection.getresponse()
+        # One byte more than allowed shows that an answer is too large.
         data = response.read(limits.QUEUE_ANSWER_BYTES + 1)
         if len(data) > limits.QUEUE_ANSWER_BYTES:
             raise ValueError(f"the answer is larger than {limits.QUEUE_ANSWER_BYTES} bytes")
@@ -466,6 +489,7 @@ class _Broker:
         return response.status, fields
 
     def _no_answer_error(self, request: _Request, problem: str) -> QueueError:
+        """Return the error for a request that was sent and not answered."""
         return self._error(
             f"{self._describe(request)} was not answered, so its outcome is unknown; {problem} "
             f"(the timeout is {self._timeout_s:g} s)",

@@ -133,7 +133,8 @@ class ZmqClient:
             last = self._ids.get(topic) if after is None else after
             get = Get(self.name, topic, None if last == BEFORE_THE_FIRST else last)
             deadline = Deadline(self._timeout_s if timeout is None else timeout)
-            # The broker waits for a while and then answers that there is none.
+            # If there is no message, the broker waits for a while and then answers that there is
+            # none. Ask again until the deadline.
             while (got := self._exchange(get, deadline, "a message")) is None:
                 if deadline.remaining_ms() <= 0:
                     raise self._timed_out(get, deadline, "a message")
@@ -152,6 +153,7 @@ class ZmqClient:
             subscribe = Subscribe(self.name, topic)
             is_new = bool(self._exchange(subscribe, Deadline(self._timeout_s), "the broker"))
             if is_new:
+                # A stored id belongs to an earlier subscription.
                 self._ids.forget(topic)
             return is_new
 
@@ -183,6 +185,8 @@ class ZmqClient:
     def _exchange(
         self, request: Request, deadline: Deadline, waited_for: str
     ) -> ReceivedMessage | bool | int | None:
+        """Send a request and return the decoded reply. Raises QuackTimeout, or the error in the
+        reply."""
         check_topic_name(request.topic)
         reply = self._req_socket.request(encode_request(request), deadline.remaining_ms())
         if reply is None:
@@ -190,6 +194,7 @@ class ZmqClient:
         return read_reply(request, reply)
 
     def _timed_out(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
+        """Return the error for a missing reply. For a put, it says that the outcome is unknown."""
         what = encode_request(request).split(b" ", 1)[0].decode()
         text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waited_for}"
         text += f", for {self.name} at {self._req_socket.address}"
@@ -200,6 +205,7 @@ class ZmqClient:
 
 
 def _utf8(content: str | bytes) -> bytes:
+    """Return the content as bytes. Raises InvalidRequest if it is not UTF-8."""
     try:
         if isinstance(content, str):
             return content.encode()

@@ -31,7 +31,7 @@ class Browser:
     """Reads one topic. A context manager."""
 
     def __init__(self, client: Client, topic: str, start: StartLike) -> None:
-        """Raises UnknownTopic or QuackTimeout."""
+        """Start reading the topic at `start`. Raises UnknownTopic or QuackTimeout."""
         self._client = client
         self._cluster = client.session.cluster
         deadline = client.session.start_call(None)
@@ -41,7 +41,7 @@ class Browser:
         settings = client.session.connection.consumer(
             f"quackmq-browser-{uuid.uuid4().hex}", limits.CLIENT_SESSION_MS, limits.CLIENT_BUSY_MS
         )
-        # Skip records that are deleted meanwhile.
+        # If retention deletes the next record, continue at the first record that exists.
         self._consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
         self._read(starts)
 
@@ -77,10 +77,11 @@ class Browser:
                 raise translate_error(error, what, deadline)
 
     def _check_partitions(self, deadline: Deadline) -> None:
-        """Check for added partitions now and then, and read them from their beginning. If the
-        broker does not answer, check again later."""
+        """Check for added partitions now and then, and read them from offset 0. If the broker does
+        not answer, check again later."""
         if time.monotonic() < self._next_check_s:
             return
+        # A caller that waits for messages must not wait long for this check.
         short_deadline = Deadline(
             min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
         )
@@ -94,6 +95,8 @@ class Browser:
         self._read(dict.fromkeys(added, 0))
 
     def _read(self, starts: Mapping[int, int]) -> None:
+        """Start reading partitions, each at its offset in `starts`. Also set the time of the next
+        check for added partitions."""
         self._next_check_s = time.monotonic() + limits.CLIENT_TOPIC_MS / 1000
         if starts:
             with translating_errors(f"topic {self._topic.name} to be read"):

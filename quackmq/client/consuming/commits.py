@@ -81,6 +81,7 @@ class Commits:
             error = self._commit_once(consumer, offsets, note, deadline, what, poll)
             if error is None:
                 return
+            # A member that the group has just removed joins again while it polls.
             if not is_not_member(error) or deadline.has_passed():
                 raise _translate_commit_error(error, what, deadline)
             poll()
@@ -94,10 +95,14 @@ class Commits:
         what: str,
         poll: Callable[[], None],
     ) -> KafkaError | None:
+        """Send one commit and wait for its result. Return its error, or None if it succeeded. An
+        error of sending is returned, too. Raises QuackTimeout."""
         while not self.is_idle:
             if deadline.has_passed():
                 raise deadline.timeout_error(what)
             poll()
+        # An earlier commit may have had the same offsets. Take its result now, so that it is not
+        # mistaken for the result of this commit.
         self.take_results()
         try:
             self.send(consumer, offsets, note)
@@ -146,7 +151,8 @@ def leave(consumer: Consumer, deadline: Deadline, poll_others: Callable[[], None
 
 
 def close(consumer: Consumer, deadline: Deadline) -> None:
-    """Close in a background thread, and wait for it only until the deadline."""
+    """Close the consumer in a background thread. Wait for that thread until the deadline, and for a
+    second if the deadline has passed."""
     closing = threading.Thread(target=consumer.close, daemon=True)
     closing.start()
     closing.join(max(deadline.remaining_s(), 1.0))
@@ -159,9 +165,10 @@ def evict(
     deadline: Deadline,
     poll_others: Callable[[], None],
 ) -> None:
-    """Remove the members of dead processes from their group, by their instance ids. librdkafka has
-    no request for that. So join with the instance id of each, which needs no rebalance, and leave.
-    `poll_others` as for `leave`.
+    """Remove the members of dead processes from their group, by their instance ids.
+
+    librdkafka has no request for that. So join with the instance id of each, which needs no
+    rebalance, and leave. `poll_others` has the same meaning as for `leave`.
     """
     members = [Consumer(settings | {"group.instance.id": each}) for each in instances]
 
@@ -173,6 +180,7 @@ def evict(
     for member in members:
         member.subscribe([topic], on_assign=_accept_paused)
     while members:
+        # Take the member out of the list first: `poll_members` must not poll a closed consumer.
         member = members.pop()
         try:
             leave(member, deadline, poll_members)
@@ -181,7 +189,8 @@ def evict(
 
 
 def _accept_paused(member: Consumer, partitions: list[TopicPartition]) -> None:
-    # Accept the assignment; otherwise librdkafka cannot revoke it and never closes.
+    """Accept an assignment without reading. An assignment that is not accepted cannot be revoked,
+    and then librdkafka never closes the consumer."""
     member.incremental_assign(partitions)
     member.pause(partitions)
 

@@ -13,8 +13,8 @@ one process at a time, and the reader decides where to start in it:
 Messages are fetched in batches and buffered in `Progress`, which also knows which are in hand and
 which are done. Done messages are committed to the broker.
 
-Not thread-safe: the caller holds the reader's lock (see `Session`). Only `take` may be called by
-any thread. librdkafka runs its callbacks inside `poll`.
+Not thread-safe: the caller holds the reader's lock (see `Session`). Only `take_buffered` may be
+called by any thread. librdkafka runs its callbacks inside `poll`.
 """
 
 from __future__ import annotations
@@ -154,6 +154,8 @@ class Reader:
         Raises QuackTimeout.
         """
         self._finish_last(holder)
+        # If messages are buffered, `_wait_for_message` returns without polling. Poll here, so that
+        # a loop over many buffered messages still takes part in rebalances.
         if len(self._progress):
             self.poll_group()
         while True:
@@ -175,6 +177,7 @@ class Reader:
     def poll_group(self) -> None:
         """Poll without delivering messages: the group waits for all its members whenever one
         joins or leaves."""
+        # A poll may return a message, which has to be buffered. The bound keeps the buffer small.
         if len(self._progress) < limits.CLIENT_BATCH_MESSAGES:
             self._handle_polled(self._consumer.poll(0))
 
@@ -188,6 +191,8 @@ class Reader:
             self._passed_offsets.pop(partition, None)
             state = self._progress.position_in(partition)
             if state is not None:
+                # The commit above does not carry our metadata. Before the next delivery,
+                # `_secure_partitions` commits with it.
                 state.is_claimed = False
                 self._seek_partition(partition, start)
 
@@ -222,6 +227,8 @@ class Reader:
             if self._unstarted:
                 self._try_to_start(consumer, deadline)
             self._commits.take_results()
+            # With a timeout, `consume` would wait for a full batch. So take the messages that are
+            # there. If there are none, wait with `poll`, which returns with the first message.
             records = consumer.consume(limits.CLIENT_BATCH_MESSAGES, 0)
             if not records:
                 record = consumer.poll(deadline.slice_s())
@@ -233,11 +240,13 @@ class Reader:
                     self._poll_others()
                     continue
                 records = [record]
+            # Usually no record is an error, and all are buffered in one call.
             if any(map(Record.error, records)):
                 for each in records:
                     self._handle_polled(each)
             else:
                 self._progress.add(records)
+        # A callback may have stored an error during the last poll.
         self._raise_error()
         return first
 
@@ -269,6 +278,7 @@ class Reader:
 
     def _apply_passed(self, positions: Iterable[RecordPosition]) -> None:
         """Continue after the messages at these positions, whose ids the program has passed."""
+        # Positions of partitions are those of the next message, hence + 1.
         passed = {partition: offset + 1 for partition, offset in positions}
         record = self._progress.in_hand(_PROGRAM)
         if record is not None:
@@ -347,6 +357,7 @@ class Reader:
         state = self._progress.position_in(partition)
         if state is None or state.file is None:
             return False
+        # A message that was put back may be before `delivered_end`; the position must not go back.
         try:
             state.file.write(max(state.delivered_end, (record.offset() or 0) + 1), deadline)
         except NotOwner:
@@ -356,6 +367,8 @@ class Reader:
     # --- assignment --------------------------------------------------------
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Start reading partitions that the group assigns to this member. librdkafka calls this
+        inside `poll`; partitions whose start fails are tried again later."""
         self._has_joined = True
         self._unstarted |= {each.partition for each in partitions}
         self._try_to_start(consumer, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
@@ -397,6 +410,9 @@ class Reader:
         return {each: committed[each] for each in sorted(self._unstarted)}
 
     def _start_partition(self, partition: int, cursor: Committed, deadline: Deadline) -> int:
+        """Choose where to start in a partition, add the partition to the progress, and return the
+        start. The program's own position counts in `by_id` mode. Otherwise take over the position
+        file. Raises QuackTimeout if another process holds the file."""
         file = None
         if self.by_id:
             start = self._passed_offsets.get(partition, cursor.offset)
@@ -433,6 +449,8 @@ class Reader:
         self._unassign(consumer, partitions)
 
     def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Tell librdkafka that these partitions are no longer assigned. Leave out partitions that
+        were not started: librdkafka was never told that they are assigned."""
         started = [each for each in partitions if each.partition not in self._unstarted]
         self._unstarted -= {each.partition for each in partitions}
         try:
@@ -456,7 +474,7 @@ class Reader:
             return
         self._commits.take_results()
         if not self._commits.is_idle:
-            return
+            return  # only one commit at a time may be in flight: see `commits`
         self._committed_at = now
         self._commits.send(self._consumer, self._uncommitted(), self._note)
 
@@ -470,18 +488,19 @@ class Reader:
             state.committed = offset
 
     def _poll(self) -> None:
-        """Poll once."""
+        """Poll once, briefly; buffer a received message."""
         self._handle_polled(self._consumer.poll(limits.CLIENT_SHORT_POLL_MS / 1000))
 
     # --- the end ------------------------------------------------------------------------------
 
     def _commit_and_leave(self, deadline: Deadline) -> None:
+        """Commit the progress and leave the group. A failed commit is only logged: after that, the
+        position in the file or in the program's own store still counts."""
         offsets = self._uncommitted()
         if offsets:
             try:
                 self.commit_as_member(offsets, self._note, deadline)
             except QuackError as error:
-                # The file, or the program's own store, has the progress.
                 log.warning(
                     "%s could not commit its progress in %s: %s", self._name, self.topic.name, error
                 )
@@ -496,12 +515,14 @@ class Reader:
         )
 
     def _raise_error(self) -> None:
+        """Raise the stored error, if there is one, and forget it."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _explain_error(self, error: KafkaError, record: Record) -> QuackError | None:
-        """Handle or translate an error; None if the reader or librdkafka recovers."""
+        """Translate an error; return None if the reader or librdkafka recovers from it. If the next
+        offset was deleted, continue at the next existing offset."""
         state = self._progress.position_in(record.partition() or 0)
         if error.code() not in OUT_OF_RANGE:
             return self._diagnostics.explain_error(error)

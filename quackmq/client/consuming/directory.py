@@ -24,7 +24,7 @@ from quackmq.client.consuming.position_file import PositionFile
 from quackmq.client.files.durable import sync_directory
 from quackmq.errors import LimitReached, UnusableDirectory
 
-#: File names are limited to 255 bytes.
+#: Longer names are replaced by their hash: file systems limit file names to 255 bytes.
 _NAME_BYTES: Final = 200
 
 
@@ -68,6 +68,7 @@ class Directory:
         caller knows which of them are in use."""
         dead: list[str] = []
         with ExitStack() as locks:
+            # This process cannot lock its own file again, so it is listed without a lock.
             is_ended_by_process: dict[int, bool] = {self.process: True}
             for instance in instances:
                 directory, _, rest = instance.partition(".")
@@ -82,6 +83,8 @@ class Directory:
             yield dead
 
     def _lock_ended(self, process: int, locks: ExitStack) -> bool:
+        """Return whether a process of this directory has ended. If so, keep its lock until `locks`
+        closes, so that no new process takes its number."""
         try:
             fd = _lock(self.path, process)
         except OSError:  # there was no such process, or it belongs to another user

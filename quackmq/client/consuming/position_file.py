@@ -91,6 +91,8 @@ class PositionFile:
         with self._usable(), self._current_file(deadline) as current_fd:
             found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
             if found is not None:
+                # Write only the first word. The second is the position, which its owner may be
+                # storing at this moment.
                 os.pwrite(current_fd, _WORDS.pack(1, found)[:8], _RETIRED_AT)
                 # Read again: the owner may have advanced until it was retired.
                 found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
@@ -122,6 +124,7 @@ class PositionFile:
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
+        """Translate an OSError within the block to UnusableDirectory."""
         try:
             yield
         except OSError as error:
@@ -137,6 +140,8 @@ class PositionFile:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 with self._locked(descriptor, deadline):
+                    # Another process may have replaced the file before we locked it; then open the
+                    # new one.
                     if _is_named(descriptor, self._path):
                         yield descriptor
                         return
@@ -145,6 +150,8 @@ class PositionFile:
 
     @contextmanager
     def _locked(self, descriptor: int, deadline: Deadline) -> Iterator[None]:
+        """Hold the exclusive lock of an open file within the block. Wait by polling, because a
+        blocking `flock` has no timeout. Raises QuackTimeout."""
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -83,7 +83,8 @@ class Progress:
             self._partitions[partition] = state
 
     def release_partition(self, partition: int) -> PartitionPosition | None:
-        """Release a partition, its messages and its file."""
+        """Forget a partition: drop its messages and close its file. Return its state, or None if
+        the partition is unknown."""
         with self._lock:
             self._drop_messages(partition)
             state = self._partitions.pop(partition, None)
@@ -111,6 +112,7 @@ class Progress:
             self._store_done(state, offset)
 
     def _drop_messages(self, partition: int) -> None:
+        """Drop the messages of a partition, both buffered ones and those in hand."""
         self._buffer = deque(each for each in self._buffer if each.partition != partition)
         for holder, (message, _) in list(self._in_hand.items()):
             if message.partition == partition:
@@ -209,10 +211,12 @@ class Progress:
 
     def _finish(self, holder: object) -> None:
         """Mark a holder's message as done, and store the position that follows from that."""
+        # In the other modes, the position does not depend on whether messages are done.
         found = self._in_hand.pop(holder, None)
         if found is None or self.mode is not Mode.REPEAT:
             return
         state = found[0].state
+        # In the usual case no other message is unfinished, and the position need not be computed.
         is_all_done = not self._in_hand and not state.to_redeliver
         self._store_done(state, state.delivered_end if is_all_done else self._compute_done(state))
 
@@ -235,10 +239,12 @@ class Progress:
         """Put a message in front of the buffer, so that it is delivered again."""
         state, offset = message.state, message.offset
         self._buffer.appendleft(message)
+        # If it was the last delivered message, it is simply the next one to deliver again.
         if state.delivered_end == offset + 1:
             state.delivered_end = offset
         else:
             state.to_redeliver.add(offset)
+        # In BY_ID mode, only the program moves the position.
         if self.mode is not Mode.BY_ID:
             self._store_done(state, self._compute_done(state))
 

@@ -46,6 +46,8 @@ class PartitionPosition:
 
 
 def is_subscribed(committed: Mapping[int, Committed]) -> bool:
+    """Return whether a name with these committed offsets is subscribed. `unsubscribe` does not
+    delete the offsets; it commits them again with the note UNSUBSCRIBED."""
     return any(find_note(cursor.note) != UNSUBSCRIBED for cursor in committed.values())
 
 
@@ -68,4 +70,5 @@ def choose_position(cursor: Committed, position: int | None, note: str) -> int:
     """
     if position is None or not has_note(cursor.note, note):
         return cursor.offset
+    # After a power failure, the file may be behind the committed offset.
     return max(position, cursor.offset)

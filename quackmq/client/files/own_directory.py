@@ -59,6 +59,7 @@ def translating_os_errors(path: Path) -> Iterator[None]:
 
 def _path_part(client: str) -> str:
     """Return a unique directory name for a client name."""
+    # `quote` keeps dots, but "." and ".." are not usable as directory names.
     quoted = quote(client, safe="").replace(".", "%2E")
     if len(quoted) <= _PATH_CHARS:
         return quoted

@@ -125,6 +125,8 @@ class AsyncClient:
         result = await self._send(topic, serialised, deadline)
         session = self._client.session
         try:
+            # Without a cached topic, `result` asks the cluster for the topic's id, and the loop
+            # must not wait for that.
             return result() if session.cluster.has_cached(topic) else await self._run(result)
         except Refused as refused:
             raise await self._run(session.explain_refusal, topic, refused) from None
@@ -158,6 +160,9 @@ class AsyncClient:
         return await self._get(topic, await self._deadline(timeout), after)
 
     async def _get(self, topic: str, deadline: Deadline, after: After) -> Message:
+        """Return the next message for the current task. A cancelled call leaves its thread running;
+        `_put_back` then keeps the lock until the message of that thread is back in the buffer.
+        Raises QuackTimeout."""
         holder = asyncio.current_task()
         lock = self._get_locks.setdefault(topic, asyncio.Lock())
         if lock.locked():
@@ -171,7 +176,7 @@ class AsyncClient:
         try:
             message = await asyncio.shield(get_future)
         except asyncio.CancelledError:
-            deadline.end()
+            deadline.end()  # the thread stops waiting soon
             cleanup = asyncio.create_task(self._put_back(topic, holder, get_future, lock))
             self._cleanups.add(cleanup)
             cleanup.add_done_callback(self._cleanups.discard)
@@ -185,6 +190,8 @@ class AsyncClient:
     async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
         """See `Client.listen`. To stop in the middle, close it: `contextlib.aclosing`."""
         session = self._client.session
+        # With on_crash="skip", the position must be on disk before each message is delivered. So
+        # get the messages one by one.
         if not session.repeats:
             while True:
                 yield await self._get(topic, await self._deadline(timeout, math.inf), IN_FILE)
@@ -258,6 +265,8 @@ class AsyncClient:
     # --- helpers --------------------------------------------------------------------------------
 
     async def _deadline(self, timeout: float | None, default_s: float | None = None) -> Deadline:
+        """Start a call and return its deadline. Before the first call, check in a thread that a
+        broker listens at the address. Raises NoBroker or ClientClosed."""
         session = self._client.session
         deadline = session.start_call(timeout, default_s)
         if not session.is_reached:
@@ -273,10 +282,13 @@ class AsyncClient:
         delivered = loop.create_future()
 
         def wake() -> None:
+            # The future is already done if the put was cancelled.
             if not delivered.done():
                 delivered.set_result(None)
 
         def on_delivered() -> None:
+            """Wake the loop from librdkafka's thread. A result may arrive after the loop was
+            closed; nothing waits for it then."""
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
@@ -306,7 +318,8 @@ class AsyncClient:
             def on_answered(finished: asyncio.Future[KeyPartitioner]) -> None:
                 del self._partitioner_requests[topic]
                 if not finished.cancelled():
-                    finished.exception()  # waiting puts raise it
+                    # Retrieve the error, or asyncio warns about it; waiting puts raise it.
+                    finished.exception()
 
             request.add_done_callback(on_answered)
         return await asyncio.shield(self._partitioner_requests[topic])
@@ -319,6 +332,8 @@ class AsyncClient:
         on_delivered: Callable[[], None],
         deadline: Deadline,
     ) -> Callable[[], str]:
+        """Start sending a message; return a function that returns its id or raises its error. While
+        librdkafka's queue is full, wait and try again. Raises QuackTimeout."""
         begin = self._client.session.begin_put
         while True:
             try:
@@ -364,6 +379,8 @@ class AsyncClient:
         return await self._submit(call, *arguments, **options)
 
     async def _close(self, *, is_done: bool) -> None:
+        """Wait for the cleanups of cancelled calls, then close the client in a thread. The close
+        continues even if the caller is cancelled."""
         await asyncio.gather(*self._cleanups)
         close = partial(self._client.session.close, is_done=is_done)
         await asyncio.shield(self._submit(close))

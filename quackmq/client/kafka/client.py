@@ -110,6 +110,7 @@ class Client:
         if name is not None:
             check_name(name)
         check_addresses(address)
+        # The constructor of a deadline checks the number; this object is not used.
         if timeout is not None:
             Deadline(timeout)
         if on_crash not in ("skip", "repeat"):
@@ -408,6 +409,7 @@ class Client:
         >>> client.create_topic("jobs", partitions=4, needs_subscriber=True)
         """
         configs = {_config_name(name): _config_text(value) for name, value in policies.items()}
+        # -1 is Kafka's number for the broker's default.
         wanted = -1 if partitions is None else partitions
         try:
             self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
@@ -415,6 +417,8 @@ class Client:
             if not exist_ok:
                 raise
         except InvalidPolicy as error:
+            # The broker knows only config names. If an unknown policy resembles a known one,
+            # suggest that.
             for name in policies.keys() - _POLICIES:
                 near = difflib.get_close_matches(name, _POLICIES, n=1)
                 if near and _config_name(name) in str(error):
@@ -442,6 +446,8 @@ class Client:
             ids = [after] if isinstance(after, str) else list(after or ())
 
         def receive(reader: Reader) -> Message:
+            """Get a message from the reader, by position file or by the ids that the program has
+            passed."""
             if ids is None:
                 record = reader.get(holder, deadline)
             else:
@@ -463,10 +469,15 @@ class Client:
         return deadline
 
     def _listen(self, topic: str, timeout: float | None) -> Iterator[Message]:
+        """Yield messages until the timeout or the end of the loop. Messages come from the reader's
+        buffer, without its lock; only filling the buffer needs a call with a deadline."""
+        # With on_crash="skip", the position must be on disk before each message is delivered. So
+        # get the messages one by one.
         if not self.session.repeats:
             thread = threading.current_thread()
             while True:
                 yield self.get_for(self._deadline(timeout, math.inf), topic, IN_FILE, thread)
+        # A loop is a holder of its own, so that a `get` in its thread does not finish its message.
         loop = object()
         try:
             while True:
@@ -479,6 +490,7 @@ class Client:
 
 
 def _config_name(policy: str) -> str:
+    """Return the config name of a policy of QuackMQ, or of a config of a Kafka cluster."""
     return CONFIG_PREFIX + policy if policy in _POLICIES else policy.replace("_", ".")
 
 

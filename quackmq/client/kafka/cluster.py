@@ -102,12 +102,15 @@ class Cluster:
         self._groups_with_coordinator: set[str] = set()
 
     def close(self, deadline: Deadline) -> None:
-        """Close for good."""
+        """Close for good. Wait for librdkafka's threads until the deadline, or for a second if that
+        is longer."""
         self._admin.close(max(deadline.remaining_s(), 1.0))
 
     # --- topics -----------------------------------------------------------------------------
 
     def topic_names(self, deadline: Deadline) -> list[str]:
+        """Return the names of all topics in order, without the internal topics of a Kafka cluster.
+        Raises QuackTimeout."""
         try:
             metadata = self._admin.client.list_topics(timeout=deadline.remaining_s())
         except KafkaException as exception:
@@ -150,6 +153,7 @@ class Cluster:
         except UnknownTopic:
             return BY_LIBRDKAFKA
         except QuackTimeout:
+            # The partitioner is unknown, and a wrong one would send the key to another partition.
             raise
         except (KafkaException, QuackError) as error:
             log.debug("the configs of topic %s are not readable: %s", name, error)
@@ -176,6 +180,8 @@ class Cluster:
         return reasons
 
     def _fetch_configs(self, name: str, deadline: Deadline) -> Any:
+        """Return a topic's configs by name, each with a `value`. Raises UnknownTopic or
+        QuackTimeout."""
         resource = ConfigResource(ResourceType.TOPIC, name)
         futures = self._admin.client.describe_configs(
             [resource], request_timeout=_request_timeout_s(deadline)
@@ -242,6 +248,7 @@ class Cluster:
     ) -> None:
         """Create a topic; -1 partitions means the broker's default. Raises TopicExists,
         IllegalTopicName or InvalidPolicy."""
+        # -1 replicas: the cluster's default.
         new = NewTopic(name, partitions, -1, config=dict(configs))
         futures = self._admin.client.create_topics(
             [new], request_timeout=_request_timeout_s(deadline)
@@ -250,6 +257,7 @@ class Cluster:
         self._await_topic(name, deadline)
 
     def delete_topic(self, name: str, deadline: Deadline) -> None:
+        """Delete a topic. Raises UnknownTopic or QuackTimeout."""
         futures = self._admin.client.delete_topics(
             [name], request_timeout=_request_timeout_s(deadline)
         )
@@ -285,12 +293,14 @@ class Cluster:
     def _fetch_end_offsets(
         self, topic: TopicInfo, spec: OffsetSpec, deadline: Deadline
     ) -> list[int]:
+        """Return the first or the last offset of each partition, as `spec` says. Ask again while an
+        offset is missing from the answer. Raises QuackTimeout."""
         while True:
             offsets = self.offsets(topic, spec, deadline)
             if min(offsets) >= 0:
                 return offsets
-            # Every partition has such an offset. If a connection breaks meanwhile, librdkafka
-            # returns neither an offset nor an error.
+            # Every partition has a first and a last offset. But if a connection breaks during the
+            # request, librdkafka returns neither an offset nor an error.
             if deadline.has_passed():
                 raise deadline.timeout_error(f"the offsets of topic {topic.name}")
             time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
@@ -304,12 +314,15 @@ class Cluster:
                     f"offset {start.value} is in no partition of topic {topic.name}, which ends "
                     f"at {max(end)}"
                 )
+            # In a partition that does not contain the offset, start at the nearest one.
             offsets = [
                 min(max(start.value, low), high) for low, high in zip(first, end, strict=True)
             ]
         elif isinstance(start, Time):
             spec = OffsetSpec.for_timestamp(start.timestamp_ms)
             timed_offsets = self.offsets(topic, spec, deadline)
+            # A negative offset: the partition has no record at or after that time, so start at its
+            # end.
             offsets = [
                 high if each < 0 else each for each, high in zip(timed_offsets, end, strict=True)
             ]
@@ -366,6 +379,9 @@ class Cluster:
     def _fetch_committed(
         self, group: str, partitions: list[TopicPartition] | None, deadline: Deadline
     ) -> Iterable[TopicPartition]:
+        """Return the committed offsets of a group, in these partitions or in all of them. Send the
+        request again if an attempt gets no answer. Raises QuackTimeout, or the error of a
+        partition."""
         request = ConsumerGroupTopicPartitions(group, partitions)
         what = f"what {group} has committed"
         while True:
@@ -409,6 +425,7 @@ class Cluster:
                 time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
                 continue
             except QuackError as error:
+                # Any answer shows that there is a coordinator, even a refusal.
                 log.debug("the coordinator of %s answers: %s", group, error)
             self._groups_with_coordinator.add(group)
 
@@ -418,6 +435,7 @@ class Cluster:
         return [each.group_instance_id for each in result.members if each.group_instance_id]
 
     def _describe_group(self, group: str, what: str, deadline: Deadline) -> Any:
+        """Return the description of a group. Raises QuackTimeout."""
         return self._request_group(
             group,
             lambda admin: admin.describe_consumer_groups([group], request_timeout=NEVER_S),
@@ -445,18 +463,23 @@ class Cluster:
     # --- answers ----------------------------------------------------------------------------
 
     def _wait_for_result(self, future: Any, waited_for: str, deadline: Deadline) -> Any:
+        """Wait for the result of a librdkafka request and return it. Raises the translated error,
+        or QuackTimeout."""
         try:
             result = future.result(_request_timeout_s(deadline) + _GRACE_S)
         except KafkaException as exception:
             raise self._translate_failure(exception, waited_for, deadline) from exception
         except concurrent.futures.TimeoutError:
             raise self._no_answer_error(waited_for, deadline) from None
+        # The cluster has answered, so an earlier connection error explains no later timeout.
         self._connection.connection_errors.clear()
         return result
 
     def _translate_failure(
         self, exception: KafkaException, waited_for: str, deadline: Deadline
     ) -> Exception:
+        """Translate the error of a request. A timeout also names the address and the last
+        connection error. An exception without a Kafka error is returned unchanged."""
         error = kafka_error(exception)
         if error is None:
             return exception
@@ -468,6 +491,8 @@ class Cluster:
         )
 
     def _no_answer_error(self, waited_for: str, deadline: Deadline) -> QuackTimeout:
+        """Return the error for a missing answer, with the last connection error if there is one."""
+        # librdkafka reports connection errors only to a thread that polls.
         self._admin.poll()
         words = self._connection.connection_errors.suffix()
         return deadline.timeout_error(
@@ -516,6 +541,7 @@ def _request_timeout_s(deadline: Deadline) -> float:
 
 
 def _to_uuid(topic_id: Any) -> uuid.UUID:
+    """Convert librdkafka's UUID. Its two halves are signed, so the mask makes them unsigned."""
     mask = 2**64 - 1
     high_bits = topic_id.get_most_significant_bits() & mask
     return uuid.UUID(int=high_bits << 64 | topic_id.get_least_significant_bits() & mask)

@@ -44,6 +44,8 @@ class KafkaConfig:
         return str(self.extra.get("security.protocol", "")).lower().endswith("ssl")
 
     def shared(self) -> Settings:
+        """Return the settings that all librdkafka clients share. The program's own settings
+        override them."""
         return {
             "bootstrap.servers": self.address,
             "client.id": self.client_name or "quackmq",
@@ -55,12 +57,14 @@ class KafkaConfig:
             "socket.nagle.disable": True,
             "socket.connection.setup.timeout.ms": shared_limits.CLIENT_CONNECT_MS,
             "allow.auto.create.topics": True,
+            # Log only critical failures (syslog level 2): calls raise the other errors.
             "log_level": 2,
             "error_cb": self.connection_errors.on_error,
             **{name: value for name, value in self.extra.items() if name != _PARTITIONER},
         }
 
     def producer(self, timeout_ms: int) -> Settings:
+        """Return the settings of a producer whose messages fail after `timeout_ms`."""
         return self.shared() | {
             "enable.idempotence": True,
             "acks": "all",
@@ -73,12 +77,14 @@ class KafkaConfig:
             "queue.buffering.max.kbytes": limits.CLIENT_SENDING_BYTES // shared_limits.KIB,
             # librdkafka's default is CRC32; all other clients use the Java client's partitioner.
             _PARTITIONER: self.extra.get(_PARTITIONER, "murmur2_random"),
-            # Report a missing topic within the timeout of the call.
+            # Report a missing topic within the timeout of the call: after half of it.
             "topic.metadata.propagation.max.ms": min(timeout_ms, shared_limits.CLIENT_TIMEOUT_MS)
             // 2,
         }
 
     def numbering(self, transactional_id: str, timeout_ms: int) -> Settings:
+        """Return the settings of a producer of numbered puts, which are transactions. librdkafka
+        requires that a message times out no later than its transaction."""
         life_ms = min(timeout_ms, limits.CLIENT_TRANSACTION_MS)
         return self.producer(life_ms) | {
             "transactional.id": transactional_id,
@@ -86,14 +92,18 @@ class KafkaConfig:
         }
 
     def consumer(self, group: str, session_ms: int, busy_ms: int) -> Settings:
+        """Return the settings of a member of a group. `session_ms`: after this time without a
+        heartbeat, the group removes the member. `busy_ms`: the longest time between two polls."""
         return self.shared() | {
             "group.id": group,
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
             "heartbeat.interval.ms": min(limits.CLIENT_HEARTBEAT_MS, session_ms // 3),
+            # librdkafka requires that this is not shorter than the session.
             "max.poll.interval.ms": max(busy_ms, session_ms),
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            # The reader chooses all offsets itself, and reports an offset that does not exist.
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "queued.max.messages.kbytes": limits.CLIENT_PREFETCH_BYTES // shared_limits.KIB,

@@ -70,6 +70,7 @@ class Numbered:
         """Put messages numbered from `sequence` on; return their ids. Messages that the broker
         already has are dropped; their ids are None unless known. Raises ProducerFenced or
         QuackTimeout."""
+        # Check the first and the last number: `offset_for_number` raises InvalidRequest.
         offset_for_number(sequence)
         offset_for_number(sequence + max(0, len(messages) - 1))
         if len(messages) > limits.CLIENT_NUMBERED_MESSAGES:
@@ -84,6 +85,7 @@ class Numbered:
                 0 if last is None else min(max(0, last.number + 1 - sequence), len(messages))
             )
             ids: list[str | None] = [None] * repeated_count
+            # Only the id of the message with the last number is known. Here it is the last repeat.
             if last is not None and last.number < sequence + repeated_count and repeated_count:
                 ids[-1] = last.id
             new_messages = messages[repeated_count:]
@@ -105,23 +107,32 @@ class Numbered:
         self._producer = None
 
     def _get_producer(self, deadline: Deadline) -> Producer:
+        """Return the producer; create it on first use and after a failure. A new producer aborts
+        the open transaction of an earlier one of this name and fences it. Raises ProducerFenced or
+        QuackTimeout."""
         if self._producer is not None:
             return self._producer
+        # `seconds` may be infinite, which is not an int; `numbering` lowers the number further.
         timeout_ms = max(1_000, int(min(deadline.seconds, 3600) * 1000))
         producer = Producer(self._connection.numbering(self._group, timeout_ms))
         if self._group_metadata is None:
             settings = self._connection.shared() | {"group.id": self._group}
+            # The transaction commits offsets for a group, and only a consumer can provide its
+            # metadata.
             with Consumer(settings) as consumer:
                 self._group_metadata = consumer.consumer_group_metadata()
         try:
             producer.init_transactions(deadline.remaining_s())
         except KafkaException as exception:
             raise self._translate_failure(exception, "to begin", deadline) from exception
+        # Another producer of this name may have put messages since the last numbers were cached.
         self._last = {}
         self._producer = producer
         return producer
 
     def _find_last(self, topic: str, deadline: Deadline) -> LastPut | None:
+        """Return the last number in a topic and its message id; None before the first. Ask the
+        cluster unless it is cached. Create the topic if missing."""
         if topic not in self._last:
             info = self._cluster.ensure_topic(topic, deadline)
             committed = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
@@ -141,6 +152,8 @@ class Numbered:
         number: int,
         deadline: Deadline,
     ) -> list[str | None]:
+        """Put messages and their last number in one transaction; return the message ids. Raises the
+        translated error; `_abort` says whether the outcome is known."""
         deliveries = PendingDeliveries(len(messages))
         key_partitioner = self._cluster.key_partitioner(topic, deadline)
         try:
@@ -155,6 +168,8 @@ class Numbered:
                 raise KafkaException(deliveries.error)
             if not deliveries.is_done:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            # All messages must be delivered first: the id of the last one is stored with the
+            # number.
             ids = self._ids(topic, deliveries.positions, deadline)
             offsets = [
                 TopicPartition(
@@ -178,6 +193,8 @@ class Numbered:
     def _produce(
         self, producer: Producer, deadline: Deadline, *arguments: Any, **options: Any
     ) -> None:
+        """Pass a message to librdkafka; wait while its queue is full. Raises KafkaException, also
+        after the deadline, so that the caller aborts the transaction."""
         while True:
             try:
                 producer.produce(*arguments, **options)
@@ -190,6 +207,7 @@ class Numbered:
     def _ids(
         self, topic: str, positions: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
+        """Return the message ids for positions; None where librdkafka did not report a position."""
         topic_id = self._cluster.topic(topic, deadline).id
         return [
             None if position is None else message_id(topic_id, position) for position in positions
@@ -221,6 +239,8 @@ class Numbered:
     def _translate_failure(
         self, exception: KafkaException, what: str, deadline: Deadline
     ) -> QuackError:
+        """Translate an error. A timeout names the last connection error; ProducerFenced names the
+        other process as the cause."""
         error = kafka_error(exception)
         waited_for = f"{self._connection.address} {what}"
         if error is None:

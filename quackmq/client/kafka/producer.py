@@ -46,12 +46,14 @@ class PendingDeliveries:
         self.on_done = on_done
         self._pending_count = count
         self._awake = threading.Lock()
+        # The lock is held while the call sleeps; `wake` releases it.
         self._awake.acquire()
 
     def make_callback(self, index: int) -> Callable[[KafkaError | None, Record], None]:
         """Return librdkafka's delivery callback for a message."""
 
         def on_delivery(error: KafkaError | None, record: Record) -> None:
+            """Store the position or the error of the message."""
             if error is None:
                 self.positions[index] = RecordPosition(
                     record.partition() or 0, record.offset() or 0
@@ -63,6 +65,8 @@ class PendingDeliveries:
         return on_delivery
 
     def count_down(self, count: int = 1) -> None:
+        """Count messages that are acknowledged or have failed. After the last one, call `on_done`
+        and wake the waiting call."""
         self._pending_count -= count
         if self._pending_count == 0:
             self.is_done = True
@@ -77,6 +81,7 @@ class PendingDeliveries:
             pass  # it is already awake
 
     def sleep(self, seconds: float) -> None:
+        """Wait until another thread calls `wake`, or until the time is over."""
         self._awake.acquire(timeout=seconds)
 
 
@@ -118,6 +123,7 @@ class Publisher:
 
     def wait(self, deliveries: PendingDeliveries, deadline: Deadline) -> None:
         """Wait until all messages are acknowledged or have failed, or until the deadline."""
+        # No other call polls, so poll here. The result then arrives in this thread.
         if self._poller is None and self._polling.acquire(blocking=False):
             try:
                 self._poll_for(deliveries, deadline)
@@ -181,6 +187,7 @@ class Publisher:
         self._connection_errors.clear()
 
     def translate_failure(self, topic: str, error: KafkaError, deadline: Deadline) -> QuackError:
+        """Translate the delivery error of a message. A timed-out message has an unknown outcome."""
         if error.code() == KafkaError._MSG_TIMED_OUT:
             return self.timeout_error(topic, deadline)
         if error.code() == KafkaError.TOPIC_EXCEPTION:
@@ -200,6 +207,7 @@ class Publisher:
             poll(deadline.slice_s())
 
     def _poll_until_closed(self, topic: str) -> None:
+        """Poll for all calls of an asynchronous client; the body of the poller thread."""
         self.hurry(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
         while not self._is_closed:
             self._producer.poll(limits.CLIENT_LONGEST_POLL_MS / 1000)
@@ -214,6 +222,8 @@ class Publisher:
     def _explain_rejection(
         self, topic: str, message: SerializedMessage, exception: KafkaException
     ) -> QuackError:
+        """Return the error for a message that librdkafka does not accept. If the message is too
+        large, name its size and the limit."""
         error = kafka_error(exception)
         if error is None:
             return QuackError(f"a message for topic {topic}: {exception}")

@@ -162,6 +162,9 @@ class Session:
 
     @property
     def numbered(self) -> Numbered:
+        """The part for numbered puts, created on first use. Raises InvalidRequest if the client has
+        no name."""
+        # Read these before locking: the property `cluster` takes the same lock.
         name, cluster = self.name, self.cluster
         with self._lock:
             if self._numbered is None:
@@ -170,6 +173,8 @@ class Session:
 
     @property
     def directory(self) -> Directory:
+        """The client's directory, opened on first use. Raises InvalidRequest without a name, or
+        UnusableDirectory."""
         name = self.name
         with self._lock:
             if self._directory is None:
@@ -179,6 +184,7 @@ class Session:
     def publisher(self, deadline: Deadline) -> Publisher:
         """Return the producer whose delivery timeout matches the deadline. When there are too
         many producers, return one with a longer timeout."""
+        # `seconds` may be 0, which librdkafka takes for no timeout, or infinite.
         timeout_ms = max(
             1, int(min(deadline.seconds, shared_limits.CLIENT_LONGEST_MS / 1000) * 1000)
         )
@@ -195,6 +201,8 @@ class Session:
     def put(
         self, topic: str, messages: Sequence[SerializedMessage], deadline: Deadline
     ) -> list[str]:
+        """Put messages and wait until the broker has stored them; return their ids. Raises Refused
+        with the reason, or QuackTimeout, after which the outcome is unknown."""
         publisher = self.publisher(deadline)
         deliveries = PendingDeliveries(len(messages))
         has_keys = any(key is not None for _, key, _ in messages)
@@ -214,6 +222,7 @@ class Session:
     def put_numbered(
         self, topic: str, messages: Sequence[SerializedMessage], sequence: int, deadline: Deadline
     ) -> list[str | None]:
+        """Put messages numbered from `sequence` on; return their ids. See `Numbered.put`."""
         try:
             return self.numbered.put(topic, messages, sequence, deadline)
         except Refused as refused:
@@ -222,6 +231,7 @@ class Session:
     def explain_refusal(self, topic: str, refused: Refused) -> Refused:
         """Return the error with the reason, if the topic's policies tell it: librdkafka does not
         pass on the broker's message."""
+        # Subclasses of Refused, such as LimitReached, already say the reason.
         if type(refused) is not Refused:
             return refused
         try:
@@ -261,6 +271,8 @@ class Session:
         partition: int,
         deadline: Deadline,
     ) -> None:
+        """Start sending a message. While librdkafka's queue is full, wait for room. Raises
+        QuackTimeout."""
         while True:
             try:
                 publisher.send(topic, message, deliveries, index, partition)
@@ -273,6 +285,8 @@ class Session:
     def _ids(
         self, publisher: Publisher, topic: str, deliveries: PendingDeliveries, deadline: Deadline
     ) -> list[str]:
+        """Return the ids of the delivered messages. Raises the error of a failed message, or
+        QuackTimeout if some are not acknowledged."""
         if deliveries.error is not None:
             raise publisher.translate_failure(topic, deliveries.error, deadline)
         if not deliveries.is_done:
@@ -350,7 +364,9 @@ class Session:
             reader.end_loop(loop, caller)
 
     def drop_reader(self, topic: str, deadline: Deadline, *, is_done: bool = False) -> None:
+        """Close the topic's reader, if there is one. With `is_done`, messages in hand are done."""
         with locked(self._reader_lock(topic), f"topic {topic} to be free", deadline):
+            # Remove it first: `_poll_others` must not poll a reader that is closing.
             reader = self._readers.pop(topic, None)
             if reader is not None:
                 reader.close(deadline, is_done=is_done)
@@ -360,6 +376,8 @@ class Session:
             return self._reader_locks.setdefault(topic, threading.RLock())
 
     def _open_reader(self, topic: str, by_id: bool, deadline: Deadline) -> Reader:
+        """Return the topic's reader; open it if missing. A reader in the other mode (`by_id` or
+        with the file) is closed first. Raises UnknownTopic or UnknownSubscription."""
         reader = self._readers.get(topic)
         if reader is not None and reader.by_id == by_id:
             return reader
@@ -389,6 +407,7 @@ class Session:
         waits for them."""
         for other, reader in list(self._readers.items()):
             lock = self._reader_lock(other)
+            # A reader whose lock is taken is in a call, which polls itself.
             if other != topic and lock.acquire(blocking=False):
                 try:
                     if self._readers.get(other) is reader:
@@ -472,11 +491,14 @@ class Session:
         )
 
     def _extend_by_session(self, deadline: Deadline) -> Deadline:
+        """Return a deadline that is longer by the session timeout, after which the group removes
+        dead members. A timeout that the program has set is not extended."""
         if deadline.is_explicit:
             return deadline
         extended = Deadline(
             deadline.remaining_s() + self._read_options.session_ms / 1000, is_explicit=False
         )
+        # `close` ends all deadlines in this set.
         with self._lock:
             self._deadlines.add(extended)
         return extended

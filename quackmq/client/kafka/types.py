@@ -122,6 +122,8 @@ class Message:
 
 
 def make_origin(topic: TopicInfo, serialiser: Serialiser) -> Origin:
+    """Return the common part of a topic's messages. The `bytes` serialiser has no `loads`: its
+    values need no decoding."""
     return Origin(topic, None if isinstance(serialiser, _Bytes) else serialiser.loads)
 
 
@@ -182,6 +184,8 @@ _SERIALISERS: Final[Mapping[str, Serialiser]] = {"bytes": _Bytes(), "str": _Text
 
 
 def find_serialiser(serialiser: SerialiserName | Serialiser) -> Serialiser:
+    """Return the serialiser with this name, or the given object. Raises InvalidRequest for an
+    unknown name."""
     if isinstance(serialiser, str):
         if serialiser not in _SERIALISERS:
             raise InvalidRequest(
@@ -196,6 +200,7 @@ def find_serialiser(serialiser: SerialiserName | Serialiser) -> Serialiser:
 
 
 def key_bytes(key: str | bytes | None) -> bytes | None:
+    """Return a key as bytes; a str is encoded as UTF-8. Raises InvalidRequest for other types."""
     if isinstance(key, str):
         return key.encode()
     if key is None or isinstance(key, bytes):
@@ -204,12 +209,13 @@ def key_bytes(key: str | bytes | None) -> bytes | None:
 
 
 def header_pairs(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
+    """Return headers as librdkafka takes them: pairs of name and bytes. Raises InvalidRequest."""
     if headers is None:
         return None
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
         return [(_header_name(name), _header_bytes(name, value)) for name, value in pairs]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # it cannot be iterated, or an item is not a pair
         raise InvalidRequest(
             f"headers are a dict, as in {{'source': 'web'}}, or pairs of name and value, "
             f"not {headers!r}"
@@ -223,6 +229,7 @@ def _header_name(name: object) -> str:
 
 
 def _header_bytes(name: str, value: object) -> bytes | None:
+    """Return the value of a header as bytes or None. Raises InvalidRequest for other types."""
     if isinstance(value, str):
         return value.encode()
     if value is None or isinstance(value, bytes):
@@ -241,6 +248,7 @@ def parse_start(start: StartLike) -> Start:
                 f"{start} has no time zone: give a datetime with tzinfo, such as datetime.now(UTC)"
             )
         return Time(int(start.timestamp() * 1000))
+    # In Python, a bool is an int, but True is not an offset.
     if isinstance(start, int) and not isinstance(start, bool):
         return Offset(start)
     if isinstance(start, Offset | Time) or start in ("beginning", "end"):

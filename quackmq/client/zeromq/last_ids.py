@@ -24,6 +24,7 @@ class LastIds:
     """The last ids by topic. Without a directory they are only in memory."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, client: str) -> None:
+        """Load the stored ids. Raises UnusableDirectory or StoreLocked."""
         self._ids: dict[str, str] = {}
         self._own: OwnDirectory | None = None
         if directory is not None:

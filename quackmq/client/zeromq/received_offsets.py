@@ -39,6 +39,7 @@ from quackmq.errors import NewerFormat
 from quackmq.model.subscription import RecordPosition
 
 _HEAD: Final = b"QMDONE1\n"
+#: The first bytes of the header, which all versions of the format share.
 _HEAD_KIND: Final = 6
 _FIELDS: Final = struct.Struct(">16sIqq")
 _CHECKSUM: Final = struct.Struct(">I")
@@ -92,6 +93,7 @@ class ProcessedOffsets:
             self._ranges_of(topic_id, mark.partition).add(0, mark.offset)
 
     def close(self) -> None:
+        """Close the file and release the directory for other processes."""
         with self._writing:
             if self._file >= 0:
                 os.close(self._file)
@@ -105,6 +107,8 @@ class ProcessedOffsets:
         return self._ranges.setdefault((topic_id, partition), _Ranges())
 
     def _open(self, path: Path) -> None:
+        """Load the file and open it for appending; create it if missing. Cut off a torn record.
+        Raises NewerFormat or UnusableDirectory."""
         with translating_os_errors(path.parent):
             content = path.read_bytes() if path.exists() else b""
             if content.startswith(_HEAD[:_HEAD_KIND]) and not _HEAD.startswith(
@@ -112,6 +116,7 @@ class ProcessedOffsets:
             ):
                 raise NewerFormat(f"{path} was written by a later version")
             intact_bytes = self._load(content)
+            # The file is new, or a crash has torn its header.
             if intact_bytes < len(_HEAD):
                 replace(path, path.with_name("new"), _HEAD)
                 intact_bytes = len(_HEAD)
@@ -136,21 +141,24 @@ class ProcessedOffsets:
         return position
 
     def _append(self, topic_id: uuid.UUID, partition: int, first: int, end: int) -> None:
+        """Append a record and sync it. If that fails, remove what was written and raise OSError."""
         self._compact()
         record = _record(topic_id, partition, first, end)
         start = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             written = os.write(self._file, record)
             if written != len(record):
-                raise OSError(28, "no space left on device")
+                raise OSError(28, "no space left on device")  # 28 is ENOSPC
             sync_data(self._file)
         except OSError:
+            # A torn record must be the last one in the file: reading stops there.
             os.ftruncate(self._file, start)
             os.lseek(self._file, start, os.SEEK_SET)
             raise
         self._records += 1
 
     def _compact(self) -> None:
+        """Replace the file by one with a record for each range, if most records are redundant."""
         if self._records < _MANY_RECORDS:
             return
         with self._lock:
@@ -164,6 +172,8 @@ class ProcessedOffsets:
         assert self._own is not None, "only called with a directory"
         path = self._own.path / "done"
         replace(path, path.with_name("new"), _HEAD + b"".join(records))
+        # The descriptor still refers to the replaced file. It is -1 in between, so that `close`
+        # does not close it twice if opening fails.
         os.close(self._file)
         self._file = -1
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -185,9 +195,10 @@ class _Ranges:
         return index >= 0 and offset < self.ends[index]
 
     def add(self, first: int, end: int) -> None:
+        """Add the offsets [first, end); merge them with the ranges that they overlap or touch."""
         if end <= first:
             return
-        # Merge it with the ranges that it touches.
+        # The ranges at [start, after) overlap the new one or are next to it.
         start = bisect_left(self.ends, first)
         after = bisect_right(self.starts, end)
         if start < after:

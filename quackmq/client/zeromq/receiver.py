@@ -132,6 +132,8 @@ class Receiver:
             self._sockets.wake()
 
     def unsubscribe(self, topic: str) -> None:
+        """Drop the topic's buffered messages, and unsubscribe at the XPUB socket. Raises
+        ClientClosed."""
         with self._changed:
             self._check()
             self._forget(topic)
@@ -139,6 +141,8 @@ class Receiver:
             self._sockets.wake()
 
     def get(self, timeout_s: float) -> ProxyMessage:
+        """Return the next message; wait for it. It stays in hand until `done`. Raises QuackTimeout
+        or ClientClosed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._inbox or self._is_closing or self._failure is not None,
@@ -188,6 +192,8 @@ class Receiver:
                 )
 
     def close(self) -> None:
+        """Close the sockets, after at most a second for the last acknowledgements. Waiting calls
+        raise ClientClosed."""
         with self._changed:
             if self._is_closing:
                 return
@@ -199,12 +205,15 @@ class Receiver:
         self._processed.close()
 
     def _check(self) -> None:
+        """Raise QuackError if the thread has failed, or ClientClosed after `close`."""
         if self._failure is not None:
             raise QuackError(f"the subscriber {self._name} failed: {self._failure}")
         if self._is_closing:
             raise ClientClosed("the client is closed")
 
     def _forget(self, topic: str) -> None:
+        """Drop everything about a topic except messages that `get` has returned. The caller holds
+        the lock."""
         self._topics.discard(topic)
         self._acks.pop(topic, None)
         for message in [each for each in self._inbox if each.topic == topic]:
@@ -212,12 +221,15 @@ class Receiver:
             self._release(message)
 
     def _release(self, message: ProxyMessage) -> None:
+        """Count a message as no longer in hand. The caller holds the lock."""
         del self._in_hand[message.id]
         self._in_hand_bytes -= len(message.content)
 
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Handle events until `close`, then send the remaining acknowledgements. The body of the
+        thread."""
         try:
             while not self._is_closing:
                 self._run_once(None)
@@ -225,6 +237,7 @@ class Receiver:
             while (self._acks or self._sockets.unanswered) and time.monotonic() < deadline:
                 self._run_once(deadline)
         except BaseException as error:
+            # No caller sees an error of this thread: store it, and let waiting calls raise it.
             log.exception("the subscriber %s failed", self._name)
             with self._changed:
                 self._failure = error
@@ -239,7 +252,7 @@ class Receiver:
         sockets = self._sockets
         for ready in sockets.poll(deadline):
             if ready is sockets.control:
-                ready.recv()
+                ready.recv()  # it only wakes this thread; the next turn does the work
             elif ready is sockets.rep:
                 ready.send(self._reply(ready.recv_multipart()))
             elif ready is sockets.sub:
@@ -248,6 +261,8 @@ class Receiver:
                 self._on_acknowledged(ready.recv_multipart())
 
     def _run_commands(self) -> None:
+        """Subscribe and unsubscribe as other threads have requested: only this thread may use the
+        sockets."""
         with self._changed:
             commands, self._commands = self._commands, deque()
         for is_subscribe, topic, port in commands:
@@ -257,6 +272,8 @@ class Receiver:
                 self._sockets.sub.unsubscribe(ids_subscription(topic))
 
     def _on_message(self, frames: list[bytes]) -> None:
+        """Buffer a message from the SUB socket: topic, content, id. Ignore messages of another
+        form."""
         if len(frames) != 3:
             return
         first, body, token = frames
@@ -286,6 +303,7 @@ class Receiver:
             # In this order: a message is marked as done before it leaves `_in_hand`.
             if token in self._in_hand:
                 return False
+            # The acknowledgement did not reach the proxy, or it would not send the message again.
             if self._processed.has(topic_id, place):
                 self._acks.setdefault(topic, {})[token] = None
                 return True
@@ -298,6 +316,8 @@ class Receiver:
             return False
 
     def _has_room(self, size: int) -> bool:
+        """Return whether another message of this size may be in hand. A single message always may,
+        even if it exceeds the bound; otherwise it could never be received."""
         if not self._in_hand:
             return True
         return (
@@ -317,6 +337,8 @@ class Receiver:
         self._sockets.send_request(Received(self._name, topic, first_ids))
 
     def _on_acknowledged(self, frames: list[bytes]) -> None:
+        """Remove the ids from the pending acknowledgements, whatever the proxy answered. The marks
+        in the answer say before which offsets all messages are acknowledged."""
         request = self._sockets.take_answered()
         if request is None:
             return
@@ -324,10 +346,11 @@ class Receiver:
             marks = read_reply(request, frames[-1])
             assert isinstance(marks, tuple), "the codec returns a tuple for Received"
         except QuackError as error:
-            # The proxy sends these messages again, and they are acknowledged again.
+            # The proxy sends these messages again, and then this client acknowledges them again.
             log.debug("acknowledgements of %s: %s", request.topic, error)
             marks = ()
         with self._changed:
+            # `unsubscribe` may have removed the topic since the request was sent.
             ids = self._acks.get(request.topic, {})
             for token in request.ids:
                 ids.pop(token, None)
@@ -363,6 +386,7 @@ class _Sockets:
             self._poller.register(each, zmq.POLLIN)
 
     def wake(self) -> None:
+        """Wake the receiving thread. The caller holds the receiver's lock."""
         try:
             self._waker.send(_WAKE, zmq.NOBLOCK)
         except zmq.Again:
@@ -375,6 +399,7 @@ class _Sockets:
             ends.append(self._sent_at + _RETRY_S)
         wait_ms = None
         if ends:
+            # `int` rounds down; + 1 avoids waking just before the time and polling in a tight loop.
             wait_ms = max(0, int((min(ends) - time.monotonic()) * 1000) + 1)
         return [ready for ready, _ in self._poller.poll(wait_ms)]
 
@@ -385,17 +410,22 @@ class _Sockets:
             if self._xpub:
                 self.sub.disconnect(self._xpub)
             else:
+                # This subscription tells the proxy the name of the client. Later connections repeat
+                # it.
                 self.sub.subscribe(client_subscription(name))
             self.sub.connect(address)
             self._xpub = address
         self.sub.subscribe(ids_subscription(topic))
 
     def can_send(self) -> bool:
+        """Return whether no request waits for its reply. After `_RETRY_S`, stop waiting and close
+        the REQ socket, because it cannot send again without its reply."""
         if self.unanswered is not None and time.monotonic() - self._sent_at >= _RETRY_S:
             self._close_req()
         return self.unanswered is None
 
     def send_request(self, request: Received) -> None:
+        """Send a request on the REQ socket; open the socket if necessary."""
         if self._req is None:
             self._req = self._context.socket(zmq.REQ)
             self._req.linger = 0
@@ -406,6 +436,7 @@ class _Sockets:
         self._req.send(encode_request(request))
 
     def take_answered(self) -> Received | None:
+        """Return the request that was just answered; None if it was given up before."""
         request, self.unanswered = self.unanswered, None
         return request
 
@@ -415,6 +446,7 @@ class _Sockets:
             each.close(linger=_LINGER_MS)
 
     def _close_req(self) -> None:
+        """Close the REQ socket and forget its request. The next request opens another socket."""
         self.unanswered = None
         if self._req is not None:
             self._poller.unregister(self._req)
@@ -433,6 +465,8 @@ def _bind(missed: zmq.Socket[bytes], proxy: str, listen: str | None) -> str:
         missed.ipv6 = "[" in listen
         missed.bind(f"tcp://{listen}")
         bound, _, chosen = str(missed.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")
+        # A wildcard is no address to connect to. The star lets the proxy use the address that it
+        # sees.
         is_any = bound.removeprefix("tcp://") in ("0.0.0.0", "[::]", "*")
         return f"tcp://*:{chosen}" if is_any else f"{bound}:{chosen}"
     except (zmq.ZMQError, zmq.ZMQBindError, OSError, UnicodeError) as error:

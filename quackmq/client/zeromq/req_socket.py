@@ -44,7 +44,7 @@ class ReqSocket:
         except zmq.ZMQError as error:
             self._drop_socket()
             raise QuackError(f"the request to {self.address} failed: {error}") from error
-        except BaseException:
+        except BaseException:  # an interrupt: the answer may still arrive
             self._drop_socket()
             raise
         if len(frames) != 1:
@@ -61,6 +61,8 @@ class ReqSocket:
         self._drop_socket()
 
     def _connected(self) -> zmq.Socket[bytes]:
+        """Return the socket; open it if necessary. Raises ClientClosed, or InvalidRequest for an
+        invalid address."""
         if self._is_closed:
             raise ClientClosed("the client is closed")
         if self._socket is None:
