@@ -170,6 +170,7 @@ class Clock:
         return self._paused_since_ms is not None
 
     def status(self) -> ClockStatus:
+        """Return the state of the clock for operators."""
         now_ms, wall_ms = self.now_ms(), self._wall_ms()
         if self._is_steady:
             return ClockStatus("steady", now_ms, now_ms, 0)

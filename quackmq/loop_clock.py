@@ -111,6 +111,7 @@ class LoopClock:
             self._schedule_beat()
 
     def stop(self) -> None:
+        """End one use of the clock. After the last one, it no longer notices pauses."""
         self._users -= 1
         if not self._users and self._beat_timer is not None:
             self._catch_up()
@@ -119,7 +120,10 @@ class LoopClock:
             self.last_beat_s = 0.0
 
     def _beat(self) -> None:
+        """Exclude a pause that is just over from the time, record it if it was long, and schedule
+        the next beat."""
         cpu_s = time.thread_time()
+        # The last beat was `_LATE_S` before `_trusted_until`; this beat was due `_BEAT_S` after it.
         late_s = self._now() - (self._trusted_until - _LATE_S + _BEAT_S)
         used_s, self._last_cpu_s = cpu_s - self._last_cpu_s, cpu_s
         self._catch_up()
@@ -128,6 +132,7 @@ class LoopClock:
         self._schedule_beat()
 
     def _catch_up(self) -> None:
+        """Exclude the time since `_trusted_until`, if any, from the time of this clock."""
         self._uncounted_s += max(0.0, self._now() - self._trusted_until)
 
     def _schedule_beat(self) -> None:
@@ -136,6 +141,7 @@ class LoopClock:
         self._beat_timer = self._loop.call_later(_BEAT_S, self._beat)
 
     def _record_pause(self, pause_ms: int, cpu_ms: int) -> None:
+        """Report a pause, and keep it if it is the longest one."""
         cpu_ms = min(cpu_ms, pause_ms)
         pause = Pause(pause_ms, cpu_ms, wall_clock_ms(), self.find_cause(pause_ms, cpu_ms))
         if self.longest is None or pause.pause_ms > self.longest.pause_ms:
@@ -162,6 +168,8 @@ class LoopTimer:
         self._handle.cancel()
 
     def _schedule(self) -> None:
+        """Wait until the clock shows `when`, then for some turns of the loop. Check the clock again
+        after each wait: it may have stood still."""
         wait_s = self.when - self._clock.time()
         if wait_s > 0:
             self._handle = self._clock._loop.call_later(wait_s, self._schedule)

@@ -6,7 +6,7 @@ numbers as long as no beat is late. While a beat is late, it samples the stack o
 every `limits.LOOP_SAMPLE_MS`. The line that was sampled most often is the cause, written as the
 path from the callback to it:
 
-    Cleaner.run > Retention.clean > Retention._clean_partition
+    Cleaner.run > Retention.clean > Retention._clean
     (quackmq/broker/retention/service.py:232)
 
 Python's garbage collector can run within any line, so its time is measured, and reported as the
@@ -68,6 +68,8 @@ class LoopWatchdog:
         self._unlogged = 0
 
     def start(self) -> None:
+        """Start the thread that watches the loop of the calling thread, and begin to measure the
+        garbage collector."""
         self._thread_id = threading.get_ident()
         self._clock.find_cause = self._find_cause
         self._clock.on_pause = self._on_pause
@@ -76,6 +78,7 @@ class LoopWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread and wait for its end."""
         self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
@@ -85,6 +88,8 @@ class LoopWatchdog:
     # --- in the thread ------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        """Sample the loop's stack while a beat is late, until `stop`. This runs in the watchdog's
+        thread."""
         beat_s, sample_s = limits.LOOP_BEAT_MS / 1000, limits.LOOP_SAMPLE_MS / 1000
         wait_s, sampled_beat_s = beat_s, 0.0
         while not self._stop_event.wait(wait_s):
@@ -106,6 +111,8 @@ class LoopWatchdog:
     # --- on the loop --------------------------------------------------------------------------
 
     def _find_cause(self, pause_ms: int, cpu_ms: int) -> str:
+        """Return the cause of a pause that is just over: the garbage collector, the machine, or the
+        line that was sampled most often."""
         seen, self._line_counts = self._line_counts, Counter()
         common = seen.most_common(1)
         line = common[0][0] if common else ""
@@ -113,11 +120,14 @@ class LoopWatchdog:
         collected_ms = round(self._collected_s * 1000)
         if self._collected_after == self._clock.last_beat_s and 2 * collected_ms > pause_ms:
             return f"Python's garbage collector took {collected_ms} ms{where}"
+        # Less than a quarter of the pause: the loop hardly ran.
         if 4 * cpu_ms < pause_ms:
             return f"the machine was busy, or the process was stopped{where}"
         return line or "it is unknown which line ran"
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        """Add up how long the garbage collector has run on the loop's thread since the last
+        beat."""
         if threading.get_ident() != self._thread_id:
             return
         if phase == "start":
@@ -128,6 +138,7 @@ class LoopWatchdog:
             self._collected_s += time.monotonic() - self._collecting_since
 
     def _on_pause(self, pause: Pause) -> None:
+        """Log a long pause, or count it if the last line is too recent."""
         if pause.pause_ms < limits.LOOP_PAUSE_LOG_MS:
             return
         now_s = time.monotonic()

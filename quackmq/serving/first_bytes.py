@@ -125,6 +125,8 @@ class MistakenPeers:
         return self._log(address, reason, "socket", now)
 
     def _log(self, address: str, reason: str, kind: str, now: float) -> str:
+        """Log why a peer was disconnected, and return the reason. Warn at most once per interval
+        for each kind of mistake."""
         logged_at, unlogged = self._logged.get(kind, (None, 0))
         if logged_at is not None and (now - logged_at) * 1000 < limits.MISTAKEN_LOG_MS:
             self._logged[kind] = logged_at, unlogged + 1

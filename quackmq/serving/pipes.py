@@ -99,6 +99,7 @@ class Pipes:
         self._close_reading()
 
     def abort(self) -> None:
+        """Close both pipes at once and discard unsent bytes."""
         self._is_closing = True
         write_transport = self._write_transport
         # If everything is written, the close is already under way, and abort() would close twice.
@@ -114,13 +115,16 @@ class Pipes:
         self._write_transport = transport
 
     def read_pipe_opened(self, transport: asyncio.ReadTransport) -> None:
+        """Report the connection: `connect` opens this pipe last."""
         self._read_transport = transport
         self._is_connected = True
         self.receiver.connection_made(self)
+        # The peer has closed its end while the other pipe was opened.
         if self._write_transport is None:
             self._close_reading()
 
     def write_pipe_lost(self, error: Exception | None) -> None:
+        """End the connection if both pipes are closed, or close the other one."""
         self._write_transport = None
         if not self._is_connected:
             return  # the receiver does not know the pipes yet

@@ -157,6 +157,7 @@ class Server(ABC, Generic[ConnectionT]):
         self._schedule_sweep()
 
     async def _end_connections(self) -> None:
+        """Wait until the connections have finished; cancel, then abort those that have not."""
         bounds = self.bounds
         if await self._all_close_within(bounds.drain_ms):
             return
@@ -172,6 +173,7 @@ class Server(ABC, Generic[ConnectionT]):
             await self._all_closed.wait()
 
     async def _all_close_within(self, wait_ms: float) -> bool:
+        """Wait for all connections to close; return whether they did so in time."""
         if not self.connections:
             return True
         self._all_closed.clear()

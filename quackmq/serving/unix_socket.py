@@ -28,6 +28,7 @@ class SocketFile:
             raise
 
     def remove(self) -> None:
+        """Remove the file, unless another process has replaced or removed it."""
         try:
             if _identity(os.lstat(self.path)) == self._file_identity:
                 os.unlink(self.path)
@@ -36,6 +37,8 @@ class SocketFile:
 
 
 def _remove_stale(path: str) -> None:
+    """Remove a socket file on which no process listens. Raise OSError if the file is in use or is
+    not a socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

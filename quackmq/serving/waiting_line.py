@@ -72,6 +72,8 @@ class WaitingLine:
             self._timer = loop.call_later(self._check_ms / 1000, self._check_pace)
 
     def _check_pace(self) -> None:
+        """Disconnect peers whose large requests arrive too slowly while other connections wait for
+        memory."""
         self._timer = None
         if not self._waiting:
             return

@@ -83,6 +83,7 @@ def group_name_in(key: str) -> str:
 
 
 def encode_group(stored: StoredGroup) -> bytes:
+    """Encode a group for the store, as JSON."""
     fields: dict[str, object] = {
         "kind": stored.kind,
         "generation": stored.generation,

@@ -185,6 +185,7 @@ def stage_key_in(state: str) -> str:
 
 
 def encode_committed(committed: CommittedStage) -> bytes:
+    """Encode a committed stage for the store. A response's `repeated` is not stored."""
     fields = {
         "contents": committed.contents,
         "records": committed.records,

@@ -97,6 +97,7 @@ class Cursors:
             self._drop_topic(name, topic.id)
 
     def _put(self, cursor: Cursor) -> None:
+        """Store a cursor in memory; remove it if its offset is None."""
         name, topic_id, partition = cursor.key
         if cursor.offset is not None:
             by_partition = self._by_name.setdefault(name, {}).setdefault(topic_id, {})
@@ -115,6 +116,7 @@ class Cursors:
                     del self._names[topic_id]
 
     def _drop_topic(self, name: str, topic_id: uuid.UUID) -> None:
+        """Forget the cursors of a name in a topic; forget the name with its last topic."""
         by_topic = self._by_name[name]
         del by_topic[topic_id]
         if not by_topic:

@@ -81,6 +81,7 @@ class NameModes:
             use.last_s = loop_clock().time()
 
     def _check_no_members(self, name: str) -> None:
+        """Raise NameInOtherMode if a Kafka group of this name has members."""
         holder = self._coordinator.describe_members(name)
         if holder is not None:
             raise NameInOtherMode(

@@ -144,6 +144,7 @@ class PullService:
             self._add(PullSubscription(topic, name, stored, state.version, progress))
 
     async def _remove_leftover(self, key: str, version: int) -> None:
+        """Remove the state of a deleted topic; only log it if the store is read-only."""
         try:
             await self._store.put_state(key, None, version)
         except StoreReadOnly as error:
@@ -223,6 +224,7 @@ class PullService:
             )
 
     async def _subscribe(self, topic: Topic, name: str, stored: StoredSubscription) -> None:
+        """Store the cursors and the state of a new subscription, then add it."""
         start = stored.start
         offsets = dict(enumerate(await self.find_starts(topic, start)))
         group_offsets: dict[int, int] = {}
@@ -275,9 +277,8 @@ class PullService:
         async with self._cursors.changing(name), subscription.lock:
             subscription.check_not_ended()
             await self._store.put_state(subscription.state_key, None, subscription.version)
-            if (
-                subscription.end_error is None
-            ):  # else the topic was deleted meanwhile, with its subscriptions
+            # If it has ended, the topic was deleted meanwhile, with its subscriptions.
+            if subscription.end_error is None:
                 reason = UnknownSubscription(f"{name} has unsubscribed from {topic.name}")
                 self._remove(subscription, reason)
             cursors = subscription.progress.cursors
@@ -344,8 +345,7 @@ class PullService:
             async with subscription.lock:
                 subscription.check_not_ended()
                 if last_position is not None:
-                    # A cancelled caller must not leave a stored receipt or loss behind without
-                    # the progress in memory.
+                    # A cancelled caller must not leave a receipt or loss without its progress.
                     may_count_losses = (
                         subscription.lost_before > 0 or not subscription.progress.knows_outstanding
                     )
@@ -514,9 +514,8 @@ class PullService:
             if topic_id in self._by_name.get(name, ())
         }
         if any(subscription.stored.receipts for subscription in subscriptions.values()):
-            await (
-                self._receipts.ensure_topic()
-            )  # before any lock: see the lock order in `lifecycle`
+            # Before any lock: see the lock order in `lifecycle`.
+            await self._receipts.ensure_topic()
         async with AsyncExitStack() as locks:
             # Subscriptions to the receipts topic come last: see the lock order in `lifecycle`.
             for subscription in sorted(
@@ -563,6 +562,7 @@ class PullService:
     # --- helpers ----------------------------------------------------------------------------
 
     def _require(self, topic: Topic, name: str) -> PullSubscription:
+        """Return the subscription. Raise UnknownSubscription if there is none."""
         subscription = self._by_topic.get(topic.id, {}).get(name)
         if subscription is None:
             quoted_name = repr(name[: limits.NAME_BYTES])

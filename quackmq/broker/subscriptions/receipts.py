@@ -167,6 +167,8 @@ class Receipts:
             self._on_appended(append.key, appended, append.batch.size)
 
     async def _append_times(self, event: ReceiptEvent) -> Sequence[OffsetTime]:
+        """Return the append times of the records that an event reports, or a sample of them;
+        nothing if they cannot be read."""
         if event.kind not in ("taken", "acked") or event.first_offset >= event.next_offset:
             return ()
         key = PartitionKey(event.topic.id, event.partition)
@@ -178,6 +180,7 @@ class Receipts:
             log.debug("a receipt of %s has no append times: %s", event.name, error)
             return ()
         # Of very many times, report some at even distances.
+        # Divide and round up; 1 if there are no times.
         interval = -(-len(times) // limits.RECEIPT_TIMES) or 1
         return times[::interval]
 

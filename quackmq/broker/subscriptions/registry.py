@@ -51,6 +51,7 @@ class Registry(Generic[S]):
         self.count += 1
 
     def remove(self, subscription: S) -> None:
+        """Remove a subscription. Raise KeyError if it was not added."""
         topic_id, name = subscription.topic.id, subscription.name
         of_topic, of_name = self.by_topic[topic_id], self.by_name[name]
         del of_topic[name]

@@ -203,6 +203,8 @@ class SubscriptionService:
     async def _subscribe_pull(
         self, name: str, topic_name: str, start: Start, receipts: bool | None
     ) -> bool:
+        """Create a pull subscription unless it exists; apply `receipts` to an existing one of
+        either mode. Return whether it is new."""
         async with self._locks.hold(self._lock_name(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
             subscription = self._push.find(topic, name)
@@ -218,6 +220,8 @@ class SubscriptionService:
     async def _subscribe_push(
         self, name: str, topic_name: str, terms: Terms, start: Start, receipts: bool | None
     ) -> bool:
+        """Create a push subscription, or apply `terms` and `receipts` to an existing one. Return
+        whether it is new."""
         async with self._locks.hold(self._lock_name(name, topic_name)):
             topic = await self._topics.ensure(topic_name, subscribing=True)
             async with self._cursors.changing(name):
@@ -244,6 +248,8 @@ class SubscriptionService:
     def _use_for_pull(
         self, caller: Caller, name: str, topic: Topic
     ) -> AbstractContextManager[None]:
+        """Check that the caller may pull, and return a context in which the name counts as used by
+        last id. Raise NameInOtherMode or UnknownSubscription."""
         self._names.check_pull(name)
         self._pull.check_subscribed(topic, name)
         return self._names.use_for_pull(caller, name)

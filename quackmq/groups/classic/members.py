@@ -306,6 +306,7 @@ class Members:
             )
 
     def _check_growth(self, growth_bytes: int) -> None:
+        """Raise LimitReached if the metadata of all members would exceed the limit."""
         limit_bytes = limits.GROUP_METADATA_BYTES
         if growth_bytes > 0 and self._metadata_bytes + growth_bytes > limit_bytes:
             raise LimitReached(
