@@ -19,6 +19,7 @@ from quackmq.errors import InvalidRequest
 DEFAULT_HTTP: Final = "127.0.0.1:8002"
 
 _DAY_S: Final = 24 * 3600
+#: From here on (the year 9892) a time is printed as a number: `datetime` ends with the year 9999.
 _LATEST_MS: Final = 250_000_000_000_000
 _ADVICE: Final = {
     "steady": "The two agree.",
@@ -56,6 +57,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Show or confirm the clock; return 0, or 1 if there was nothing to confirm. Raises
+    InvalidRequest for invalid options and OSError if the broker cannot be reached."""
     try:
         address = parse_advertised_address(args.http)
     except ValueError as error:
@@ -94,6 +97,7 @@ def _request(host: str, port: int, method: str, path: str, body: Any = None) -> 
 
 
 def _describe(clock: dict[str, Any]) -> str:
+    """Return the lines that show both clocks, their difference, the status and what to do."""
     ahead_s = clock["ahead_ms"] / 1000
     difference = (
         f"{abs(ahead_s):.3f} s" if abs(ahead_s) < _DAY_S else f"{abs(ahead_s) / _DAY_S:.1f} days"

@@ -73,6 +73,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the messages and return the exit code. On every way out, the client is closed so that
+    printed messages are acknowledged and the others are not."""
     from quackmq.client.kafka.client import Client
 
     with (
@@ -141,6 +143,8 @@ class _MessagePrinter:
         self.has_printed = False
 
     def run(self, get: Callable[[float], Message]) -> None:
+        """Call `get` with a timeout in seconds and print its message, until --count messages are
+        printed or no more arrive. Raises QuackTimeout only with --follow."""
         args = self._args
         is_terminal = sys.stdout.isatty()
         while args.count is None or self._printed < args.count:
@@ -154,11 +158,15 @@ class _MessagePrinter:
             sys.stdout.buffer.write(
                 _format_line(message, as_json=args.json, is_terminal=is_terminal)
             )
+            # Flush before the message counts as printed: a closed pipe must fail here, so that the
+            # message is not acknowledged.
             sys.stdout.buffer.flush()
             self.has_printed = True
             self._printed += 1
 
     def exit_code(self) -> int:
+        """Return 0 if all requested messages were printed. Otherwise print a sentence and return
+        1."""
         requested = self._args.count
         if requested is None or self._printed >= requested:
             return 0
@@ -170,6 +178,8 @@ class _MessagePrinter:
         return 1
 
     def _next_timeout_s(self) -> float:
+        """Return how long to wait for the next message: forever with --follow, the full timeout
+        with --count, else until the topic is idle."""
         if self._args.follow:
             return math.inf
         if self._args.count is not None:
@@ -179,6 +189,8 @@ class _MessagePrinter:
 
 
 def _format_line(message: Message, *, as_json: bool, is_terminal: bool) -> bytes:
+    """Return the output line of a message: a JSON object, or its value. On a terminal, a value with
+    control characters is escaped."""
     if as_json:
         return orjson.dumps(_to_json_object(message)) + b"\n"
     data = message.data or b""
@@ -189,6 +201,7 @@ def _format_line(message: Message, *, as_json: bool, is_terminal: bool) -> bytes
 
 
 def _to_json_object(message: Message) -> dict[str, object]:
+    """Return the message as --json prints it. Data that is not UTF-8 becomes base64."""
     return {
         "id": message.id,
         "topic": message.topic,
@@ -233,6 +246,7 @@ def _signals_as_interrupt() -> Iterator[_StopSignal]:
     stop_signal = _StopSignal()
 
     def interrupt(number: int, _: object) -> None:
+        """Record which signal it is, then raise KeyboardInterrupt in the main thread."""
         stop_signal.number = number
         # Ignore further signals: closing a terminal sends SIGHUP twice, from the kernel and from
         # the shell.

@@ -46,6 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the bounds of all packages or of one. Raises InvalidRequest for an unknown package."""
     selected = [each for each in all_limits() if args.package in (None, each.package)]
     if not selected:
         packages = ", ".join(sorted({each.package for each in all_limits()}))
@@ -91,6 +92,8 @@ def parse_reasons(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _reason_above(lines: list[str], index: int) -> str:
+    """Return the `#:` comment above line `index`, joined to one line. Constants that follow each
+    other without a blank line or a comment share the comment above the first one."""
     index -= 1
     while index >= 0 and lines[index] and not lines[index].startswith("#"):
         index -= 1

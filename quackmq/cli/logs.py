@@ -88,6 +88,8 @@ class TextFormatter(logging.Formatter):
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line, and a traceback on the lines after it."""
+        # Cut microseconds to milliseconds.
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         level = f"{record.levelname.lower():7}"
         where = record.name.removeprefix("quackmq.").removeprefix("protocols.")
@@ -110,6 +112,7 @@ class JsonFormatter(logging.Formatter):
     need not parse the message."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -136,6 +139,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, which may be replaced while the process runs."""
 
     def __init__(self) -> None:
+        # Skip StreamHandler's initialiser: it would assign `stream`, which is a property here.
         logging.Handler.__init__(self)
 
     @property
@@ -161,6 +165,7 @@ def _colour(level: int) -> str:
 
 
 def _variable(environment: Mapping[str, str], name: str, kind: Kind, default: str) -> str:
+    """Return a checked environment variable, or the default. Raises InvalidSetting."""
     text = environment.get(ENVIRONMENT_PREFIX + name, default)
     try:
         return str(kind.parse(text))

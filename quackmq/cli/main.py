@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, with one subparser for each command."""
     parser: argparse.ArgumentParser = Parser(
         prog="quackmq",
         formatter_class=_HelpFormatter,
@@ -138,6 +139,8 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Raise ArgumentError for an unknown command or choice. Suggest a similar one if there is
+        one; otherwise argparse lists all choices."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             raise argparse.ArgumentError(
                 None, f"there is no command {value!r}{suggest(str(value), action.choices)}"
@@ -158,6 +161,7 @@ class _HelpFormatter(argparse.HelpFormatter):
     command names."""
 
     def add_argument(self, action: argparse.Action) -> None:
+        """Widen the column for each command name and its indent."""
         super().add_argument(action)
         for command in self._iter_indented_subactions(action):
             length = len(self._format_action_invocation(command)) + self._current_indent

@@ -58,6 +58,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """List the pipelines or run one; return the exit code. Raises InvalidRequest for an unknown
+    pipeline or option."""
     if args.action == "ls":
         return _print_pipelines()
     try:
@@ -79,6 +81,8 @@ def _print_pipelines() -> int:
 
 
 def _run(name: str, module: Pipeline, parsed: argparse.Namespace) -> int:
+    """Run one pipeline on Spark and print its report; return the exit code. An error of Spark is
+    shortened to one sentence."""
     options = options_of(parsed, module.Options)
     job = Job(
         parsed.broker,
@@ -92,6 +96,8 @@ def _run(name: str, module: Pipeline, parsed: argparse.Namespace) -> int:
         try:
             report = module.run(job, options)
         except Exception as error:
+            # A signal stops Spark, and the pipeline then fails with some error. The signal is the
+            # cause.
             if job.signal is not None:
                 _print_error(name, Stopped("stopped before it was finished"))
                 return SIGNALLED + job.signal
@@ -113,6 +119,8 @@ def _is_spark_error(error: Exception) -> bool:
 
 
 def _parse_options(name: str, module: Pipeline, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the options of one pipeline: its own, and those that every pipeline has. Raises
+    InvalidRequest."""
     parser = _Parser(
         prog=f"quackmq pipeline run {name}", description=module.SUMMARY, allow_abbrev=False
     )
@@ -166,6 +174,7 @@ class _Parser(argparse.ArgumentParser):
     as one sentence."""
 
     def parse_checked(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments. Raises InvalidRequest for an unknown option or argument."""
         # Check the spelling first, because argparse would only report a required option as missing.
         known_options = [name for name in self._option_string_actions if name.startswith("--")]
         for word in (each.partition("=")[0] for each in arguments):
@@ -193,6 +202,8 @@ def _parse_spark_setting(text: str) -> tuple[str, str]:
 
 
 def _parse_picture(text: str) -> Path:
+    """Parse the name of a picture file in an existing directory, as an argparse type, before the
+    pipeline runs."""
     file = Path(text)
     if file.suffix not in _PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PICTURES)}")
@@ -209,10 +220,12 @@ def _print_json(report: Report) -> None:
 
 
 def _print_report(report: Report) -> None:
+    """Print the report as text: its title, the first rows as a table, and its facts."""
     print(report.title)
     rows = [
         [_format_cell(value) for value in row] for row in report.rows[: limits.PIPELINE_SHOWN_ROWS]
     ]
+    # Align a column to the right if all its values are numbers, also in rows that are not shown.
     numbers = {
         index
         for index in range(len(report.columns))
@@ -233,9 +246,12 @@ def _print_report(report: Report) -> None:
 
 
 def _format_cell(value: Any) -> str:
+    """Return a value of a report as text: numbers with thousands separators, and data from peers
+    with control characters escaped."""
     match value:
         case None:
             return "-"
+        # Before int: a bool is an int, too.
         case bool():
             return "yes" if value else "no"
         case int():

@@ -57,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options --broker and --timeout, which `put` and `get` share."""
     parser.add_argument(
         "--broker",
         metavar="HOST:PORT",
@@ -73,6 +74,8 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Put all messages and print how many, or their ids. Return 0; failures are raised as
+    QuackError."""
     from quackmq.client.kafka.client import Client
 
     headers = [_parse_header(text) for text in args.headers]
@@ -130,9 +133,12 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 def _parse_seconds(text: str) -> float:
+    """Parse a number of seconds from 0 to the longest timeout of the client, as an argparse
+    type."""
     try:
         seconds = float(text)
     except ValueError:
+        # Refused by the next check, with the same message.
         seconds = -1.0
     if not 0 <= seconds <= limits.CLIENT_LONGEST_MS / 1000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")

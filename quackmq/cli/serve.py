@@ -72,6 +72,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Load the settings and run a broker until it is stopped; return its exit code. Raises
+    InvalidSetting."""
     options = {schema.name: getattr(args, schema.name) for schema in setting_fields()}
     loaded = load(options, os.environ, args.config)
     settings = loaded.settings
@@ -87,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if notice := describe_closed_listeners(loaded, addresses):
         log.info("%s", notice)
 
+    # Before the import of the runner, which loads pyarrow.
     hide_pandas()
     with default_interrupts():
         from quackmq.cli.broker import runner as server

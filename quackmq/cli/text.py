@@ -71,6 +71,7 @@ def format_bytes(data: bytes | None) -> str:
 
 
 def format_time(timestamp_ms: int) -> str:
+    """Return a timestamp as ISO 8601 in UTC, or as a number if the calendar does not reach it."""
     if timestamp_ms == NO_TIMESTAMP:
         return "no time"
     try:

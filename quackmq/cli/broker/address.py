@@ -53,6 +53,8 @@ def parse_advertised_address(text: str) -> Address:
 
 
 def parse_address_or_path(text: str) -> Address | UnixPath:
+    """Parse HOST:PORT or unix:PATH. Raises ValueError with a phrase that continues "the value
+    …"."""
     if ":" not in text:
         raise ValueError("is not HOST:PORT, nor unix:PATH")
     if not text.startswith(UNIX_PREFIX):
@@ -72,6 +74,8 @@ def parse_host_names(text: str) -> tuple[str, ...]:
 
 
 def _host_name(text: str) -> str:
+    """Check one host name; return it in lower case, without a final dot and in DNS encoding. Raises
+    ValueError."""
     name = text.rstrip(".").lower()
     if name == "*":
         return name

@@ -16,7 +16,7 @@ from typing import Final
 from quackmq.cli import limits
 
 log = logging.getLogger("quackmq")
-#: Checks of the progress within that time.
+#: How often the progress is checked within `limits.DRAIN_MS`.
 _CHECKS: Final = 4
 
 
@@ -27,6 +27,8 @@ def watch(work_done: Callable[[], int], give_up: Callable[[], object]) -> None:
     began = work_done()
 
     def check(before: int, idle: int) -> None:
+        """Compare the operations with those of the last check, `before`, and schedule the next
+        check. `idle` is the number of intervals without progress."""
         now = work_done()
         if now != before:
             log.info("closing: %d writes and syncs so far", now - began)

@@ -29,6 +29,7 @@ from quackmq.cli import limits
 
 #: A threshold that is never reached, so that the collector never scans the oldest generation.
 _NEVER: Final = 1_000_000_000
+#: The number of the middle generation in `gc`.
 _MIDDLE: Final = 1
 
 
@@ -70,7 +71,10 @@ class FullCollection:
         self._timer = self._loop.call_later(limits.QUIET_MS / 1000, self._collect_if_idle)
 
     def _collect_if_idle(self) -> None:
+        """Collect if it is time, then wait again. An idle loop collects after the shorter interval,
+        and a loop that is never idle after the longer one."""
         elapsed_s = self._loop.time() - self._last_s
+        # The share of the CPU that this thread has used since `_wait`.
         share = (time.thread_time() - self._cpu_s) * 1000 / limits.QUIET_MS
         is_quiet = share * 100 < limits.QUIET_PERCENT
         if elapsed_s * 1000 >= limits.LATEST_FULL_COLLECTION_MS or (
@@ -80,10 +84,12 @@ class FullCollection:
         self._wait()
 
     def _collect(self) -> None:
+        """Free dead reference cycles by a full collection, then freeze the survivors again."""
         self._last_s = self._loop.time()
         # If hardly any objects were added since the last collection, no cycles have piled up.
         if gc.get_freeze_count() - self._frozen_count < limits.YOUNG_VALUES:
             return
+        # The collector does not scan frozen objects, so unfreeze them first.
         gc.unfreeze()
         gc.collect()
         gc.freeze()

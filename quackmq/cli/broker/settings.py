@@ -63,6 +63,8 @@ def setting(default: object, kind: Kind, help: str) -> Any:
 
 
 def choice(*values: str) -> Kind:
+    """Return the kind of a setting that has one of these values."""
+
     def parse(text: str) -> str:
         if text not in values:
             raise ValueError(f"is not one of {', '.join(values)}")
@@ -72,6 +74,8 @@ def choice(*values: str) -> Kind:
 
 
 def whole_number(least: int, most: int) -> Kind:
+    """Return the kind of a setting that is a number from `least` to `most`."""
+
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
             raise ValueError(f"is not a whole number from {least} to {most}")
@@ -81,6 +85,8 @@ def whole_number(least: int, most: int) -> Kind:
 
 
 def yes_or_no() -> Kind:
+    """Return the kind of a setting that is true or false."""
+
     def parse(text: str) -> bool:
         if text not in ("true", "false"):
             raise ValueError("is neither true nor false")
@@ -258,6 +264,8 @@ def _parse(text: str, kind: Kind, origin: str) -> object:
 
 
 def _read_file(file: Path) -> dict[str, object]:
+    """Return the settings in a TOML file, not yet parsed. Raises InvalidSetting for a file that
+    cannot be read, or for a key that is not a setting."""
     try:
         with file.open("rb") as stream:
             content = tomllib.load(stream)
@@ -311,6 +319,8 @@ def _toml_text(value: object, kind: Kind, origin: str) -> str:
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
+    """Yield a warning for each variable with our prefix that resembles a setting. Other unknown
+    variables are ignored."""
     setting_names = [schema.name.upper() for schema in setting_fields()]
     for variable in sorted(environment):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
@@ -322,14 +332,16 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """ ": did you mean …?" if some known word is near, else nothing."""
+    """Return ": did you mean …?" with the known word that was probably meant, or "" if there is
+    none."""
     near = nearest(word, known)
     return f": did you mean {near!r}?" if near else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant."""
+    """Return the known word that was probably meant, or None."""
     known = list(known)
+    # The cutoff accepts one or two wrong letters in a word of usual length.
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     # In a short word, two swapped letters make the ratio too low.
     near = near or [each for each in known if sorted(each) == sorted(word)]

@@ -116,6 +116,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the chaos client and print its summary; return 0. Raises InvalidRequest for invalid
+    options and OSError if the broker was never reached."""
     from quackmq.cli.chaos import runner as chaos_run
 
     faults = check_faults(filter(None, args.faults.split(",")))
@@ -127,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         door=args.door,
         address=_check_address(args.door, _address_option(args)),
         name=args.name,
+        # Each topic once, in the given order.
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
         seed=seed,
         seconds=args.seconds,
@@ -144,6 +147,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _address_option(args: argparse.Namespace) -> str | None:
+    """Return the address as given by --address or --broker, or None. Raises InvalidRequest if both
+    are given, or --broker for another protocol than Kafka."""
     if args.broker is None:
         address_text: str | None = args.address
         return address_text
@@ -174,9 +179,11 @@ def _check_address(door: str, address_text: str | None) -> str:
 
 
 def _parse_seconds(text: str) -> float:
+    """Parse a number of seconds, at most a week, as an argparse type."""
     try:
         seconds = float(text)
     except ValueError:
+        # Refused by the next check, with the same message.
         seconds = -1.0
     if not 0 <= seconds <= _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")

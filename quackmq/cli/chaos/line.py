@@ -31,7 +31,7 @@ from quackmq.protocols.line.codec import (
 #: Timeout of an answer.
 _ANSWER_S: Final = 5.0
 _READ_BYTES: Final = 64 * limits.KIB
-#: SO_LINGER value with which `close` resets the connection at once.
+#: The value of SO_LINGER (on, 0 seconds) with which `close` resets the connection at once.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
@@ -40,17 +40,23 @@ class BadLineClient:
     serve as the id."""
 
     def __init__(self, address: str, name: str) -> None:
+        """Raise InvalidRequest for an invalid address. Connections are opened when they are
+        needed."""
         try:
             self._address = parse_address_or_path(address)
         except ValueError as error:
             raise InvalidRequest(f"{address!r} {error}") from None
         self._name = name
+        #: Subscribed topics, in order.
         self._topics: dict[str, None] = {}
         self._publisher: _Connection | None = None
+        #: Topics that the publisher has chosen. It keeps them when it connects again.
         self._published: dict[str, None] = {}
         self._subscriber: _Connection | None = None
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        """Send the entry `times` times; return how many the broker accepted. Raises Refused if it
+        accepted none. Without `waits`, reset the connection before the answer and return 0."""
         connection = self._connect_publisher(topic)
         connection.send(encode(Entry(topic, content)) * times)
         if not waits:
@@ -69,6 +75,8 @@ class BadLineClient:
         return None if entry is None else _to_received_message(entry)
 
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
+        """Answer the last entry `times` times. With 0, reset the connection. With more, return the
+        entry that a surplus answer has acknowledged, if any."""
         connection = self._subscriber
         if connection is None:
             return None
@@ -106,7 +114,11 @@ class BadLineClient:
     # --- connections ---
 
     def _connect_publisher(self, topic: str) -> _Connection:
+        """Return a connection on which a publisher has chosen this topic. Topics are chosen once
+        per connection, so a new topic needs a new connection."""
         if self._publisher is None or topic not in self._published:
+            # Forget the old connection first: if connecting fails, a closed one must not be used
+            # again.
             publisher, self._publisher = self._publisher, None
             if publisher is not None:
                 publisher.terminate()
@@ -117,6 +129,8 @@ class BadLineClient:
         return self._publisher
 
     def _connect_subscriber(self) -> _Connection:
+        """Return the connection of the subscriber; connect and choose its topics if there is
+        none."""
         if self._subscriber is None:
             self._subscriber = _Connection(
                 self._socket_address(), Role.SUB, self._name, list(self._topics)
@@ -139,6 +153,8 @@ class _Connection:
     def __init__(
         self, address: str | tuple[str, int], role: Role, name: str, topics: list[str]
     ) -> None:
+        """Connect and choose the topics. Raises Refused if the broker rejects a message,
+        QuackTimeout without an answer, or OSError."""
         if isinstance(address, str):
             self._socket = socket.socket(socket.AF_UNIX)
             try:
@@ -166,6 +182,8 @@ class _Connection:
         self._socket.sendall(data)
 
     def receive_word(self) -> Word:
+        """Return the next answer. Raises QuackTimeout, or ConnectionResetError if the broker ends
+        the connection."""
         message = self._receive_message(time.monotonic() + _ANSWER_S)
         if message is None:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")

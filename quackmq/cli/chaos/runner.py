@@ -110,6 +110,7 @@ class Summary:
     again: int = 0
 
     def counts(self) -> dict[str, int]:
+        """Return the sums by name, as the report shows them."""
         return {
             "acts": self.acts.total(),
             "put": self.put,
@@ -119,6 +120,7 @@ class Summary:
         }
 
     def json(self) -> str:
+        """Return the summary as one line of JSON."""
         values = {
             "door": self.options.door,
             "name": self.options.name,
@@ -130,6 +132,7 @@ class Summary:
         return orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS).decode() + "\n"
 
     def text(self) -> str:
+        """Return the summary as a table. Counts of 0 are left out."""
         lines = [f"{self.options.name} over {self.options.door}, seed {self.options.seed}"]
         rows = [*self.counts().items(), *((f"  {act}", self.acts[act]) for act in Act)]
         rows += [(f"  refused: {code}", number) for code, number in sorted(self.refused.items())]
@@ -162,6 +165,8 @@ class _ChaosRun:
         self._has_answered = False
 
     def run(self) -> Summary:
+        """Perform the plan, then receive until it is quiet, then close the client; return the
+        summary. Raises OSError if the broker was never reached."""
         options = self._options
         end_s = time.monotonic() + options.seconds
         with self._seen:
@@ -201,23 +206,28 @@ class _ChaosRun:
             raise OSError(f"no answer from {address}: {reason}")
 
     def _attempt(self, act: Callable[[], None]) -> None:
+        """Perform an action; count a refusal or a missing answer by its code instead of raising
+        it."""
         try:
             act()
         except QuackTimeout as error:
             self._count_failure(error.code, error)
         except QuackError as error:
+            # A refusal is an answer.
             self._has_answered = True
             self._summary.refused[error.code] += 1
         except OSError as error:
             self._count_failure(UNREACHABLE, error)
 
     def _count_failure(self, code: str, error: OSError | QuackTimeout) -> None:
+        """Count the failure, disconnect, and pause: the broker may be restarting."""
         self._summary.refused[code] += 1
         self._first_failure = self._first_failure or error
         self._client.die()
         self._stopping.wait(_UNREACHABLE_PAUSE_S)
 
     def _perform(self, step: Step) -> None:
+        """Perform one step of the plan."""
         client, topic = self._client, step.topic
         if step.act in PUTS:
             self._put(step.act, topic)
@@ -233,6 +243,8 @@ class _ChaosRun:
             client.die()
 
     def _put(self, act: Act, topic: str) -> None:
+        """Put a new message in the way that the act says, and count it. Until the broker has
+        answered, the message counts as uncertain, so it stays uncertain if the put raises."""
         options = self._options
         content = f"{options.name}-{options.seed}-{topic}-{self._numbers[topic]}".encode()
         self._numbers[topic] += 1
@@ -245,6 +257,7 @@ class _ChaosRun:
             self._has_answered = True
 
     def _receive_faulty(self, step: Step) -> None:
+        """Receive a message and drop it, or acknowledge it in the way that the step says."""
         message = self._client.receive(step.topic, RECEIVE_S)
         if message is None:
             return
@@ -264,6 +277,7 @@ class _ChaosRun:
             self._count_received(another)
 
     def _count_received(self, message: PendingMessage) -> None:
+        """Count the message as new or as received again."""
         self._has_answered = True
         if self._seen.note(message):
             self._summary.taken += 1
@@ -271,6 +285,8 @@ class _ChaosRun:
             self._summary.again += 1
 
     def _receive_until_quiet(self) -> None:
+        """Receive without faults until all expected messages have come, or no message has come for
+        `settle_seconds`. Do nothing if that option is not given."""
         if self._options.settle_seconds is None:
             return
         last_message_s = time.monotonic()
@@ -303,6 +319,7 @@ class _SeenMessages:
         self._ids: dict[str, None] = {}
 
     def __enter__(self) -> None:
+        """Load the messages of earlier runs and open the file for appending."""
         if self._path is None:
             return
         self._file = self._path.open("ab+")

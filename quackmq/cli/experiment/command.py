@@ -125,6 +125,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the experiments and print the results; return the exit code. Raises InvalidRequest for
+    parameters that cannot work, before any experiment starts."""
     from quackmq.cli.experiment import plan as experiment_plan
 
     experiments = [_build_experiment(args)]
@@ -161,6 +163,7 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
     ):
         root = temporary if args.data is None else args.data
         for number, experiment in enumerate(experiments, start=1):
+            # Each experiment needs an empty directory. A single one uses `--data` itself.
             directory = root / str(number) if len(experiments) > 1 or args.data is None else root
             outcomes.append(
                 await experiment_run.run(experiment, directory, watcher, args.sync, stopping)
@@ -172,6 +175,8 @@ async def _run_all(args: argparse.Namespace, experiments: Sequence[Experiment]) 
 
 
 def _print_results(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
+    """Print all reports to stdout: as JSON, as one table for `--suite`, or in full for a single
+    experiment."""
     import orjson
 
     from quackmq.cli.experiment import report as experiment_report
@@ -188,8 +193,11 @@ def _print_results(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> Non
 
 
 def _build_experiment(args: argparse.Namespace) -> Experiment:
+    """Return the experiment that the options describe. Raises InvalidRequest. For `--rate`,
+    `--max-entries` and `--delta-ms`, 0 means no bound, which is None in the plan."""
     from quackmq.cli.experiment.plan import Experiment
 
+    # In a suite these are n, m and t, the numbers of its largest experiments.
     least = 3 if args.suite else 1
     return Experiment(
         pubs=least if args.pubs is None else args.pubs,
@@ -215,7 +223,7 @@ def _add_number_option(
     group: argparse._ArgumentGroup, option: str, default: int | None, text: str
 ) -> None:
     """Add an option that takes a whole number. With `default` None, the text names the default
-    itself."""
+    itself. A default of 0 is not mentioned in the help."""
     default_text = "" if not default else f"; default {default}"
     group.add_argument(
         option, metavar="N", type=_at_least(0), default=default, help=text + default_text
@@ -223,6 +231,8 @@ def _add_number_option(
 
 
 def _at_least(least: int) -> Callable[[str], int]:
+    """Return an argparse type for whole numbers from `least` on."""
+
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit()) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
@@ -232,9 +242,11 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _parse_amount(text: str) -> float:
+    """Parse a finite number of at least 0, as an argparse type. "inf" and "nan" are refused."""
     try:
         amount = float(text)
     except ValueError:
+        # Refused by the next check, with the same message.
         amount = -1.0
     if not 0 <= amount < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+#: The natural logarithm of the ratio between the bounds of a bucket.
 _BASE: Final = math.log(1.05)
 #: The shortest latency that is resolved.
 _LEAST_NS: Final = 1_000
@@ -50,5 +51,6 @@ def percentile_ms(counts: Mapping[int, int], share: float) -> float | None:
     for bucket in sorted(counts):
         left -= counts[bucket]
         if left <= 0:
+            # The middle of the bucket, on the logarithmic scale.
             return math.exp((bucket + 0.5) * _BASE) * _LEAST_NS / 1e6
     return None

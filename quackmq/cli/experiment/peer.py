@@ -122,6 +122,8 @@ def make_content(publisher: str, number: int, sent_ns: int, size: int) -> bytes:
 
 
 def publish(part: Part, peer: Peer) -> Report:
+    """Publish entries until the time is over, `part.entries` are accepted, or the runner asks to
+    end; then terminate. Return the counts."""
     peer.connect(part)
     end_s = peer.wait_for_start() / 1e9 + part.seconds
     schedule = PublishSchedule(part)
@@ -130,6 +132,8 @@ def publish(part: Part, peer: Peer) -> Report:
     try:
         while sum(accepted.values()) < part.entries and peer.wait_until(schedule.due_s, end_s):
             topic = schedule.topic
+            # The number grows only when an entry is accepted, so a retried entry keeps its number
+            # and the accepted entries have no gap.
             entry = make_content(part.id, accepted[topic], time.monotonic_ns(), part.entry_bytes)
             peer.send_message(Entry(topic, entry))
             answer = peer.receive_word()
@@ -162,13 +166,17 @@ class PublishSchedule:
 
     @property
     def topic(self) -> str:
+        """Return the topic to try next: the one that was tried longest ago."""
         return min(self._tried_s, key=self._tried_s.__getitem__)
 
     @property
     def due_s(self) -> float:
+        """Return when to try `topic`, by the monotonic clock."""
         return max(self._due_s, self._tried_s[self.topic])
 
     def record_answer(self, is_accepted: bool) -> None:
+        """Record that `topic` was tried now. The rate counts accepted entries only, so a refused
+        entry is retried without waiting for the next interval."""
         topic, now_s = self.topic, time.monotonic()
         self._tried_s[topic] = now_s if is_accepted else now_s + RETRY_S
         if is_accepted:
@@ -177,6 +185,8 @@ class PublishSchedule:
 
 
 def subscribe(part: Part, peer: Peer) -> Report:
+    """Receive entries and answer each one, as the behaviour of the part says, until the runner asks
+    to end; then terminate. Return the counts."""
     peer.connect(part)
     if part.behaviour is Behaviour.LATE:  # it returns as a steady subscriber
         peer.wait_for_start()
@@ -185,6 +195,8 @@ def subscribe(part: Part, peer: Peer) -> Report:
     received = ReceivedEntries(start_ns, part.slice_ms)
     try:
         while (entry := peer.receive_entry_or_end()) is not None:
+            # Silent and dying subscribers answer some entries first, so they end in the middle of
+            # the stream.
             if received.answered >= part.after:
                 if part.behaviour is Behaviour.DYING:
                     _die(peer, received)
@@ -223,6 +235,8 @@ class ReceivedEntries:
     numbers: dict[tuple[str, bytes], bytearray] = field(default_factory=dict)
 
     def note(self, entry: Entry, arrived_ns: int) -> None:
+        """Count an answered entry. An entry that was received before counts as doubled, and its
+        latency is not counted again."""
         self.answered += 1
         publisher, number, sent_ns, *_ = entry.content.split(b" ", 3)
         marks = self.numbers.setdefault((entry.topic, publisher), bytearray())
@@ -234,10 +248,12 @@ class ReceivedEntries:
             return
         marks[index] = 1
         self.entries[entry.topic] += 1
+        # The number of the slice of time in which the entry arrived.
         when = max(0, arrived_ns - self.start_ns) // (self.slice_ms * 1_000_000)
         self.latencies.add(when, arrived_ns - int(sent_ns))
 
     def report(self, terminated: bool) -> Report:
+        """Return the counts as the message for the runner."""
         return Report(
             entries=dict(self.entries),
             doubled=self.doubled,
@@ -270,6 +286,8 @@ class Peer:
         self._ask(Word.END)
 
     def send_message(self, message: Message) -> None:
+        """Write the whole message to the broker. Raises ConnectionEnded if the broker has closed
+        the pipe."""
         data = memoryview(encode(message))
         try:
             while data:
@@ -286,7 +304,8 @@ class Peer:
         return answer
 
     def receive_entry_or_end(self) -> Entry | None:
-        """Return the next entry, or None when the runner asks the peer to end."""
+        """Return the next entry, or None when the runner asks the peer to end. Raises
+        ConnectionEnded when the broker ends the connection. Other messages are ignored."""
         while (line := self._lines.next_line()) is None:
             if self.should_end(None, _IN):
                 return None
@@ -296,7 +315,11 @@ class Peer:
         return message if isinstance(message, Entry) else self.receive_entry_or_end()
 
     def terminate(self) -> bool:
-        """Send `terminate` and await the answer; entries received meanwhile stay unanswered."""
+        """Send `terminate` and wait for `terminate` from the broker; return True. Entries received
+        meanwhile stay unanswered. Raises ConnectionEnded if the broker closes the connection
+        instead."""
+        # The broker may have sent its own `terminate` and closed the pipe. That message is still to
+        # be read below.
         with suppress(ConnectionEnded):
             self.send_message(Word.TERMINATE)
         while self._receive_message() is not Word.TERMINATE:
@@ -319,6 +342,7 @@ class Peer:
     # --- with the runner of the experiment ---
 
     def send_to_runner(self, message: list[object]) -> None:
+        """Send a message to the runner. Exits if the runner is gone."""
         try:
             self._control.sendall(msgspec.json.encode(message) + b"\n")
         except (BrokenPipeError, ConnectionResetError):
@@ -334,14 +358,17 @@ class Peer:
         return int(str(command[1]))
 
     def report_done(self) -> None:
+        """Report `done` and wait until the runner asks the peer to end."""
         self.send_to_runner(["done"])
         while not self.should_end(None, _IN):
             pass
 
     def wait_until(self, start_s: float, end_s: float) -> bool:
-        """Wait until `due_s`. Return False if the peer should end before, by command or because
-        `end_s` has passed."""
+        """Wait until `start_s` and return True. Return False if the peer should end before, by
+        command or because `end_s` has passed."""
         while (now_s := time.monotonic()) < end_s:
+            # A publisher that is never early still looks for commands now and then, but not before
+            # each entry: the check costs a system call.
             if now_s < start_s or now_s - self._last_check_s >= CHECK_S:
                 self._last_check_s = now_s
                 if self.should_end(min(start_s, end_s) - now_s):
@@ -351,8 +378,9 @@ class Peer:
         return False
 
     def should_end(self, wait_s: float | None, also: int | None = None) -> bool:
-        """Return whether the runner asks the peer to end. Wait for that up to `wait_s`, or until
-        `also` is readable; input from there is received."""
+        """Return whether the runner has asked the peer to end. Wait for its command up to `wait_s`
+        (None: without limit). If `also` is given, also return when that descriptor is readable, and
+        receive its input."""
         sources: list[socket.socket | int] = [self._control]
         if also is not None:
             sources.append(also)
@@ -370,6 +398,7 @@ class Peer:
     # --- helpers ---
 
     def _ask(self, message: Message) -> None:
+        """Send a message and wait for `accept`. Exits if the broker refuses."""
         self.send_message(message)
         if self.receive_word() is not Word.ACCEPT:
             raise SystemExit(f"{message} was refused")
@@ -408,6 +437,7 @@ def _parse_line(line: bytes | Exception) -> Message:
 
 
 def main() -> None:
+    """Run the part in the first argument of this process, and send its report to the runner."""
     part = msgspec.json.decode(sys.argv[1], type=Part)
     # Move the socket to the lowest free descriptor: `select` accepts none above 1023, and large
     # experiments use more.

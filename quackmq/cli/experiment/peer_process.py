@@ -17,13 +17,13 @@ from quackmq import limits
 from quackmq.cli.experiment.peer import Part, Report
 from quackmq.errors import QuackError
 
-#: The largest report: it has one count for each slice and bucket.
+#: The longest line on the control channel. A report has one count for each slice and bucket.
 _REPORT_BYTES: Final = 64 * limits.MIB
 
 
 class PeerProcess:
-    """One peer process. `over` is done when the process has closed its control channel, which is
-    when it ends."""
+    """One peer process. The future `ended` is done when the process has closed its control
+    channel, which is when it exits."""
 
     def __init__(self, part: Part, process: asyncio.subprocess.Process) -> None:
         self.part = part
@@ -98,10 +98,14 @@ class PeerProcess:
         await self.ended
 
     async def _listen(self, control: socket.socket) -> None:
+        """Receive the messages of the peer in a task, until it closes the control channel."""
         reader, self._writer = await asyncio.open_connection(sock=control, limit=_REPORT_BYTES)
+        # Keep a reference: the event loop holds tasks only weakly.
         self._listening = asyncio.get_running_loop().create_task(self._receive(reader))
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Note each message of the peer and keep its report. At the end of the control channel,
+        complete `ended`."""
         try:
             while line := await reader.readline():
                 word, *more = msgspec.json.decode(line, type=list[object])

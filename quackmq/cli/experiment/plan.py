@@ -26,6 +26,7 @@ _LONGEST_SECONDS: Final = 24 * 3600.0
 _ANSWERED_BEFORE: Final = 3
 #: The shortest slice of a time series.
 _LEAST_SLICE_MS: Final = 50
+#: The number of slices into which the time of publishing is divided.
 _SLICES: Final = 200
 
 
@@ -58,6 +59,8 @@ class Experiment:
     answer_ms: int = 2_000
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, with the name of the option, for a parameter out of range or for
+        parameters that contradict each other."""
         for name in ("pubs", "subs", "topics"):
             if not 1 <= getattr(self, name) <= limits.EXPERIMENT_PEERS:
                 raise InvalidRequest(
@@ -116,6 +119,8 @@ class Experiment:
         return max(_LEAST_SLICE_MS, round(self.seconds * 1000 / _SLICES))
 
     def publishers(self, control_fd: int = -1) -> Iterator[Part]:
+        """Yield the part of each publisher. The last `slow_pubs` of them are slow. `control_fd` is
+        replaced when a process starts."""
         for number in range(self.pubs):
             is_slow = number >= self.pubs - self.slow_pubs
             yield Part(
@@ -131,6 +136,8 @@ class Experiment:
             )
 
     def subscribers(self, control_fd: int = -1) -> Iterator[Part]:
+        """Yield the part of each subscriber, in the order of behaviours of this class. `control_fd`
+        is replaced when a process starts."""
         for number, behaviour in enumerate(self._behaviours()):
             yield Part(
                 role=Role.SUB,
@@ -144,6 +151,7 @@ class Experiment:
             )
 
     def _behaviours(self) -> list[Behaviour]:
+        """Return the behaviour of each subscriber. The steady ones come first."""
         special = [
             *[Behaviour.SLOW] * self.slow_subs,
             *[Behaviour.SILENT] * self.silent_subs,
@@ -157,6 +165,7 @@ def suite(base: Experiment) -> list[Experiment]:
     """Return the standard experiments and every boundary case, with the sizes, rate and times of
     `base`. The behaviour of the peers is chosen here."""
     base = replace(base, slow_pubs=0, slow_subs=0, silent_subs=0, dying_subs=0, late_subs=0)
+    # At least 2, 2 and 3, because the smaller shapes are in the list already.
     n, m, t = max(2, base.pubs), max(2, base.subs), max(3, base.topics)
     shapes = [
         replace(base, title="1 pub, 1 sub, 1 topic", pubs=1, subs=1, topics=1),

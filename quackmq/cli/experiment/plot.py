@@ -45,6 +45,7 @@ def draw(outcomes: Sequence[Outcome], file: Path) -> None:
 
 
 def _draw_depth(axes: Any, outcome: Outcome) -> None:
+    """Plot the live entries of all topics, and the backlog of the slowest subscriber, over time."""
     times = [sample.seconds for sample in outcome.samples]
     axes.plot(times, [sample.live for sample in outcome.samples], label="live")
     waiting = [sample.waiting for sample in outcome.samples]
@@ -54,8 +55,11 @@ def _draw_depth(axes: Any, outcome: Outcome) -> None:
 
 
 def _draw_latency(axes: Any, outcome: Outcome) -> None:
+    """Plot the percentiles of the latency of each slice of time. The scale is logarithmic, because
+    a backlog raises latencies by orders of magnitude."""
     slices = outcome.slices()
     width_s = outcome.experiment.slice_ms / 1000
+    # Draw each point in the middle of its slice.
     times = [(number + 0.5) * width_s for number in slices]
     for label, share in _LATENCIES.items():
         values = [percentile_ms(counts, share) for counts in slices.values()]

@@ -34,6 +34,7 @@ class Watcher(Observer):
         self._clear()
 
     def connected(self, experiment: Experiment, records: Sequence[str]) -> None:
+        """Print the connection records, unless only reports are wanted."""
         if self._prints_records:
             self._clear()
             for record in records:
@@ -41,8 +42,10 @@ class Watcher(Observer):
             sys.stdout.flush()
 
     def progress(self, progress: Progress) -> None:
+        """Redraw the progress bar. It shows the share of the publishing time of all experiments."""
         if not self._has_bar:
             return
+        # Catching up after the publishing time does not move the bar.
         of_this = min(progress.seconds, progress.experiment.seconds)
         share = min(1.0, (self._done_s + of_this) / self._total_s)
         filled = round(share * _BAR_CHARS)

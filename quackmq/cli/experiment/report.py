@@ -105,6 +105,8 @@ class Outcome:
         return add_up(counts for counts in self.slices().values())
 
     def slices(self) -> dict[int, Mapping[int, int]]:
+        """Return the latency histogram of each slice of time, over all subscribers, in order of
+        time."""
         reports = [each.report for each in self.subscribers if each.report is not None]
         found = sorted({number for report in reports for number in report.latencies})
         return {
@@ -126,6 +128,8 @@ class Outcome:
         ]
 
     def _problems_of_publishers(self) -> Iterable[str]:
+        """Yield a sentence for each publisher that failed, and one if the topics hold another
+        number of entries than the publishers counted as accepted."""
         for each in self.publishers:
             if each.report is None or not each.report.terminated:
                 yield f"publisher {each.id} did not terminate cleanly: {each.end}"
@@ -136,12 +140,16 @@ class Outcome:
             yield f"the broker accepted {accepted} entries, but the topics hold {self.published}"
 
     def _problems_of(self, account: SubscriberAccount) -> Iterable[str]:
+        """Yield a sentence for each violated check of one subscriber. A silent or dying subscriber
+        is only checked for having ended as planned: its counts may differ, because it left entries
+        unanswered."""
         if not account.is_live:
             if account.report is not None and account.report.terminated:
                 yield f"subscriber {account.id} should have been {account.behaviour}: {account.end}"
             return
         if account.report is None or not account.report.terminated:
             yield f"subscriber {account.id} did not terminate cleanly: {account.end}"
+        # Only an interrupted experiment may end before its subscribers have caught up.
         left = account.left if self.was_interrupted else 0
         if account.published != account.delivered + account.skipped + left:
             waits = f" and {account.left} left" if account.left else ""
@@ -157,6 +165,8 @@ class Outcome:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return the counts, the accounts of all peers and the problems of one experiment, for
+    `--json`."""
     experiment, problems = outcome.experiment, outcome.problems()
     return {
         "title": experiment.title,
@@ -255,6 +265,7 @@ def format_verdict(outcomes: Sequence[Outcome]) -> str:
 
 
 def _publisher_table(outcome: Outcome) -> Iterable[str]:
+    """Return the lines of a table with one row for each publisher."""
     rows: list[Sequence[str]] = [["publisher", "", "published", "retried", "end"]]
     for each in outcome.publishers:
         retried = 0 if each.report is None else each.report.retried
@@ -263,6 +274,7 @@ def _publisher_table(outcome: Outcome) -> Iterable[str]:
 
 
 def _subscriber_table(outcome: Outcome) -> Iterable[str]:
+    """Return the lines of a table with one row for each subscriber."""
     head = ["subscriber", "", "published", "delivered", "skipped", "left", "doubled"]
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", "end"]]
     for each in outcome.subscribers:
@@ -275,6 +287,7 @@ def _subscriber_table(outcome: Outcome) -> Iterable[str]:
 
 
 def _latency_words(outcome: Outcome) -> str:
+    """Return the percentiles of the latency over all subscribers in words."""
     found = outcome.latencies()
     if found["p50_ms"] is None:
         return "nothing was delivered"

@@ -48,7 +48,8 @@ from quackmq.stores.local import LocalOptions, LocalStore
 _CALLER: Final = Caller(client="experiment")
 #: Interval between two checks whether subscribers have caught up.
 _CHECK_S: Final = 0.02
-#: A late subscriber returns when the entries have expired, but after this time at the latest.
+#: If δ is at most this long, a late subscriber returns when all entries have expired. If δ is
+#: longer, it returns as soon as publishing is over.
 _LATE_S: Final = 5.0
 
 Sync = Literal["always", "interval", "os"]
@@ -136,6 +137,8 @@ class _ExperimentRun:
         self._start_s = 0.0
 
     async def run(self) -> Outcome:
+        """Perform all phases of the experiment and return its outcome. Raises QuackTimeout if the
+        peers do not get ready, and QuackError if one ends too early."""
         experiment = self._experiment
         self._observer.progress(Progress(experiment, 0.0))
         for part in experiment.subscribers():
@@ -144,6 +147,7 @@ class _ExperimentRun:
             self._publishers[part.id] = await self._launch(part)
         everybody = [*self._subscribers.values(), *self._publishers.values()]
         await _wait_for_all(*(process.wait_for("ready") for process in everybody))
+        # Shorter ids first, so that p2 comes before p10.
         found = sorted(
             self._line_server.records(), key=lambda each: (each.role, len(each.id), each.id)
         )
@@ -178,6 +182,8 @@ class _ExperimentRun:
     # --- phases -----------------------------------------------------------------------------
 
     async def _launch(self, part: Part) -> PeerProcess:
+        """Start a peer process and give the other ends of its pipes to the line server. Kill the
+        process if the line server refuses."""
         process, read_fd, write_fd = await PeerProcess.start(part)
         try:
             await self._line_server.attach(read_fd, write_fd, f"pipes of process {process.id}")
@@ -187,6 +193,8 @@ class _ExperimentRun:
         return process
 
     async def _publish(self) -> None:
+        """Wait until all publishers have published, or until a signal or the deadline; then end
+        them."""
         deadline_s = self._experiment.seconds + limits.EXPERIMENT_WAIT_MS / 1000
 
         async def all_are_done() -> None:
@@ -199,16 +207,21 @@ class _ExperimentRun:
         await self._end(self._publishers.values())
 
     async def _disconnect_late_subscribers(self, start_ns: int) -> None:
+        """Start the late subscribers alone, and wait for their reports. They leave when they are
+        started."""
         for process in self._late_subscribers():
             process.send(["go", start_ns])
         await _wait_for_all(*(process.wait_for("report") for process in self._late_subscribers()))
 
     async def _reconnect_late_subscribers(self, start_ns: int) -> None:
+        """Start each late subscriber again, now as a steady one under the same id. With a short δ,
+        wait first until all entries have expired, so that it skips them all."""
         late = self._late_subscribers()
         if not late:
             return
         delta_ms = self._experiment.delta_ms
         if delta_ms is not None and delta_ms / 1000 <= _LATE_S:
+            # One millisecond more than δ: then even the last entry is older than δ.
             await self._wait_unless_stopped(asyncio.sleep((delta_ms + 1) / 1000), None)
         for process in late:
             part = msgspec.structs.replace(process.part, behaviour=Behaviour.STEADY)
@@ -223,6 +236,8 @@ class _ExperimentRun:
     async def _wait_for_subscribers(self) -> None:
         """Wait until all live subscribers have caught up and the others are dead."""
         delta_ms = self._experiment.delta_ms or 0
+        # A slow subscriber has caught up at the latest when all entries are older than δ, because
+        # it skips old entries. At most one minute of δ is waited for.
         end_s = time.monotonic() + (limits.EXPERIMENT_SETTLE_MS + min(delta_ms, 60_000)) / 1000
         while time.monotonic() < end_s and not self._stopping.is_set():
             if await self._have_caught_up():
@@ -230,6 +245,8 @@ class _ExperimentRun:
             await asyncio.sleep(_CHECK_S)
 
     async def _have_caught_up(self) -> bool:
+        """Return whether no subscriber has work left: live subscribers have no undelivered entries,
+        and silent or dying ones have ended or cannot end any more."""
         for process in self._subscribers.values():
             if process.has_ended:
                 continue
@@ -240,13 +257,14 @@ class _ExperimentRun:
         return True
 
     async def _may_die(self, process: PeerProcess) -> bool:
-        """Return whether a silent or dying subscriber will still end: only if it gets enough
-        entries."""
+        """Return whether a silent or dying subscriber that is still running will end. It ends only
+        if it gets more entries than it answers first."""
         published = sum([(await self._topic_end(topic)) for topic in process.part.topics])
         return published > process.part.after
 
     async def _end(self, processes: Iterable[PeerProcess]) -> None:
-        """Let the processes terminate by the protocol."""
+        """Ask the processes to terminate by the protocol, and wait for their exit. A process that
+        takes too long is left running; `end_processes` kills it."""
         living = [process for process in processes if not process.has_ended]
         for process in living:
             process.send(["end"])
@@ -276,6 +294,7 @@ class _ExperimentRun:
         return undelivered
 
     async def _account(self, records: Sequence[str]) -> Outcome:
+        """Return the outcome: the reports of the peers beside the counts of the broker."""
         entries_by_topic = {
             name: await self._topic_end(name) for name in self._experiment.topic_names
         }
@@ -292,6 +311,7 @@ class _ExperimentRun:
             )
             for name, process in self._publishers.items()
         ]
+        # From the plan: the second process of a late subscriber has the behaviour "steady".
         behaviours = {part.id: part.behaviour for part in self._experiment.subscribers()}
         subscribers = []
         for name, process in self._subscribers.items():
@@ -326,8 +346,8 @@ class _ExperimentRun:
     # --- progress --------------------------------------------------------------
 
     async def _sample(self) -> None:
-        """Take measurements regularly; less often with many subscribers, because each takes
-        longer."""
+        """Record a sample at intervals until cancelled. The interval is longer with many
+        subscribers, because each sample then takes longer."""
         experiment = self._experiment
         every_s = max(experiment.slice_ms, experiment.subs * experiment.topics // 10) / 1000
         while True:
@@ -338,11 +358,14 @@ class _ExperimentRun:
                 published += end
                 live += end - await self._broker.pushing.first_live(self._key(name))
             self._published = published
+            # `live` can be negative: entries may be published and expire between the two reads.
             self._samples.append(Sample(now_s, max(0, live), self._longest_backlog(published)))
             self._report_progress()
             await asyncio.sleep(every_s)
 
     def _longest_backlog(self, published: int) -> int:
+        """Return the number of published entries that the slowest connected subscriber has neither
+        received nor skipped."""
         return max(
             (
                 published - record.entries - record.skipped
@@ -353,6 +376,7 @@ class _ExperimentRun:
         )
 
     def _report_progress(self) -> None:
+        """Tell the observer how many entries are published and delivered."""
         delivered = sum(
             each.entries for each in self._line_server.records() if each.role is Role.SUB
         )
@@ -362,6 +386,7 @@ class _ExperimentRun:
     # --- helpers ----------------------------------------------------------------------------
 
     def _late_subscribers(self) -> list[PeerProcess]:
+        """Return the late subscribers that have not come back: a returned one is steady."""
         return [
             process
             for process in self._subscribers.values()
@@ -385,7 +410,8 @@ class _ExperimentRun:
 
 
 async def _wait_for_all(*work: Awaitable[object]) -> None:
-    """Wait for all, within the time that connecting or ending may take. Raises QuackTimeout."""
+    """Wait for all, for at most the time that processes may take to start or end. Raises
+    QuackTimeout."""
     try:
         async with asyncio.timeout(limits.EXPERIMENT_WAIT_MS / 1000):
             await asyncio.gather(*work)

@@ -46,6 +46,8 @@ def _remove_abandoned(prefix: str) -> None:
 
 
 def _remove_if_abandoned(directory: Path) -> None:
+    """Remove a directory unless another process holds its lock. Raises OSError, for example for a
+    symbolic link, which is never followed."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with suppress(BlockingIOError):  # another process uses it

@@ -1,8 +1,9 @@
 """`quackmq archive`: list, verify, export and import the Parquet history of topics.
 
 `ls`, `verify` and `export` read a data directory, whether or not a broker has it open, and change
-nothing in it. `import` sends records to a broker. Exit codes are those of `exit_codes.outcome`, and
-1 for an import that failed. A quarantined batch is not damage: its producer sent it like this.
+nothing in it. `import` sends records to a broker. Exit codes are those of
+`exit_codes.inspect_directory`, and 1 for an import that failed. A quarantined batch is not damage:
+its producer sent it like this.
 
 The actions are in modules of their own, imported only when needed.
 """
@@ -35,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the action and return its exit code."""
     if args.action == "import":
         from quackmq.cli.inspect import archive_import
 
@@ -136,6 +138,7 @@ def _add_import(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_selector(
     parser: argparse.ArgumentParser, help_text: str, *, required: bool = False
 ) -> None:
+    """Add the arguments DIR and TOPIC[:PARTITION] to an action."""
     parser.add_argument("directory", metavar="DIR", type=Path)
     if required:
         parser.add_argument("topic", metavar="TOPIC[:PARTITION]", help=help_text)
@@ -145,6 +148,7 @@ def _add_selector(
 
 def _parse_time_ms(text: str) -> int:
     """Parse milliseconds or an ISO 8601 time; the default time zone is UTC."""
+    # Eight digits are a date of ISO 8601, 20261116, and not milliseconds.
     if text.isascii() and text.isdigit() and len(text) > 8:
         return int(text)
     try:

@@ -143,6 +143,7 @@ class ArchiveDirectory:
             yield Finding(Kind.NOTE, f"{partition.path}/{name}", what)
 
     def _topics(self) -> list[str]:
+        # A name that starts with "~" is the directory of a deleted topic.
         return [name for name in self.disk.list(files.ARCHIVE) if not name.startswith("~")]
 
     def _partitions(self, topic: str) -> list[ArchivedPartition]:

@@ -113,6 +113,7 @@ class Bounds:
         )
 
     def select_rows(self, rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+        """Return the rows with offsets in [start, end) and times within the bounds."""
         offsets = rows.column("offset")
         fits = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
         if self.since_ms is not None:
@@ -201,7 +202,10 @@ class Exporter:
     def _export_partition(
         self, partition: ArchivedPartition, manifest: Manifest
     ) -> _ExportedPartition:
+        """Export one partition, file by file. If a file is missing because a broker has replaced
+        the manifest, continue with the new manifest at the same offset. Raises DamagedData."""
         offset, end = self._bounds.of(manifest)
+        # `end` is below `offset` if no offset lies within the bounds.
         part = _ExportedPartition(partition.partition, offset, max(offset, end))
         while offset < end:
             file = manifest.files[manifest.file_at(offset)]
@@ -229,6 +233,9 @@ class Exporter:
     def _export_file(
         self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _ExportedPartition
     ) -> None:
+        """Export the offsets [start, stop) of a file: copy the file if all its records are wanted,
+        else write the wanted rows. With --skip-damaged, a damaged file is also written row by row,
+        without its damaged row groups."""
         if not file.records or not self._bounds.overlaps_file(file):
             return
         if self._bounds.contains_file(file, start, stop):
@@ -252,6 +259,8 @@ class Exporter:
     def _selected_rows(
         self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _ExportedPartition
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file within the bounds. Skip and record damaged row groups if damage
+        is skipped. Raises DamagedData otherwise, or if a broker has replaced the manifest."""
         for rows in self._archived.reader.scan(manifest, file):
             if isinstance(rows, DamagedData):
                 now = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
@@ -266,6 +275,8 @@ class Exporter:
                 yield chosen
 
     def _export_quarantined(self, manifest: Manifest, part: _ExportedPartition) -> None:
+        """Copy the quarantined batches whose first offset is in the exported range, and add a
+        message about each one."""
         for one in manifest.quarantined:
             if part.first_offset <= one.first_offset < part.next_offset:
                 name = f"{part.partition}/_quarantined-{one.first_offset:020d}.batch"
@@ -331,6 +342,8 @@ class _Target:
         self._written.remove(self._path / name)
 
     def finish(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest, which completes the export. It gets its name only after everything
+        before it is synced, so an export with a manifest is complete even after a power cut."""
         for directory in self._made:
             sync_directory(directory)
         path, unfinished = self._new_path(MANIFEST), self._new_path("_unfinished.json")
@@ -348,6 +361,8 @@ class _Target:
             directory.rmdir()
 
     def _new_path(self, name: str) -> Path:
+        """Return the path of a new file; create its missing directories. Record them for
+        `remove_all`."""
         path = self._path / name
         for directory in (*reversed(self._path.parents), self._path, path.parent):
             if not directory.exists():
@@ -368,6 +383,7 @@ def _prepend(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _compute_checksum(path: Path) -> tuple[int, int]:
+    """Return the size and the CRC-32C of a file."""
     size = checksum = 0
     with path.open("rb") as file:
         while piece := file.read(limits.COPIED_BYTES):

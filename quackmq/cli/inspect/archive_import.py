@@ -5,7 +5,7 @@ Records are put in transactions. Each transaction also commits the number of rec
 far, as a publisher with a durable name does (see `quackmq.model.offset_notes`). The name is made
 from the content of the files, so it is the same for every run. After any failure, the same command
 continues after the last committed transaction. This works as long as the broker remembers the name
-(`broker_limits.PUBLISHER_EXPIRY_MS` after its last put), and with a Kafka cluster as long as it
+(`PUBLISHER_EXPIRY_MS` of the broker after its last put), and with a Kafka cluster as long as it
 keeps the offsets of groups.
 
 Each record keeps its key, value, headers and timestamp, and its partition unless `--by-key` is
@@ -69,6 +69,7 @@ def _find_or_create_topic(address: str, name: str, source: Source, *, by_key: bo
     try:
         topic = cluster.topic(name, deadline)
     except UnknownTopic:
+        # -1: the default number of partitions of the broker.
         cluster.create_topic(name, required_partitions or -1, {}, deadline)
         topic = cluster.topic(name, deadline)
     if topic.partitions < required_partitions:
@@ -124,6 +125,8 @@ class Importer:
         return before
 
     def _producer(self) -> Any:
+        """Return a new transactional producer. The name of the import is its transactional id, so a
+        new run fences an earlier one."""
         return AIOKafkaProducer(
             bootstrap_servers=self._address,
             transactional_id=self._group,
@@ -131,6 +134,8 @@ class Importer:
             max_batch_size=limits.IMPORT_BATCH_BYTES,
             max_request_size=shared_limits.BATCH_BYTES,
             request_timeout_ms=limits.IMPORT_WAIT_MS,
+            # Longer than a single request may take, so that a slow request does not abort its
+            # transaction.
             transaction_timeout_ms=2 * limits.IMPORT_WAIT_MS,
         )
 
@@ -142,6 +147,8 @@ class Importer:
         return 0 if number is None else number.offset
 
     async def _commit_chunk(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
+        """Put the rows and the new number of imported records in one transaction. `done` is the
+        number before it."""
         async with producer.transaction():
             sent = []
             for partition, rows in self._group_by_partition(chunk, done).items():
@@ -165,6 +172,8 @@ class Importer:
         if not self._by_key and row.partition is not None:
             return row.partition
         chosen = choose_partition(self._partitioner, row.key, self._topic.partitions)
+        # A record without a key goes by its number. So a repeated transaction chooses the same
+        # partitions.
         return number % self._topic.partitions if chosen is None else chosen
 
 
@@ -184,6 +193,7 @@ def _split_into_transactions(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 def _build_batches(producer: Any, rows: Sequence[Row]) -> Iterator[Any]:
+    """Yield batches with all rows of one partition, in order."""
     batch = producer.create_batch()
     for row in rows:
         if not _append_row(batch, row):

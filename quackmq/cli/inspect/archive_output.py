@@ -44,6 +44,8 @@ _NUMBERS: Final = range(1, 7)
 def list_partitions(
     archived: ArchiveDirectory, selector: str | None, *, with_files: bool, as_json: bool
 ) -> bool:
+    """Print the archived partitions as a table or as JSON; return whether a manifest is damaged. A
+    partition without a manifest has no archive yet and is left out."""
     found: list[tuple[ArchivedPartition, Manifest]] = []
     findings: list[Finding] = []
     for partition in archived.partitions(selector):
@@ -71,6 +73,7 @@ def list_partitions(
 def _format_rows(
     partition: ArchivedPartition, manifest: Manifest, *, with_files: bool
 ) -> Iterator[Sequence[str]]:
+    """Yield the row of a partition and, with `with_files`, one row for each of its files."""
     yield (
         partition.topic,
         str(partition.partition),
@@ -107,6 +110,7 @@ def _format_times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
 def _as_json(
     found: Sequence[tuple[ArchivedPartition, Manifest]], findings: Sequence[Finding]
 ) -> dict[str, Any]:
+    """Return what `ls --json` prints."""
     return {
         "partitions": [
             {
@@ -129,6 +133,7 @@ def _as_json(
 
 
 def _quarantine_finding(manifest: Manifest, one: Quarantined) -> Finding:
+    """Return the finding for a quarantined batch. It is not damage."""
     path = f"{ArchivedPartition(manifest.topic, manifest.key.partition).path}/{one.name}"
     return Finding(
         Kind.POISON,
@@ -172,6 +177,7 @@ def verify(archived: ArchiveDirectory, directory: Path, selector: str | None) ->
 def _findings(
     archived: ArchiveDirectory, directory: Path, selector: str | None, tally: _Tally
 ) -> Iterator[Finding]:
+    """Yield the findings of all selected partitions, and count in `tally` what was checked."""
     partitions = archived.partitions(selector)
     seams = _open_seams(directory)
     if seams is None:
@@ -192,6 +198,7 @@ def _findings(
         manifest = verification.manifest
         if seams is None:
             continue
+        # A damaged manifest does not say where the archive ends.
         if not verification.is_damaged:
             yield from _check_seam(archived, partition, manifest, seams)
 
@@ -204,12 +211,15 @@ def _check_seam(
 ) -> Iterator[Finding]:
     """Check that archive and log join, and yield notes about unlisted files."""
     if manifest is not None:
+        # A partition without a log joins any archive: 0 is never above its end.
         log_first = seams.get(manifest.key, 0)
         ends = manifest.next_offset
     else:
         log_first = seams.get(
             PartitionKey(uuid.UUID(archived.owner(partition.topic)), partition.partition), 0
         )
+        # Without a manifest, nothing of the archive counts: the gap goes from the first file to the
+        # log.
         begins = archived.first_file(partition)
         ends = log_first if begins is None else begins
     if ends < log_first:
@@ -271,6 +281,8 @@ class _PartitionVerification:
         self._checked: set[str] = set()
 
     def findings(self) -> Iterator[Finding]:
+        """Yield the findings of this partition. Start again with the new manifest whenever a broker
+        replaces it; files that are already checked are not checked again."""
         while True:
             try:
                 self.manifest = self._archived.manifest(self._partition)
@@ -287,10 +299,14 @@ class _PartitionVerification:
                 continue
 
     def _check_all(self, manifest: Manifest) -> Iterator[Finding]:
+        """Yield the findings of all files of the manifest. Raises _ManifestReplaced if a file has
+        findings and the manifest is no longer the current one: the broker may have removed the
+        file."""
         everything: list[ArchiveFile | Quarantined] = [*manifest.files, *manifest.quarantined]
         for file in everything:
             if file.name in self._checked:
                 continue
+            # Collect the findings first: they are void if the manifest was replaced meanwhile.
             found = list(self._check(manifest, file))
             if found and self._has_changed(manifest):
                 raise _ManifestReplaced
@@ -301,6 +317,8 @@ class _PartitionVerification:
             self._tell()
 
     def _check(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> Iterator[Finding]:
+        """Yield the findings of one file: damaged row groups, and rows that do not belong there.
+        Raises UnusableDirectory if the file cannot be read."""
         reader = self._archived.reader
         try:
             if isinstance(file, Quarantined):
@@ -322,6 +340,7 @@ class _PartitionVerification:
                     )
                     return
                 self._tally.records += rows.num_rows
+                # The lowest offset that the next row group may start with.
                 offset = rows.column("offset")[-1].as_py() + 1
         except DamagedData as error:
             yield _damage_finding(error)
@@ -369,6 +388,7 @@ def _damage_finding(error: DamagedData) -> Finding:
 
 
 def _summary_line(tally: _Tally) -> str:
+    """Return the last line: how much was found, and how much was checked."""
     found = [
         pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
         *([pluralize(tally.poison, "quarantined batch", "es")] if tally.poison else []),

@@ -1,7 +1,7 @@
 """`quackmq log`: inspect a data directory without a broker. Nothing in it is changed.
 
-Exit codes are those of `exit_codes.outcome`. A batch that cannot be decoded is not damage: its
-producer sent it like this.
+Exit codes are those of `exit_codes.inspect_directory`. A batch that cannot be decoded is not
+damage: its producer sent it like this.
 
 `log_output` prints the results; it is imported only when needed.
 """

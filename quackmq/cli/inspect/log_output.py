@@ -69,6 +69,7 @@ def inspect_log(args: argparse.Namespace) -> bool:
 
 
 def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
+    """Print the state of the store and its topics; return whether there is damage."""
     if as_json:
         print(orjson.dumps(_as_json(inspection), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -80,6 +81,7 @@ def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
 
 
 def _state_lines(inspection: Inspection) -> Iterator[str]:
+    """Yield the lines about the store as a whole. Without a checkpoint only its format is known."""
     meta, header = inspection.meta, inspection.checkpoint
     cluster_id = "unknown" if meta is None else meta.cluster_id
     version = FORMAT_VERSION if meta is None else meta.format
@@ -94,6 +96,8 @@ def _state_lines(inspection: Inspection) -> Iterator[str]:
 
 
 def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
+    """Yield the heading and one row for each partition. The id and the policy of a topic are in the
+    row of its partition 0 only."""
     yield ("TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS", "ID", "POLICY")
     for topic in _sorted_topics(inspection):
         policy = " ".join(
@@ -115,6 +119,7 @@ def _topic_rows(inspection: Inspection) -> Iterator[Sequence[str]]:
 
 
 def _as_json(inspection: Inspection) -> dict[str, Any]:
+    """Return what `ls --json` prints."""
     meta, header = inspection.meta, inspection.checkpoint
     return {
         "format": FORMAT_VERSION if meta is None else meta.format,
@@ -178,6 +183,9 @@ def dump(
     *,
     with_records: bool,
 ) -> bool:
+    """Print the batches of the selected partitions, from offset `start` on, and damaged ranges in
+    their place. Return whether there is damage. `limit` is the number of batches or, with records,
+    of records."""
     damaged = _print_findings(inspection)
     remaining = limit
     for topic, log in _select_logs(inspection, selector):
@@ -218,6 +226,7 @@ def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Top
 
 
 def _batch_line(segment_batch: StoredBatch) -> str:
+    """Return a line about one batch: its offsets, place, producer and times."""
     batch = segment_batch.batch
     parts = [
         f"offsets {batch.base_offset} to {batch.next_offset - 1}",
@@ -262,6 +271,7 @@ def _print_records(batch: Batch, start: int, limit: int | None) -> int:
 
 
 def _record_line(record: Record) -> str:
+    """Return a line about one record: its offset, time, key, value and headers."""
     line = f"{record.offset} {format_time(record.timestamp_ms)} {format_bytes(record.key)} "
     line += format_bytes(record.value)
     for name, value in record.headers:
@@ -270,6 +280,8 @@ def _record_line(record: Record) -> str:
 
 
 def dump_journal(inspection: Inspection, limit: int | None) -> bool:
+    """Print up to `limit` frames of the journal, and findings in their place. Return whether there
+    is damage."""
     damaged = _print_findings(inspection, but_journal=True)
     remaining = limit
     for found in inspection.journal():
@@ -285,6 +297,7 @@ def dump_journal(inspection: Inspection, limit: int | None) -> bool:
 
 
 def _print_frame(inspection: Inspection, found: FrameAt) -> None:
+    """Print one frame and its entries. Entries from the first undecodable one on are missing."""
     (slot, position), frame, behind = found
     print(
         f"{slot_path(slot)}:{position} frame {frame.number}, run {frame.run}, {frame.size} bytes, "
@@ -299,6 +312,8 @@ def _print_frame(inspection: Inspection, found: FrameAt) -> None:
 
 
 def _entry_line(inspection: Inspection, entry: Entry) -> str:
+    """Return a line about one entry of a frame. An append without data refers to bytes that are in
+    the segment already."""
     match entry:
         case ChangeEntry(change):
             return f"change {format_bytes(change)}"
@@ -327,7 +342,9 @@ def _partition_name(inspection: Inspection, key: PartitionKey) -> str:
 
 
 def _print_findings(inspection: Inspection, *, but_journal: bool = False) -> bool:
-    """Print the findings of opening the directory; return whether there is damage."""
+    """Print the findings of opening the directory, and return whether there is damage. With
+    `but_journal`, leave out those about the journal, because `dump_journal` prints them in their
+    place."""
     for finding in inspection.findings:
         if not (but_journal and finding.path.startswith(JOURNAL_DIRECTORY)):
             print(finding)
@@ -338,6 +355,7 @@ def _print_findings(inspection: Inspection, *, but_journal: bool = False) -> boo
 
 
 def verify(inspection: Inspection, *, deep: bool) -> bool:
+    """Check every byte of the directory and print the findings; return whether there is damage."""
     verification = Verification(inspection, deep=deep, progress=progress_on_stderr())
     for finding in verification.findings():
         print(finding, flush=True)
@@ -346,6 +364,7 @@ def verify(inspection: Inspection, *, deep: bool) -> bool:
 
 
 def _summary_line(tally: Tally) -> str:
+    """Return the last line: how much was found, and how much was checked."""
     found = [
         pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
         *([pluralize(tally.poison, "undecodable batch", "es")] if tally.poison else []),

@@ -81,6 +81,7 @@ class Source:
                     checksum = crc32c(piece, checksum)
                     show_progress(done + size, total)
             done += size
+            # The sizes mark where files end: the same bytes in other files are another source.
             digest.update(size.to_bytes(8))
             if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
                 raise DamagedData(f"{each.path} does not match the {MANIFEST} of the export")
@@ -106,6 +107,8 @@ class _ListedFile(NamedTuple):
 
 
 def _list_files(path: Path) -> list[_ListedFile]:
+    """Return the files to import: the file itself, the files of an export, or all Parquet files
+    below a directory, in order. Raises InvalidRequest."""
     if path.is_file():
         return [_ListedFile(path)]
     if not path.is_dir():
@@ -117,6 +120,7 @@ def _list_files(path: Path) -> list[_ListedFile]:
             f"{path} is the archive of a broker, whose files may change: export it first with "
             "quackmq archive export"
         )
+    # Names that start with "_" or "." are no data, for Spark and Hive, too.
     found = [
         each
         for each in sorted(path.rglob("*.parquet"))
@@ -128,6 +132,8 @@ def _list_files(path: Path) -> list[_ListedFile]:
 
 
 def _list_files_of_export(path: Path) -> list[_ListedFile]:
+    """Return the files that the manifest of an export lists, with their sizes and checksums. Raises
+    InvalidRequest for a manifest of another kind, NewerFormat or DamagedData."""
     try:
         manifest = orjson.loads((path / MANIFEST).read_bytes())
         if manifest.get("kind") != KIND:
@@ -159,6 +165,7 @@ def _count_rows_and_partitions(path: Path) -> tuple[int, int]:
             rows = file.metadata.num_rows
             if "partition" not in schema.names:
                 return rows, 0
+            # With -1, rows without a partition name 0 partitions.
             greatest = -1
             for batch in file.iter_batches(columns=["partition"]):
                 bounds = pc.min_max(batch.column(0)).as_py()
@@ -171,6 +178,7 @@ def _count_rows_and_partitions(path: Path) -> tuple[int, int]:
 
 
 def _check_schema(path: Path, schema: pa.Schema) -> None:
+    """Raise InvalidRequest if a column that is imported is missing or has the wrong type."""
     if "value" not in schema.names:
         raise InvalidRequest(f"{path} has no column `value`: it has {', '.join(schema.names)}")
     for name in ("value", "key"):
@@ -196,6 +204,8 @@ def _check_schema(path: Path, schema: pa.Schema) -> None:
 
 
 def _is_bytes_type(kind: pa.DataType) -> bool:
+    """Return whether a column holds bytes or text. A column of nothing but nulls has the type null,
+    and fits."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string)
@@ -204,6 +214,7 @@ def _is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def _is_headers_type(kind: pa.DataType) -> bool:
+    """Return whether a column holds lists of structs with `key` and `value`, or only nulls."""
     if pa.types.is_null(kind):
         return True
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -231,6 +242,8 @@ def _read_rows(path: Path, start: int) -> Iterator[Row]:
 
 
 def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Yield the rows of a batch as records. Columns that are missing are None. The exact timestamp,
+    which an export has for times that `timestamp` cannot express, is preferred."""
     there = set(batch.schema.names)
     nothing: Sequence[Any] = [None] * batch.num_rows
 
@@ -257,8 +270,10 @@ def _bytes(column: pa.Array) -> list[bytes | None]:
 
 
 def _times_ms(column: pa.Array) -> list[int | None]:
+    """Return timestamps in milliseconds; whole numbers are milliseconds already."""
     if pa.types.is_timestamp(column.type):
         unit = pa.timestamp("ms", column.type.tz)
+        # Unsafe: cut off finer digits instead of failing.
         column = column.cast(unit, safe=False)
     found: list[int | None] = column.cast(pa.int64()).to_pylist()
     return found
