@@ -63,6 +63,9 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
     """Make ApiVersions for these APIs and itself."""
 
     async def api_versions(call: Call, request: Any) -> Fields:
+        """Return the APIs with their versions, and the features. Refuse a client that names its
+        software in a form that KIP-511 does not allow.
+        """
         if call.version >= _FIRST_WITH_SOFTWARE_NAME and not (
             _SOFTWARE_NAME.fullmatch(request.client_software_name)
             and _SOFTWARE_NAME.fullmatch(request.client_software_version)
@@ -95,6 +98,9 @@ def _version_ranges(apis: Sequence[Api]) -> list[Fields]:
 
 
 def _feature_fields(version: int) -> Fields:
+    """Return the supported and the finalized features, as a client of this version understands
+    them.
+    """
     return {
         "supported_features": [
             {"name": feature.name, "min_version": feature.least, "max_version": feature.greatest}
@@ -114,6 +120,7 @@ def _feature_fields(version: int) -> Fields:
 
 
 async def metadata(call: Call, request: Any) -> Fields:
+    """Return this node as the only broker, and the requested topics."""
     node = call.node
     return {
         "brokers": [{"node_id": node.id, "host": node.host, "port": node.port, "rack": None}],
@@ -129,6 +136,9 @@ METADATA_API: Final = schema_api(METADATA, 0, 13, 9, metadata)
 
 
 async def describe_cluster(call: Call, request: Any) -> Fields:
+    """Return this node as the only broker. A client that asks for controllers gets an error: there
+    are no separate controller nodes.
+    """
     node = call.node
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     if endpoint_type == _BROKERS:
@@ -157,11 +167,15 @@ def _cluster_operations(request: Any) -> int:
 
 
 async def _requested_topics(call: Call, request: Any) -> EncodedArray:
+    """Return the requested topics, or all topics, in encoded form. A topic that cannot be found or
+    created is returned with its error code.
+    """
     requested = request.topics
     encoded_topics = call.peer.encoded_topics
     with_operations = getattr(request, "include_topic_authorized_operations", False)
     if requested is None or (not requested and call.version < _FIRST_WITH_NULL_FOR_ALL):
         return await encoded_topics.every_topic(call, with_operations)
+    # Versions before 4 do not have this field: the first use of a topic may create it.
     may_create = getattr(request, "allow_auto_topic_creation", True)
     # Describe each topic once, however often the request names it.
     distinct_topics = {(getattr(topic, "topic_id", None), topic.name): None for topic in requested}
@@ -171,6 +185,7 @@ async def _requested_topics(call: Call, request: Any) -> EncodedArray:
         if isinstance(topic, Topic):
             encoded.append(await encoded_topics.topic(call, topic, with_operations))
             continue
+        # Older versions cannot encode a null name.
         if name is None and call.version < _FIRST_WITH_NULL_NAME:
             name = ""
         encoded.append(encoded_topics.error(call, topic, name, topic_id, with_operations))
@@ -180,6 +195,10 @@ async def _requested_topics(call: Call, request: Any) -> EncodedArray:
 async def _find_topic(
     call: Call, topic_id: uuid.UUID | None, name: str | None, may_create: bool
 ) -> Topic | ErrorCode:
+    """Find a topic by its name, or by its id if the request gives no name. With `may_create`, an
+    unknown name may create the topic (`Broker.ensure_topic`). Return an error code if there is no
+    topic.
+    """
     try:
         if name is None:
             return _find_topic_by_id(call, topic_id)
@@ -211,6 +230,7 @@ _FIRST_WITH_SEVERAL: Final = 4
 
 
 async def find_coordinator(call: Call, request: Any) -> Fields:
+    """Return this node as the coordinator of every requested group or transactional id."""
     coordinator = _coordinator_fields(call, getattr(request, "key_type", _GROUP))
     if call.version < _FIRST_WITH_SEVERAL:
         return coordinator
@@ -221,6 +241,7 @@ FIND_COORDINATOR_API: Final = schema_api(FIND_COORDINATOR, 0, 6, 3, find_coordin
 
 
 def _coordinator_fields(call: Call, key_type: int) -> Fields:
+    """Return this node, or an error if the type of the keys is unknown."""
     if key_type in (_GROUP, _TRANSACTION):
         return {
             "error_code": ErrorCode.none,

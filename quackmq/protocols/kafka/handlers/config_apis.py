@@ -71,6 +71,9 @@ class Alteration(NamedTuple):
 
 
 async def describe_configs(call: Call, request: Any) -> Fields:
+    """Return the configs of each requested resource. When the response holds
+    `limits.KAFKA_CONFIGS_ANSWER` configs, each further resource gets LimitReached.
+    """
     results: list[Fields] = []
     remaining_configs = limits.KAFKA_CONFIGS_ANSWER
     async for resource in iterate_yielding(request.resources, every=20):
@@ -130,6 +133,9 @@ INCREMENTAL_ALTER_CONFIGS_API: Final = schema_api(
 
 
 def _describe_resource(call: Call, resource: Any) -> list[Config]:
+    """Return all configs of a topic, of this broker or of a group. Raise InvalidRequest for other
+    types.
+    """
     kind, name = resource.resource_type, resource.resource_name
     if kind == TOPIC:
         check_topic_name(name)
@@ -137,7 +143,7 @@ def _describe_resource(call: Call, resource: Any) -> list[Config]:
         return topic_configs(topic.policy, call.broker.settings.default_policy)
     if kind == BROKER:
         _check_broker(call, name)
-        # Without a name: the defaults for all brokers, of which there are none.
+        # Without a name, the client asks for defaults of all brokers. Such defaults do not exist.
         if not name:
             return []
         return broker_configs(call.node, call.broker.settings, call.broker.doors.get("http"))
@@ -164,6 +170,9 @@ def _check_broker(call: Call, name: str) -> None:
 
 
 def _group_settings(call: Call, name: str) -> GroupSettings:
+    """Return the settings of a group, the defaults for an unknown group. Raise InvalidRequest for
+    an empty name.
+    """
     if not name:
         raise InvalidRequest("a group has a name")
     return call.broker.groups.settings(call.caller, name)
@@ -182,11 +191,15 @@ def _unknown_kind(kind: int) -> InvalidRequest:
 async def _alter_all(
     call: Call, request: Any, operation_of: Callable[[Any], Operation], replaces: bool
 ) -> Fields:
+    """Alter each requested resource; return an error code for each. `operation_of` decodes the
+    operation of a change. With `replaces`, configs that the request omits return to their defaults.
+    """
     name_counts = Counter(
         (resource.resource_type, resource.resource_name) for resource in request.resources
     )
 
     async def alter(resource: Any) -> Fields:
+        """Alter one resource; return its error code and message."""
         code, message = ErrorCode.none, None
         try:
             if name_counts[resource.resource_type, resource.resource_name] > 1:
@@ -233,8 +246,11 @@ def _parse_changes(
 
 
 async def _alter_topic(call: Call, alteration: Alteration) -> None:
+    """Change the policy of a topic, or only check the change. Raise InvalidPolicy, InvalidRequest
+    or UnknownTopic.
+    """
     default = call.broker.settings.default_policy
-    # Deleting an unknown config is allowed: it is not set.
+    # Deleting an unknown config is allowed and changes nothing.
     configs = [
         (change.name, _value_after(change))
         for change in alteration.changes
@@ -242,6 +258,9 @@ async def _alter_topic(call: Call, alteration: Alteration) -> None:
     ]
 
     def alter_policy(current: Policy) -> Policy:
+        """Return the policy after the change. The broker calls this with the topic's current
+        policy.
+        """
         if not alteration.replaces:
             return policy_of(configs, current, default)
         # A request that replaces all configs without naming the partitioner must not move keys.
@@ -254,7 +273,7 @@ async def _alter_topic(call: Call, alteration: Alteration) -> None:
     try:
         current = call.broker.topic(alteration.name).policy
     except UnknownTopic:
-        # Kafka checks the configs first.
+        # Kafka checks the configs before the topic, so an invalid config is reported instead.
         alter_policy(default)
         raise
     if alteration.validate_only:
@@ -264,6 +283,7 @@ async def _alter_topic(call: Call, alteration: Alteration) -> None:
 
 
 async def _alter_broker(call: Call, alteration: Alteration) -> None:
+    """Raise InvalidRequest for any change: a running broker's configs cannot be altered."""
     _check_broker(call, alteration.name)
     names = ", ".join(change.name for change in alteration.changes)
     if names:
@@ -274,6 +294,9 @@ async def _alter_broker(call: Call, alteration: Alteration) -> None:
 
 
 async def _alter_group(call: Call, alteration: Alteration) -> None:
+    """Change the settings of a group, or only check the change. Raise InvalidPolicy, InvalidRequest
+    or InvalidSetting.
+    """
     current = _group_settings(call, alteration.name)
     configs = [(change.name, _value_after(change)) for change in alteration.changes]
     settings = group_settings(configs, GroupSettings() if alteration.replaces else current)

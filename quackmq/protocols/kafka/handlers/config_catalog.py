@@ -29,10 +29,13 @@ from quackmq.protocols.kafka.codec.writer import Fields
 LOG_DIRECTORY: Final = "quackmq"
 #: The config of a broker that holds the address of its HTTP listener.
 HTTP_ADDRESS: Final = CONFIG_PREFIX + "http.address"
+#: The hosts of a listener on all interfaces.
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})
 
+#: The greatest LONG: no bound.
 _LATEST_MS: Final = str(2**63 - 1)
 _BOOLEANS: Final = {"true": True, "false": False}
+#: Nine digits always fit Kafka's INT of 32 bits.
 _NUMBER: Final = re.compile("[0-9]{1,9}")
 
 
@@ -302,6 +305,9 @@ def under_our_name(configs: Iterable[Config], name: str) -> Config | None:
 
 
 def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
+    """Yield a config for each field of a policy. Its synonyms are ordered by precedence: the
+    topic's own value under both names, if it differs from the default, then the broker's default.
+    """
     topic_values, default_values, builtin_values = (
         policy.to_configs(),
         default.to_configs(),
@@ -335,13 +341,14 @@ def _policy_configs(policy: Policy, default: Policy) -> Iterator[Config]:
 
 
 def _displayed_value(name: str, value: str) -> str:
-    """Replace -1 of max.message.bytes by the real bound: in Kafka this config has no value for
-    none.
+    """Return a value as clients see it. -1 (no bound) of max.message.bytes becomes the
+    broker's bound, because Kafka has no value for "no bound" there.
     """
     return str(shared_limits.BATCH_BYTES) if (name, value) == ("max.message.bytes", "-1") else value
 
 
 def _kind_of(default: object) -> Kind:
+    """Return Kafka's type for a policy field, derived from the field's default value."""
     if isinstance(default, bool):
         return Kind.BOOLEAN
     return Kind.STRING if isinstance(default, str) else Kind.LONG
@@ -396,6 +403,9 @@ def _reachable_address(node: Node, host: str, port: int) -> str:
 
 
 def group_configs(settings: GroupSettings) -> list[Config]:
+    """Return every config of a group. A value that differs from the default comes first among the
+    synonyms.
+    """
     configs = []
     defaults = GroupSettings()
     for name, (field, kind, documentation) in GROUP_SETTINGS.items():
@@ -432,6 +442,7 @@ def group_settings(
 
 
 def _broker_config(name: str, value: str, source: Source, kind: Kind, documentation: str) -> Config:
+    """Return a read-only config whose only synonym is itself."""
     synonyms = (Synonym(name, value, source),)
     return Config(name, value, source, kind, documentation, read_only=True, synonyms=synonyms)
 

@@ -53,6 +53,9 @@ _PARTITION_BYTES: Final = 8
 
 
 async def consumer_group_heartbeat(call: Call, request: Any) -> Fields:
+    """Pass a heartbeat to the group; return the member's epoch and, if it has changed, its
+    assignment.
+    """
     try:
         _check_request(call, request)
         response = await call.broker.groups.consumer_heartbeat(
@@ -88,6 +91,7 @@ CONSUMER_GROUP_HEARTBEAT_API: Final = schema_api(
 
 
 async def consumer_group_describe(call: Call, request: Any) -> Fields:
+    """Describe each requested group of the newer protocol; return an error for every other name."""
     groups: list[Fields] = []
     group_class = ConsumerGroupDescription
     async for name, group in describe_each(call, request.group_ids, group_class, _member_bytes):
@@ -110,6 +114,9 @@ CONSUMER_GROUP_DESCRIBE_API: Final = schema_api(
 
 
 def _heartbeat_code_of(error: QuackError) -> ErrorCode:
+    """Return the code of a refused heartbeat. Two errors have another code here than in the other
+    group APIs.
+    """
     if isinstance(error, LimitReached):
         return ErrorCode.group_max_size_reached
     if isinstance(error, OtherGroupProtocol):
@@ -129,6 +136,9 @@ def _check_request(call: Call, request: Any) -> None:
 
 
 def _parse_heartbeat(call: Call, request: Any) -> Heartbeat:
+    """Decode a heartbeat. None in a field means that the value has not changed since the member's
+    last heartbeat.
+    """
     timeout, topics = request.rebalance_timeout, request.subscribed_topic_names
     owned = request.topic_partitions
     return Heartbeat(
@@ -147,6 +157,7 @@ def _parse_heartbeat(call: Call, request: Any) -> Heartbeat:
 
 
 def _partition_keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
+    """Yield the keys of the partitions that a heartbeat lists by topic."""
     for topic in topics:
         # An id of zeros means no topic, so it has no partitions.
         if topic.topic_id is not None:
@@ -155,6 +166,7 @@ def _partition_keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
 
 
 def _group_fields(call: Call, group: ConsumerGroupDescription) -> Fields:
+    """Return the fields of one described group."""
     return {
         "error_code": ErrorCode.none,
         "group_id": group.name,
@@ -167,6 +179,9 @@ def _group_fields(call: Call, group: ConsumerGroupDescription) -> Fields:
 
 
 def _member_fields(call: Call, member: ConsumerMemberDescription) -> Fields:
+    """Return the fields of one member, with the partitions that it has now and those that it will
+    get.
+    """
     return {
         "member_id": member.member_id,
         "instance_id": member.instance_id,
@@ -190,12 +205,16 @@ def _partition_fields(call: Call, keys: Iterable[PartitionKey]) -> list[Fields]:
 
 
 def _member_bytes(member: ConsumerMemberDescription) -> int:
+    """Estimate the size of a member in a response; `describe_each` adds the fixed part."""
     partitions = len(member.assigned) + len(member.target)
     return sum(map(len, member.topics)) + _PARTITION_BYTES * partitions
 
 
 def _error_fields(name: str, error: QuackError) -> Fields:
-    # "" is a valid group that only commits offsets, so it is never a group of this protocol.
+    """Return the fields of a group that is not described: the error, and empty values for
+    the rest.
+    """
+    # The group with the empty name only holds offsets, so it is never a group of this protocol.
     code = group_code_of(error) if name else ErrorCode.invalid_group_id
     return {
         "error_code": code,

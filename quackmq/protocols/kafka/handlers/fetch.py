@@ -47,6 +47,9 @@ _new_tuple: Final = tuple.__new__
 
 
 async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
+    """Return the records of all requested partitions. If there are too few, wait for more, up to
+    the time that the request allows.
+    """
     if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
         return write_response(call.version, (), ErrorCode.fetch_session_id_not_found)
     committed_only = request.isolation == READ_COMMITTED
@@ -62,7 +65,8 @@ async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
             ]
         )
     reads = [plan for plans in plans_by_topic for plan in plans if isinstance(plan, Read)]
-    # A request without partitions, as from a closing consumer, has nothing to wait for.
+    # Wait only if every partition can be read: a refused partition is reported at once. A request
+    # without partitions, as from a closing consumer, has nothing to wait for.
     may_wait = 0 < len(reads) == sum(map(len, plans_by_topic)) and call.peer.may_wait
     slices = iter(await _read_slices(call, request, reads, may_wait))
     topics = [
@@ -139,6 +143,9 @@ class _LiveFetch:
         self._deadline = 0.0
 
     def begin(self) -> list[Buffer] | Watch | None:
+        """Return the response if it has enough bytes or may not wait. Otherwise return a wait,
+        after which `_on_wake` answers. Return None if `handle` must answer.
+        """
         live = self._call.broker.live_reads
         slice_ = live.read(self._read, self._max_bytes, self._epoch)
         if slice_ is None:
@@ -148,7 +155,7 @@ class _LiveFetch:
         if missing_bytes <= 0 or wait_ms <= 0 or not self._call.peer.may_wait:
             return self._body(slice_)
         if slice_.size:
-            return None  # perhaps the response is full, which only `handle` knows
+            return None  # the response may be full already, which only `handle` can tell
         self._deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         return live.watch(self._read, missing_bytes, wait_ms, self._on_wake)
 
@@ -213,6 +220,9 @@ async def _plan_read(
 async def _read_slices(
     call: Call, request: FetchRequest, reads: Sequence[Read], may_wait: bool
 ) -> Sequence[Slice]:
+    """Read all partitions, within the bounds of the request and of this server. An error that
+    concerns the whole read is returned in the slice of each partition.
+    """
     wait_ms = min(max(request.max_wait_ms, 0), shared_limits.READ_WAIT_MS) if may_wait else 0
     response_bytes = call.peer.response_bytes
     try:
@@ -231,12 +241,16 @@ async def _read_slices(
 def _partition_data(
     partition: int, plan: Read | ErrorCode, slices: Iterator[Slice]
 ) -> PartitionData:
+    """Return one partition's part of the response. Take the next slice if the partition
+    was read.
+    """
     if isinstance(plan, ErrorCode):
         return PartitionData(partition, plan)
     return _slice_data(partition, next(slices))
 
 
 def _slice_data(partition: int, slice_: Slice) -> PartitionData:
+    """Return one partition's part of the response from its slice."""
     if slice_.error is not None:
         return PartitionData(partition, code_of(slice_.error))
     return PartitionData(

@@ -59,6 +59,7 @@ _CHARACTER_BYTES: Final = 4
 
 
 async def offset_commit(call: Call, request: Any) -> Fields:
+    """Commit offsets of a group; return an error code for each partition."""
     topics = [
         (topic, await _commits_of_topic(call, topic))
         async for topic in iterate_yielding(request.topics, every=100)
@@ -105,6 +106,9 @@ async def commit_partitions(
 
 
 async def _commits_of_topic(call: Call, topic: Any) -> list[CommitOrError]:
+    """Return the commit of each partition of one topic. An unknown topic returns its error code for
+    each of them.
+    """
     topic_or_error = find_topic(call.broker, _name_or_id(topic))
     if not isinstance(topic_or_error, Topic):
         return [topic_or_error] * len(topic.partitions)
@@ -115,6 +119,9 @@ async def _commits_of_topic(call: Call, topic: Any) -> list[CommitOrError]:
 
 
 async def _commit_of_partition(call: Call, topic: Topic, partition: Any) -> CommitOrError:
+    """Return the commit for a partition, or the error code that refuses it. The module's docstring
+    explains negative offsets.
+    """
     key = PartitionKey(topic.id, partition.partition_index)
     offset: int | None = partition.committed_offset
     if offset == _EARLIEST:
@@ -122,6 +129,7 @@ async def _commit_of_partition(call: Call, topic: Topic, partition: Any) -> Comm
             offset = (await call.broker.offsets(call.caller, key)).first
         except QuackError as error:
             return group_code_of(error)
+    # None removes the committed offset.
     elif partition.committed_offset < 0:
         offset = None
     metadata = partition.committed_metadata or ""
@@ -135,6 +143,9 @@ def committed_leader_epoch(partition: Any) -> int:
 
 
 async def _commit_offsets(call: Call, request: Any, commits: list[Commit]) -> list[ErrorCode]:
+    """Commit the offsets; return an error code for each. An error of the whole request is repeated
+    for each offset, because the response has no field for it.
+    """
     instance_id = getattr(request, "group_instance_id", None)
     member = MemberRef(request.member_id, request.generation_id_or_member_epoch, instance_id)
     try:
@@ -159,6 +170,9 @@ def _refusal(call: Call, group: str, error: QuackError) -> ErrorCode:
 
 
 async def offset_fetch(call: Call, request: Any) -> Fields:
+    """Return the committed offsets of one group (up to version 7) or of several (from version 8
+    on). All groups share the room of one response.
+    """
     response_room = _ResponseRoom(limits.KAFKA_GROUPS_ANSWER_BYTES)
     requires_stable = getattr(request, "require_stable", False)
     if call.version < _FETCH_WITH_GROUPS:
@@ -181,6 +195,9 @@ class _ResponseRoom:
         self._remaining_bytes = remaining_bytes
 
     def use(self, cursors: Iterable[Cursor | None] = ()) -> None:
+        """Take the room for these offsets; raise LimitReached if the response is full. Without
+        offsets, only check whether it is full.
+        """
         for cursor in cursors:
             metadata_bytes = 0 if cursor is None else len(cursor.metadata) * _CHARACTER_BYTES
             self._remaining_bytes -= _PARTITION_BYTES + metadata_bytes
@@ -193,6 +210,7 @@ async def _fetch_group(
 ) -> Fields:
     """Return one group's offsets: of the named partitions, or of all."""
     try:
+        # Stop before the group's offsets are read if the response is full already.
         response_room.use()
         call.broker.groups.check_fetch(call.caller, group.group_id, _requesting_member(group))
         # Read the pending offsets first: those that are pending now are not yet committed below.
@@ -206,6 +224,7 @@ async def _fetch_group(
     except QuackError as error:
         code = group_code_of(error)
         if call.version < _FETCH_WITH_ERROR:
+            # These versions have an error field only in each partition.
             return {"topics": [_topic_error(topic, code) for topic in group.topics]}
         return {"group_id": group.group_id, "error_code": code, "topics": []}
     return {"group_id": group.group_id, "error_code": ErrorCode.none, "topics": topics}
@@ -220,6 +239,7 @@ def _requesting_member(group: Any) -> MemberRef:
 async def _fetch_all(
     call: Call, group: str, response_room: _ResponseRoom, pending: Set[PartitionKey]
 ) -> list[Fields]:
+    """Return all committed offsets of a group, by topic."""
     cursors = await call.broker.groups.committed(call.caller, group)
     response_room.use(cursors.values())
     partitions_by_topic: dict[uuid.UUID, list[Fields]] = {}
@@ -245,6 +265,9 @@ async def _fetch_named(
     response_room: _ResponseRoom,
     pending: Set[PartitionKey],
 ) -> list[Fields]:
+    """Return a group's committed offsets of the requested partitions, in the order of the
+    request.
+    """
     topics_or_errors = [
         (topic, find_topic(call.broker, _name_or_id(topic))) for topic in requested_topics
     ]
@@ -268,6 +291,7 @@ def _topic_offsets(
     cursors: Mapping[PartitionKey, Cursor],
     pending: Set[PartitionKey],
 ) -> Fields:
+    """Return the committed offsets of one requested topic, or the error if the topic is unknown."""
     if isinstance(topic_or_error, Topic):
         keys = [PartitionKey(topic_or_error.id, partition) for partition in topic.partition_indexes]
         partitions = [_partition_offset(key, cursors.get(key), pending) for key in keys]
@@ -295,6 +319,7 @@ def _partition_offset(
 def _offset_fields(
     partition: int, cursor: Cursor | None, code: ErrorCode = ErrorCode.none
 ) -> Fields:
+    """Return the fields of one partition; -1 is the offset if there is no commit."""
     offset = None if cursor is None else cursor.offset
     return {
         "partition_index": partition,
@@ -309,6 +334,7 @@ def _offset_fields(
 
 
 async def offset_delete(call: Call, request: Any) -> Fields:
+    """Delete a group's committed offsets of the named partitions; return an error code for each."""
     topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
     keys = [
         PartitionKey(topic_or_error.id, partition.partition_index)
@@ -349,6 +375,7 @@ OFFSET_DELETE_API: Final = schema_api(OFFSET_DELETE, 0, 0, 1, offset_delete)
 
 
 def _name_or_id(topic: Any) -> str | uuid.UUID | None:
+    """Return the name by which a request gives a topic, or its id in versions without names."""
     name: str | None = getattr(topic, "name", None)
     return topic.topic_id if name is None else name
 

@@ -91,6 +91,9 @@ def group_code_of(error: QuackError) -> ErrorCode:
 
 
 async def join_group(call: Call, request: Any) -> Fields:
+    """Add a member, and wait until the rebalance ends. Return the member's id and generation; the
+    leader also gets all members.
+    """
     if not call.peer.may_wait:
         return _join_error(call, ErrorCode.not_coordinator, request.member_id)
     try:
@@ -98,6 +101,7 @@ async def join_group(call: Call, request: Any) -> Fields:
             call.caller, request.group_id, _parse_join(call, request)
         )
     except MemberIdRequired as error:
+        # The client joins again with the id that the broker has just made for it.
         return _join_error(call, code_of(error), error.member_id)
     except LimitReached:
         return _join_error(call, ErrorCode.group_max_size_reached, request.member_id)
@@ -110,10 +114,12 @@ JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, waits=True)
 
 
 async def sync_group(call: Call, request: Any) -> Fields:
+    """Take the leader's assignments; wait for them, and return the assignment of this member."""
     if not call.peer.may_wait:
         return _sync_error(ErrorCode.not_coordinator)
     protocol_type = getattr(request, "protocol_type", None)
     protocol = getattr(request, "protocol_name", None)
+    # Kafka's rule: from this version on, a member must name both.
     if call.version >= _SYNC_WITH_PROTOCOL and None in (protocol_type, protocol):
         return _sync_error(ErrorCode.inconsistent_group_protocol)
     sync = SyncRequest(
@@ -138,6 +144,9 @@ SYNC_GROUP_API: Final = schema_api(SYNC_GROUP, 0, 5, 4, sync_group, waits=True)
 
 
 async def heartbeat(call: Call, request: Any) -> Fields:
+    """Restart a member's session timeout, or return the error by which the member learns of a
+    rebalance.
+    """
     try:
         call.broker.groups.heartbeat(call.caller, request.group_id, _member_ref(request))
     except QuackError as error:
@@ -154,6 +163,9 @@ HEARTBEAT_API: Final = schema_api(HEARTBEAT, 0, 4, 4, heartbeat, on_arrival=hear
 
 
 async def leave_group(call: Call, request: Any) -> Fields:
+    """Remove members, and return an error code for each. Other tasks run after every 100
+    members.
+    """
     if call.version >= _LEAVE_WITH_SEVERAL:
         leaving = [
             LeaveRequest(entry.member_id, entry.group_instance_id) for entry in request.members
@@ -162,6 +174,7 @@ async def leave_group(call: Call, request: Any) -> Fields:
         leaving = [LeaveRequest(request.member_id, None)]
     outcomes: list[QuackError | None] = []
     try:
+        # An invalid name is an error even if the request lists no members.
         call.broker.groups.check_name(request.group_id)
         async for chunk in iterate_yielding(in_chunks(leaving, size=100), every=1):
             outcomes += await call.broker.groups.leave(call.caller, request.group_id, chunk)
@@ -192,6 +205,9 @@ LEAVE_GROUP_API: Final = schema_api(LEAVE_GROUP, 0, 5, 4, leave_group)
 
 
 async def describe_groups(call: Call, request: Any) -> Fields:
+    """Describe each requested classic group; return an error or the state Dead for every other
+    name.
+    """
     with_operations = getattr(request, "include_authorized_operations", False)
     groups: list[Fields] = []
     async for name, group in describe_each(call, request.groups, GroupDescription, _member_bytes):
@@ -220,6 +236,7 @@ async def describe_each(
             group = call.broker.groups.describe(call.caller, name)
             if not isinstance(group, group_class):
                 raise UnknownGroup(f"the group {name} uses the other group protocol")
+            # A group that does not fit uses up the room too: every later group then gets the error.
             room_bytes -= sum(_MEMBER_BYTES + member_bytes(member) for member in group.members)
             if room_bytes < 0:
                 raise LimitReached(
@@ -232,6 +249,10 @@ async def describe_each(
 
 
 async def list_groups(call: Call, request: Any) -> Fields:
+    """Return all groups whose state and type pass the filters; an empty filter passes all
+    groups.
+    """
+    # The filters ignore upper and lower case. The values of `GroupKind` are in lower case.
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     try:
@@ -269,6 +290,9 @@ DELETE_GROUPS_API: Final = schema_api(DELETE_GROUPS, 0, 2, 2, delete_groups)
 
 
 def _parse_join(call: Call, request: Any) -> JoinRequest:
+    """Decode a JoinGroup request of any version. Version 0 has one timeout for both session and
+    rebalance.
+    """
     session_timeout_ms = request.session_timeout // _MILLISECOND
     rebalance_timeout_ms = session_timeout_ms
     if call.version >= _JOIN_WITH_REBALANCE_TIMEOUT:
@@ -296,6 +320,7 @@ def host_of(call: Call) -> str:
 
 
 def _joined_fields(joined: JoinResponse) -> Fields:
+    """Return the response to a member that has joined."""
     return {
         "error_code": ErrorCode.none,
         "generation_id": joined.generation,
@@ -316,6 +341,9 @@ def _joined_fields(joined: JoinResponse) -> Fields:
 
 
 def _join_error(call: Call, code: ErrorCode, member_id: str) -> Fields:
+    """Return the response to a refused JoinGroup. Versions before 7 cannot encode a null protocol
+    name.
+    """
     return {
         "error_code": code,
         "protocol_name": None if call.version >= _JOIN_WITH_NULL_PROTOCOL else "",
@@ -342,6 +370,7 @@ def _member_code_of(error: QuackError) -> ErrorCode:
 
 
 def _group_fields(group: GroupDescription, with_operations: bool) -> Fields:
+    """Return the fields of one described group."""
     fields = {
         "error_code": ErrorCode.none,
         "group_id": group.name,
@@ -354,6 +383,7 @@ def _group_fields(group: GroupDescription, with_operations: bool) -> Fields:
 
 
 def _member_fields(member: MemberDescription) -> Fields:
+    """Return the fields of one member of a described group."""
     return {
         "member_id": member.member_id,
         "group_instance_id": member.instance_id,
@@ -369,6 +399,9 @@ def _member_bytes(member: MemberDescription) -> int:
 
 
 def _error_fields(call: Call, name: str, error: QuackError) -> Fields:
+    """Return the fields of a group that is not described. A missing group has the state Dead.
+    Versions before 6 report it without an error, as Kafka does.
+    """
     message: str | None = str(error)
     if not isinstance(error, UnknownGroup | InvalidGroup):
         code, state = group_code_of(error), ""
@@ -389,9 +422,11 @@ def _error_fields(call: Call, name: str, error: QuackError) -> Fields:
 
 
 async def _delete_group(call: Call, name: str) -> Fields:
+    """Delete one group; return its error code."""
     code = ErrorCode.none
     try:
         await call.broker.groups.delete(call.caller, name)
+    # A group with an invalid name cannot exist.
     except InvalidGroup:
         code = ErrorCode.group_id_not_found
     except QuackError as error:

@@ -48,6 +48,9 @@ _NO_OFFSET: Final = OffsetTime(-1, -1)
 
 
 async def list_offsets(call: Call, request: Any) -> Fields:
+    """Return the offset for each requested partition and timestamp. A partition that the request
+    repeats gets an error, as in Kafka.
+    """
     counts = Counter(
         (topic.name, partition.partition_index)
         for topic in request.topics
@@ -87,9 +90,13 @@ def _distinct_partitions(partitions: Iterable[Any]) -> list[Any]:
 async def _list_partition(
     call: Call, name: str, requested: Any, repeated: bool, committed: bool
 ) -> Fields:
+    """Return the fields of one partition: the offset and its timestamp, or -1 for both if no record
+    matches.
+    """
     if repeated:
         return _partition_error(requested.partition_index, ErrorCode.invalid_request)
     if requested.timestamp < 0:
+        # A negative timestamp is a special value, and each version knows only some of them.
         first_version = _FIRST_VERSION_WITH.get(requested.timestamp)
         if first_version is None or call.version < first_version:
             return _partition_error(requested.partition_index, ErrorCode.unsupported_version)
@@ -153,6 +160,7 @@ async def offsets_in_epoch(
 
 
 async def offset_for_leader_epoch(call: Call, request: Any) -> Fields:
+    """Return for each requested partition where a leader epoch ended."""
     return {
         "topics": [
             {
@@ -173,6 +181,9 @@ OFFSET_FOR_LEADER_EPOCH_API: Final = schema_api(
 
 
 async def _epoch_end(call: Call, name: str, requested: Any) -> Fields:
+    """Return the end of a leader epoch in one partition. An epoch that has not begun leaves the
+    schema's defaults, -1.
+    """
     try:
         key = PartitionKey(call.broker.topic(name).id, requested.partition)
         await offsets_in_epoch(call.broker, call.caller, key, requested.current_leader_epoch)

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _ACKS: Final = (-1, 0, 1)
 _ACKS_NONE: Final = 0
+#: The error code that holds a batch's place in the response until its outcome is known.
 _UNFINISHED: Final = ErrorCode.unknown_server_error
 _SPECIAL: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
 
@@ -114,6 +115,7 @@ class _SingleResponse:
         self._response_slot = response_slot
 
     def finish(self, future: asyncio.Future[AppendResult]) -> None:
+        """Send the response when the batch is durable or refused; its future calls this."""
         outcome = _publish_outcome(future, self._version)
         if isinstance(outcome, Refusal):
             self.refuse(outcome)
@@ -165,18 +167,23 @@ class _ManyBatches:
         self.is_finished = False
 
     def publish(self, most_batches: int) -> int:
+        """Publish the next batches, at most `most_batches`; see `PublishedInPortions`."""
         count = min(len(self._remaining_batches), most_batches)
         for _ in range(count):
             self._publish_one(self._remaining_batches.popleft())
         if not self._remaining_batches:
             self.is_finished = True
+            # Count the request itself, for which the collector waits too.
             self._collector.count_finished()
         elif self._borrows:
+            # The request's bytes are valid only during the first call, so later portions need
+            # copies.
             self._remaining_batches = deque(map(_with_own_bytes, self._remaining_batches))
             self._borrows = False
         return count
 
     def _publish_one(self, batch: _BatchOfMany) -> None:
+        """Publish one batch. Store its refusal now, or its outcome when the batch is durable."""
         name_or_id, partition, records, responses = batch
         call = self._call
         appended = self._refusal or _publish(
@@ -185,6 +192,7 @@ class _ManyBatches:
             partition,
             records,
             self._transactional_id,
+            # The batches share one buffer, so no batch can be handed over with it.
             owned=False,
         )
         if isinstance(appended, Refusal):
@@ -194,6 +202,7 @@ class _ManyBatches:
 
 
 def _with_own_bytes(batch: _BatchOfMany) -> _BatchOfMany:
+    """Return the batch with a copy of its records."""
     records = batch.records
     return batch if records is None else batch._replace(records=memoryview(bytes(records)))
 
@@ -208,10 +217,11 @@ class _ResponseCollector:
         self._acks = acks
         self._response_slot = response_slot
         self._topics: list[TopicResponse] = []
-        # One for the request itself, so that no response is sent before it has finished.
+        # Starts at 1 for the request itself: no response is sent before all batches are submitted.
         self._missing = 1
 
     def begin_topic(self, topic: str | uuid.UUID | None) -> list[PartitionResponse]:
+        """Add a topic to the response; return the list for its partitions."""
         partitions: list[PartitionResponse] = []
         self._topics.append(TopicResponse(topic, partitions))
         return partitions
@@ -231,6 +241,7 @@ class _ResponseCollector:
     def _store_outcome(
         self, partitions: list[PartitionResponse], index: int, future: asyncio.Future[AppendResult]
     ) -> None:
+        """Put the outcome in the batch's place in the response; the batch's future calls this."""
         partition = partitions[index].partition
         outcome = _publish_outcome(future, self._version)
         if isinstance(outcome, Refusal):
@@ -290,12 +301,16 @@ def _publish(
     transactional_id: str | None,
     owned: bool,
 ) -> asyncio.Future[AppendResult] | Refusal:
+    """Check one batch and pass it to the broker. Return the future of its append, or the
+    refusal.
+    """
     if isinstance(topic, ErrorCode):
         return Refusal(topic, "there is no such topic")
     if not records:
         return Refusal(ErrorCode.invalid_record, "the request has no batch for the partition")
     try:
         batch = Batch.parse(records)
+        # `parse` reads the first batch only.
         if len(batch.view) != len(records):
             return Refusal(ErrorCode.invalid_record, "more than one batch for one partition")
         if batch.attributes & _SPECIAL:
@@ -307,6 +322,7 @@ def _publish(
         appended = call.broker.publish(call.caller, topic, partition, batch, owned=owned)
         if isinstance(appended, asyncio.Future):
             return appended
+        # The usual publish is a future already. A coroutine starts only as a task.
         return asyncio.ensure_future(appended)
     except QuackError as error:
         return Refusal(_produce_code_of(error, call.version), str(error))
@@ -318,6 +334,7 @@ def _transactional_refusal(
     """Return the refusal of a transactional batch, or None."""
     if batch.is_control:
         return Refusal(ErrorCode.invalid_record, "clients must not send control batches")
+    # Kafka returns this code for a missing id too.
     if transactional_id is None:
         return Refusal(
             ErrorCode.transactional_id_authorization_failed,
@@ -340,8 +357,10 @@ def _transactional_refusal(
 
 
 def _produce_code_of(error: BaseException, version: int) -> ErrorCode:
+    """Return the code of an error in a Produce response of this version."""
     if isinstance(error, ConcurrentTransactions) and version < _WITHOUT_ADDING:
-        # These clients then send the batch again, and do nothing else.
+        # Clients of these versions send the batch again after this code. They do not expect
+        # CONCURRENT_TRANSACTIONS in a Produce response.
         return ErrorCode.not_enough_replicas
     return code_of(error)
 

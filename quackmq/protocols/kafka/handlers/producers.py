@@ -35,6 +35,9 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 async def init_producer_id(call: Call, request: Any) -> Fields:
+    """Return a producer id and its epoch, or the error code. The id in an error response is -1, the
+    schema's default.
+    """
     try:
         producer_id, epoch = await _init_producer(call, request)
     except QuackError as error:
@@ -47,6 +50,11 @@ INIT_PRODUCER_ID_API: Final = schema_api(INIT_PRODUCER_ID, 0, 5, 2, init_produce
 
 
 async def _init_producer(call: Call, request: Any) -> ProducerEpoch:
+    """Return a new producer id with epoch 0, or the next epoch of a transactional id. Raise
+    InvalidRequest if the request names only one of producer id and epoch, and the errors of
+    `broker.transactions.init`.
+    """
+    # Versions before 3 do not have these two fields.
     producer_id = getattr(request, "producer_id", _NONE)
     epoch = getattr(request, "producer_epoch", _NONE)
     if (producer_id == _NONE) is not (epoch == _NONE):
@@ -63,6 +71,10 @@ async def _init_producer(call: Call, request: Any) -> ProducerEpoch:
 
 
 async def describe_producers(call: Call, request: Any) -> Fields:
+    """Return the producers of each requested partition. All partitions together return at most
+    `limits.KAFKA_TRANSACTIONS_ANSWER` producers. A partition with more producers than are left gets
+    an error.
+    """
     remaining_producers = limits.KAFKA_TRANSACTIONS_ANSWER
     topics: list[Fields] = []
     for topic in request.topics:
@@ -81,6 +93,9 @@ DESCRIBE_PRODUCERS_API: Final = schema_api(DESCRIBE_PRODUCERS, 0, 0, 0, describe
 
 
 async def _describe_partition(call: Call, name: str, partition: int, most_producers: int) -> Fields:
+    """Return the fields of a partition with its producers, or with the error if the partition is
+    unknown or has more than `most_producers` producers.
+    """
     try:
         check_topic_name(name)
         key = PartitionKey(call.broker.topic(name).id, partition)
@@ -103,11 +118,13 @@ async def _describe_partition(call: Call, name: str, partition: int, most_produc
 
 
 def _producer_fields(producer: Producer) -> Fields:
+    """Return the fields of one producer; -1 stands for a value that does not exist."""
     return {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,
         "last_sequence": producer.batches[-1].last_sequence if producer.batches else _NONE,
         "last_timestamp": producer.last_append_ms,
+        # This broker is the only coordinator, and it counts no epochs of its own.
         "coordinator_epoch": _NONE,
         "current_txn_start_offset": producer.transaction_offset,
     }

@@ -48,12 +48,16 @@ NameAndId = tuple[str | None, uuid.UUID | None]
 
 
 async def create_topics(call: Call, request: Any) -> Fields:
+    """Create each requested topic; return its configs or its error. A name that the request repeats
+    is refused once.
+    """
     counts = Counter(topic.name for topic in request.topics)
     topic_by_name = {topic.name: topic for topic in request.topics}
     existing = _topics_by_metric_name(call, topic_by_name)
 
     @cache  # thousands of topics may be created with the same policy
     def described(policy: Policy) -> list[Fields]:
+        """Return the response fields of a policy's configs."""
         configs = topic_configs(policy, call.broker.settings.default_policy)
         return [fields_of(config) for config in configs]
 
@@ -75,6 +79,7 @@ CREATE_TOPICS_API: Final = schema_api(CREATE_TOPICS, 2, 7, 5, create_topics)
 
 
 async def delete_topics(call: Call, request: Any) -> Fields:
+    """Delete each topic that the request names validly; return an error code for each topic."""
     if hasattr(request, "topic_names"):
         requested: list[NameAndId] = [(name, None) for name in request.topic_names]
     else:
@@ -126,6 +131,7 @@ async def _create(
         refusal = _creation_refusal(requested, call.node.id)
         if refusal is not None:
             return _not_created(requested.name, *refusal)
+        # A request has either assignments, one for each partition, or a number of partitions.
         partitions = len(requested.assignments) or requested.num_partitions
         topic = await call.broker.create_topic(
             call.caller,
@@ -138,6 +144,7 @@ async def _create(
         return _not_created(requested.name, code_of(error), str(error))
     return {
         "name": topic.name,
+        # A topic that was only validated has no id.
         "topic_id": None if validate_only else topic.id,
         "error_code": ErrorCode.none,
         "error_message": None,
@@ -185,6 +192,9 @@ def _creation_refusal(requested: Any, node_id: int) -> tuple[ErrorCode, str] | N
 
 
 def _assignment_refusal(requested: Any, node_id: int) -> tuple[ErrorCode, str] | None:
+    """Return the error for a topic whose request assigns partitions to brokers, or None. The
+    partitions must be numbered from 0 without gaps, all on this node.
+    """
     if requested.num_partitions != _DEFAULT or requested.replication_factor != _DEFAULT:
         return ErrorCode.invalid_request, "give either assignments or numbers, not both"
     partitions = sorted(assignment.partition_index for assignment in requested.assignments)
@@ -198,6 +208,7 @@ def _assignment_refusal(requested: Any, node_id: int) -> tuple[ErrorCode, str] |
 
 
 def _not_created(name: str, code: ErrorCode, message: str) -> Fields:
+    """Return the fields of a topic that was not created."""
     return {
         "name": name,
         "topic_id": None,
@@ -213,7 +224,9 @@ def _not_created(name: str, code: ErrorCode, message: str) -> Fields:
 def _split_valid(
     call: Call, requested: Sequence[NameAndId]
 ) -> tuple[list[NameAndId], list[Fields]]:
-    """Return the topics that may be deleted, and the responses for invalid ones."""
+    """Return the topics that may be deleted, and the responses for invalid ones. A topic that is
+    named twice is not deleted, even if the request names it once by name and once by id.
+    """
     valid: list[NameAndId] = []
     refused: list[Fields] = []
     counts = Counter(requested)
@@ -227,13 +240,16 @@ def _split_valid(
         elif topic is not None and topic.id in by_id:
             refused.append(_not_deleted(name, topic.id, _NAMED_TWICE))
             by_id.discard(topic.id)
+            # The id may have come before the name: it must not be deleted either.
             valid = [name_and_id for name_and_id in valid if name_and_id != (None, topic.id)]
+        # An id that is no longer in `by_id` was refused above together with its name.
         elif topic_id is None or topic_id in by_id:
             valid.append((name, topic_id))
     return valid, refused
 
 
 async def _delete(call: Call, name: str | None, topic_id: uuid.UUID | None) -> Fields:
+    """Delete one topic, named by name or by id; return its fields with the error code."""
     try:
         topic = _find_topic(call, name, topic_id)
         name = topic.name
@@ -251,6 +267,7 @@ def _not_deleted(
     message: str,
     code: ErrorCode = ErrorCode.invalid_request,
 ) -> Fields:
+    """Return the fields of a topic that was not deleted."""
     return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}
 
 
@@ -272,6 +289,7 @@ _TO_THE_END: Final = -1
 
 
 async def create_partitions(call: Call, request: Any) -> Fields:
+    """Increase the number of partitions of each requested topic; return an error code for each."""
     counts = Counter(topic.name for topic in request.topics)
     topic_by_name = {topic.name: topic for topic in request.topics}
     results = await gather_in_chunks(
@@ -285,6 +303,7 @@ CREATE_PARTITIONS_API: Final = schema_api(CREATE_PARTITIONS, 0, 3, 2, create_par
 
 
 async def delete_records(call: Call, request: Any) -> Fields:
+    """Trim each requested partition; return its new first offset, or an error code."""
     results = iter(
         await gather_in_chunks(
             _delete_before(call, topic.name, part)
@@ -304,6 +323,7 @@ DELETE_RECORDS_API: Final = schema_api(DELETE_RECORDS, 0, 2, 2, delete_records)
 
 
 async def describe_log_dirs(call: Call, request: Any) -> Fields:
+    """Return the size of each requested partition, all in one log directory."""
     sizes: dict[str, list[Fields]] = {}
     async for topic, partition in iterate_yielding(
         _requested_partitions(call, request.topics), every=100
@@ -311,11 +331,12 @@ async def describe_log_dirs(call: Call, request: Any) -> Fields:
         try:
             offsets = await call.broker.offsets(call.caller, PartitionKey(topic.id, partition))
         except QuackError:
-            continue  # deleted meanwhile, or unknown: left out, as in Kafka
+            continue  # as Kafka, omit an unknown partition or a topic deleted meanwhile
         sizes.setdefault(topic.name, []).append(
             {
                 "partition_index": partition,
                 "partition_size": offsets.size,
+                # There are no replicas, so no copy lags behind or is being moved.
                 "offset_lag": 0,
                 "is_future_key": False,
             }
@@ -335,6 +356,9 @@ DESCRIBE_LOG_DIRS_API: Final = schema_api(DESCRIBE_LOG_DIRS, 1, 5, 2, describe_l
 async def _add_partitions(
     call: Call, requested: Any, is_repeated: bool, validate_only: bool
 ) -> Fields:
+    """Increase the number of partitions of one topic, or only check the request. Return the error
+    code.
+    """
     code, message = ErrorCode.none, None
     try:
         refusal = _refusal_to_add(call, requested, is_repeated)
@@ -374,6 +398,9 @@ def _refusal_to_add(call: Call, requested: Any, is_repeated: bool) -> tuple[Erro
 
 
 async def _delete_before(call: Call, name: str, requested: Any) -> Fields:
+    """Trim one partition; return its new first offset as the low watermark, or -1 with an error
+    code.
+    """
     partition = {"partition_index": requested.partition_index}
     try:
         key = PartitionKey(call.broker.topic(name).id, requested.partition_index)

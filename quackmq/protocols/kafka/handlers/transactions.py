@@ -82,6 +82,9 @@ def transaction_code_of(error: QuackError, knows_fenced: bool) -> ErrorCode:
 
 
 async def add_partitions_to_txn(call: Call, request: Any) -> Fields:
+    """Add partitions to one transaction (up to version 3) or to several (from version 4 on). Return
+    an error code for each partition.
+    """
     if call.version < _ADD_WITH_SEVERAL:
         ref = ProducerRef(
             request.v3_and_below_transactional_id,
@@ -127,6 +130,7 @@ async def _add_to_transaction(
             await (_verify_partitions if verify_only else _add_partitions)(call, ref, keys)
         )
     else:
+        # The partitions of known topics are not added either.
         codes = iter([ErrorCode.operation_not_attempted] * len(keys))
     return [
         {
@@ -148,10 +152,14 @@ async def _add_to_transaction(
 async def _add_partitions(
     call: Call, ref: ProducerRef, keys: Sequence[PartitionKey]
 ) -> list[ErrorCode]:
+    """Add partitions to a transaction; return an error code for each. The broker adds all
+    partitions or none.
+    """
     try:
         outcomes = await call.broker.transactions.add_partitions(call.caller, ref, keys)
     except QuackError as error:
         return [transaction_code_of(error, call.version >= _WITH_PRODUCER_FENCED)] * len(keys)
+    # One refused partition refuses all: the others were not attempted.
     code_of_others = ErrorCode.operation_not_attempted if any(outcomes) else ErrorCode.none
     return [code_of_others if outcome is None else group_code_of(outcome) for outcome in outcomes]
 
@@ -180,6 +188,7 @@ async def _verify_partitions(
 
 
 async def add_offsets_to_txn(call: Call, request: Any) -> Fields:
+    """Announce that the transaction will commit offsets of a group."""
     try:
         await call.broker.transactions.add_offsets(
             call.caller, _producer_ref(request), request.group_id
@@ -193,6 +202,9 @@ ADD_OFFSETS_TO_TXN_API: Final = schema_api(ADD_OFFSETS_TO_TXN, 0, 4, 3, add_offs
 
 
 async def txn_offset_commit(call: Call, request: Any) -> Fields:
+    """Store offsets of a group that take effect when the transaction commits. Return an error code
+    for each partition.
+    """
     topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
     topics = [
         (topic, [_commit_of_partition(topic_or_error, partition) for partition in topic.partitions])
@@ -218,6 +230,9 @@ def _commit_of_partition(topic: Topic | ErrorCode, partition: Any) -> CommitOrEr
 
 
 async def _commit_offsets(call: Call, request: Any, commits: Sequence[Commit]) -> list[ErrorCode]:
+    """Pass the offsets to the transaction; return an error code for each. An error of the whole
+    request is repeated for each offset, because the response has no field for it.
+    """
     member = _NO_MEMBER
     if call.version >= _COMMIT_WITH_MEMBER:
         member = MemberRef(request.member_id, request.generation_id, request.group_instance_id)
@@ -246,6 +261,9 @@ async def _commit_offsets(call: Call, request: Any, commits: Sequence[Commit]) -
 
 
 async def end_txn(call: Call, request: Any) -> Fields:
+    """Commit or abort a transaction. Return the producer's id, and its epoch for the next
+    transaction.
+    """
     try:
         producer_id, epoch = await call.broker.transactions.end(
             call.caller,
@@ -265,6 +283,9 @@ END_TXN_API: Final = schema_api(END_TXN, 0, 5, 3, end_txn)
 
 
 async def list_transactions(call: Call, request: Any) -> Fields:
+    """Return all transactional ids that pass every filter of the request; an empty filter passes
+    all of them. Also return the requested states that Kafka does not have.
+    """
     requested_states = frozenset(request.state_filters)
     unknown = sorted(requested_states - _STATES)
     producer_ids = frozenset(request.producer_id_filters)
@@ -274,6 +295,7 @@ async def list_transactions(call: Call, request: Any) -> Fields:
         matching_ids = (
             await call.broker.transactions.matching(call.caller, pattern) if pattern else None
         )
+        # A negative duration means no filter.
         transactions = call.broker.transactions.all(
             call.caller, longer_than_ms=longer_than_ms if longer_than_ms >= 0 else None
         )
@@ -300,11 +322,15 @@ LIST_TRANSACTIONS_API: Final = schema_api(LIST_TRANSACTIONS, 0, 2, 0, list_trans
 
 
 async def describe_transactions(call: Call, request: Any) -> Fields:
+    """Describe each requested transactional id. All of them together return at most
+    `limits.KAFKA_TRANSACTIONS_ANSWER` partitions; ids after that get LimitReached.
+    """
     remaining_partitions = limits.KAFKA_TRANSACTIONS_ANSWER
     states: list[Fields] = []
     async for transactional_id in iterate_yielding(request.transactional_ids, every=100):
         try:
             description = call.broker.transactions.describe(call.caller, transactional_id)
+            # An id that does not fit uses up the room too: every later id then gets the error.
             remaining_partitions -= len(description.partitions)
             if remaining_partitions < 0:
                 raise LimitReached("too many partitions for one response: request fewer ids")
@@ -318,6 +344,9 @@ DESCRIBE_TRANSACTIONS_API: Final = schema_api(DESCRIBE_TRANSACTIONS, 0, 0, 0, de
 
 
 def _transaction_fields(call: Call, description: TransactionDescription) -> Fields:
+    """Return the fields of one described transactional id. Partitions of deleted topics are
+    omitted.
+    """
     return {
         "error_code": ErrorCode.none,
         "transactional_id": description.transactional_id,
@@ -336,6 +365,9 @@ def _transaction_fields(call: Call, description: TransactionDescription) -> Fiel
 
 
 def _error_fields(transactional_id: str, code: ErrorCode) -> Fields:
+    """Return the fields of a transactional id that is not described: the error, and empty values
+    for the rest.
+    """
     return {
         "error_code": code,
         "transactional_id": transactional_id,
