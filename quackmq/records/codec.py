@@ -318,7 +318,7 @@ class BatchWriter:
         """Add a record; return False if the batch is full. Offset deltas start at 0 and grow."""
         if not self._count:
             # aiokafka takes a first timestamp of -1 for "not set", and the next record would set
-            # it. Such a batch is built one millisecond late and corrected in `finish`.
+            # it. Such a batch is built one millisecond late and corrected in `_amend`.
             self._shift = 1 if timestamp_ms == NO_TIMESTAMP else 0
         elif (
             self._count >= shared_limits.PUBLISHED_RECORDS_PER_BATCH
@@ -365,7 +365,8 @@ class BatchWriter:
         return bytes(batch)
 
     def _amend(self, batch: bytearray) -> None:
-        """Write the fields that aiokafka's builder, made for producers only, cannot write."""
+        """Set the attributes that aiokafka's builder cannot set, because it is made for producers,
+        and undo the shift of the timestamps (see `append`). Then renew the checksum."""
         (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
         _ATTRIBUTES.pack_into(batch, CRC_START, attributes | self._attributes)
         first, greatest = _TIMESTAMPS.unpack_from(batch, _TIMESTAMPS_POSITION)

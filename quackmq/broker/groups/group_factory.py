@@ -20,7 +20,8 @@ class GroupFactory:
     def make(
         self, name: str, stored: StoredGroup, former_members: FormerMembers | None, now_ms: int
     ) -> Group | ConsumerGroup:
-        """Return a new active group, with the stored members if it is classic."""
+        """Return a new active group. A classic group has its stored members; a consumer group waits
+        for its former members to return."""
         if stored.kind is GroupKind.CONSUMER:
             return ConsumerGroup(
                 name,

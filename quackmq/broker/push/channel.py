@@ -424,8 +424,9 @@ class Channel:
         next_range: LeaseRange,
         unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
-        """Read the entries of `next_range`, or prepare their batch. Add the partition to
-        `unreadable` if that fails: a disk error, or damage without a known end."""
+        """Do what must come before entries can be leased: find out their ages, read them from the
+        log, or prepare their batch for decoding. Add the partition to `unreadable` if that fails: a
+        disk error, or damage without a known end."""
         assert self.live_tail is not None, "an open channel has a live tail"
         async with self._subscription.read_lock:
             try:
@@ -441,7 +442,7 @@ class Channel:
                     await self._log_reader.decoded.prepare(
                         progress.key, window_batch.batch, offset, topic_name
                     )
-                # else another channel has read or prepared it in the meantime
+                # Otherwise another channel has read and decoded the batch in the meantime.
             except StorageError as error:
                 unreadable[progress] = error
             except OSError as error:

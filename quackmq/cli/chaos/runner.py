@@ -72,8 +72,9 @@ class FaultyClient(Protocol):
     broker refuses, QuackTimeout if it does not answer, OSError if it cannot be reached."""
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
-        """Put the message `times` times at once and return how many messages that makes. Without
-        `waits`, disconnect before the answer; the outcome is unknown."""
+        """Put the message `times` times at once. Return how many messages the broker confirmed as
+        stored: one, if it recognises repeats. Without `waits`, disconnect before the answers: the
+        outcome is unknown, and the result is not used."""
 
     def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
         """Return a message of this topic (or of another, where the broker chooses), or None."""

@@ -209,17 +209,18 @@ def _check_seam(
     manifest: Manifest | None,
     seams: Seams,
 ) -> Iterator[Finding]:
-    """Check that archive and log join, and yield notes about unlisted files."""
+    """Yield the gap between archive and log as damage. If there is none, yield notes about unlisted
+    files."""
     if manifest is not None:
-        # A partition without a log joins any archive: 0 is never above its end.
+        # A partition without a log gets 0, so no gap is found: no archive ends before offset 0.
         log_first = seams.get(manifest.key, 0)
         ends = manifest.next_offset
     else:
         log_first = seams.get(
             PartitionKey(uuid.UUID(archived.owner(partition.topic)), partition.partition), 0
         )
-        # Without a manifest, nothing of the archive counts: the gap goes from the first file to the
-        # log.
+        # Without a manifest, none of the archive's files counts: everything from the first of them
+        # up to the log is missing.
         begins = archived.first_file(partition)
         ends = log_first if begins is None else begins
     if ends < log_first:

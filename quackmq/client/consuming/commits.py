@@ -3,8 +3,9 @@
 librdkafka's blocking commit has no timeout. So commits are sent asynchronously, their results
 arrive through `poll`, and callers that need the result wait with a deadline.
 
-Only one commit at a time is in flight. librdkafka sends a commit again if the response was lost,
-possibly after a later commit, and then the committed offset would go back.
+Only one commit at a time is in flight, except when partitions are released. librdkafka sends a
+commit again if the response was lost, possibly after a later commit, and then the committed offset
+would go back.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Commits:
         self._results.append((first_error, {each.partition: each.offset for each in partitions}))
 
     def send(self, consumer: Consumer, offsets: Mapping[int, int], note: str) -> None:
-        """Send a commit. Call it when none is in flight, or when there is no time to wait."""
+        """Send a commit without waiting for its result; send nothing if `offsets` is empty. Call it
+        only when no commit is in flight, except to release partitions, which cannot wait."""
         if offsets:
             topic_partitions = to_topic_partitions(self._topic, offsets, note)
             consumer.commit(offsets=topic_partitions, asynchronous=True)

@@ -212,6 +212,7 @@ class Session:
         for index, message in enumerate(messages):
             partition = key_partitioner.partition(message[1])
             self._send(publisher, topic, message, deliveries, index, partition, deadline)
+        # Otherwise librdkafka may wait half a second for its producer id before the first message.
         publisher.hurry(topic, deadline)
         publisher.wait(deliveries, deadline)
         try:
@@ -350,7 +351,8 @@ class Session:
             yield self._readers.get(topic)
 
     def put_back(self, topic: str, holder: object, record: Record) -> None:
-        """Let the next get return a message that was delivered to a holder."""
+        """Take back a message from its holder (the thread or task that got it), so that the next
+        get returns it. Do nothing if the topic has no reader any more."""
         with self.existing_reader(
             topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000)
         ) as reader:

@@ -294,14 +294,14 @@ class _Audit:
         return frame
 
     def _fetch_offsets(self, names: Sequence[str]) -> TopicOffsets:
-        """Return the broker's present offsets of topics. Raise UnknownTopic without the name of a
-        source option, which the user of the audit did not set."""
+        """Return the broker's present offsets of topics. Raise UnknownTopic if one is missing."""
         metadata = BrokerMetadata(
             SourceOptions(self._job.address, Subscribe(tuple(names)), "earliest")
         )
         try:
             return metadata.fetch()
         except UnknownTopic as error:
+            # The error names the source's option `subscribe`, which users of the audit do not set.
             raise UnknownTopic(str(error).removeprefix("subscribe: ")) from None
         finally:
             metadata.close()

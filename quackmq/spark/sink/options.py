@@ -40,7 +40,7 @@ class SinkOptions:
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Parse and check the options. Raise InvalidRequest or IllegalTopicName, which quotes the
+    """Parse and check the options. Raise InvalidRequest or IllegalTopicName; the message names the
     option."""
     raw = RawOptions(options)
     raw.check_names((TOPIC_OPTION, WRITE_ID_OPTION, RETRY_OPTION), allow_unknown=True)
@@ -50,7 +50,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         raw.bootstrap(),
         raw.http_address(),
-        raw.kafka(COMPRESSION_OPTION),  # the sink compresses batches itself
+        raw.kafka(COMPRESSION_OPTION),  # all others; the sink compresses itself
         raw.retry_ms(),
         topic,
         _parse_compression(raw.text(COMPRESSION_OPTION)),

@@ -191,8 +191,9 @@ class _Task:
         return self._fetch_thread.submit(self._broker.request, "GET", path, query=query)
 
     def _first_offset(self, piece: Piece, offset: int, error: OffsetOutOfRange) -> int:
-        """Return the partition's first offset if it is after `offset`. Otherwise raise `error`: the
-        offset is after the end, so it belongs to another topic of this name."""
+        """Return the partition's first offset after records were deleted, if it is greater than
+        `offset`. Otherwise deletion does not explain the error, so raise it: the topic was replaced
+        by another of this name, or the partition ends before `offset`."""
         topics = self._broker.post("/v1/offsets", {"topics": [piece.topic]}).json["topics"]
         for topic in topics:
             for partition in topic["partitions"]:

@@ -159,7 +159,7 @@ def _parse_heartbeat(call: Call, request: Any) -> Heartbeat:
 def _partition_keys(topics: Iterable[Any]) -> Iterable[PartitionKey]:
     """Yield the keys of the partitions that a heartbeat lists by topic."""
     for topic in topics:
-        # An id of zeros means no topic, so it has no partitions.
+        # The codec decodes an id of zeros as None. It names no topic: its partitions are ignored.
         if topic.topic_id is not None:
             for partition in topic.partitions:
                 yield PartitionKey(topic.topic_id, partition)

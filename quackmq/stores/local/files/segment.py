@@ -214,7 +214,8 @@ class PendingEntries(NamedTuple):
     aborted: bytes
 
     def files(self) -> Iterator[tuple[str, int, bytes]]:
-        """Yield path, position and bytes of each file with new entries."""
+        """Yield a write for each index file with new entries: its path, the position of its end,
+        and the new bytes."""
         segment = self.segment
         if self.regions:
             yield segment.index_path, segment.indexed_count * REGION_ENTRY_BYTES, self.regions
