@@ -35,10 +35,15 @@ def a_function_that_takes_long() -> None:
     compute_for(HOLD_S)
 
 
+def forget_earlier_pauses() -> None:
+    """A busy machine may have stopped the loop before."""
+    loop_clock().longest = None
+
+
 async def found_pause() -> Pause:
     clock = loop_clock()
     async with asyncio.timeout(60):
-        while clock.longest is None or clock.longest.pause_ms * 1000 < 0.5 * HOLD_S:
+        while clock.longest is None:
             await asyncio.sleep(0.001)
     return clock.longest
 
@@ -53,6 +58,7 @@ def test_a_function_that_holds_the_loop_is_named(
         watchdog = LoopWatchdog()
         watchdog.start()
         await asyncio.sleep(2 * limits.LOOP_BEAT_MS / 1000)
+        forget_earlier_pauses()
         a_function_that_takes_long()
         pause = await found_pause()
         assert pause.pause_ms >= HOLD_S * 1000 - 2 * limits.LOOP_BEAT_MS
@@ -73,6 +79,7 @@ async def test_what_the_broker_did_is_told_as_a_path(monkeypatch: pytest.MonkeyP
     watchdog.start()
     await asyncio.sleep(2 * limits.LOOP_BEAT_MS / 1000)
     topic = await broker.create_topic(CALLER, "news")
+    forget_earlier_pauses()
     await broker.offsets(CALLER, PartitionKey(topic.id, 0))
     pause = await found_pause()
     assert "LogService.offsets (quackmq/broker/log/service.py:" in pause.cause
