@@ -14,6 +14,9 @@ from quackmq.cli.broker import collector
 from quackmq.cli.broker.collector import FullCollection
 from tests.kit.support import let_others_run
 
+#: Enough new objects for a full collection, also if others that were frozen are freed meanwhile.
+MANY = 10 * limits.YOUNG_VALUES
+
 
 class Circle:
     """Refers to itself, so that only the collector frees it."""
@@ -84,11 +87,11 @@ async def test_circles_that_died_late_are_freed_in_a_quiet_moment(
     monkeypatch.setattr(limits, "FULL_COLLECTION_MS", 0)
     full = FullCollection()
     full.start()
-    held = [Circle() for _ in range(limits.YOUNG_VALUES)]
+    held = [Circle() for _ in range(MANY)]
     gc.collect(1)  # freezes them
     held.clear()
     gc.collect(1)
-    assert Circle.living == limits.YOUNG_VALUES
+    assert Circle.living == MANY
     try:
         async with asyncio.timeout(30):
             while Circle.living:
@@ -107,7 +110,7 @@ async def test_a_busy_loop_is_spared_until_it_is_very_late(
     monkeypatch.setattr(limits, "FULL_COLLECTION_MS", 0)
     full = FullCollection()
     full.start()
-    held = [Circle() for _ in range(limits.YOUNG_VALUES if not percent else 1)]
+    held = [Circle() for _ in range(MANY if not percent else 1)]
     gc.collect(1)
     full._collect_if_idle()
     await let_others_run()
