@@ -3,10 +3,12 @@
     python -m benchmarks.growth_floor [BATCHES]
 
 A floor for the rows of the growth benchmark about turns: a bare loop receives as many batches as
-those rows send, into new buffers, and computes their checksums. It keeps and writes nothing. The
-CPU of its heaviest turn is the work of the operating system and the effect of other programs on
-caches and memory. Run it while the machine is as busy as during the benchmark. Prints lines as
-`growth_broker` does, then how many batches were received.
+those rows send, into new buffers, and computes their checksums. It keeps the last `KEPT_BATCHES` of
+them, about as much memory as the broker uses, and writes nothing. The CPU of its heaviest turn is
+the work of the operating system, above all to provide memory that this process has not used before.
+A virtual machine that gets its memory from the host on first use makes that expensive. Run it while
+the machine is as busy as during the benchmark. Prints lines as `growth_broker` does, then how many
+batches were received.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import socket
 import sys
 import threading
+from collections import deque
 from typing import Final
 
 from crc32c import crc32c
@@ -25,12 +28,14 @@ from quackmq.loop_clock import loop_clock
 
 BATCH_BYTES: Final = 1_024_000
 BATCHES: Final = 500
+KEPT_BATCHES: Final = 100
 
 
 class Receiver(asyncio.BufferedProtocol):
     def __init__(self, batches: int) -> None:
         self.is_done = asyncio.Event()
         self._left = batches
+        self._kept: deque[memoryview] = deque(maxlen=KEPT_BATCHES)
         self._begin()
 
     def _begin(self) -> None:
@@ -44,6 +49,7 @@ class Receiver(asyncio.BufferedProtocol):
         self._received += nbytes
         if self._received == BATCH_BYTES:
             crc32c(self._buffer)
+            self._kept.append(self._buffer)
             self._left -= 1
             self._begin()
             if not self._left:
