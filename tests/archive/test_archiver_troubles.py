@@ -142,6 +142,24 @@ async def test_without_room_the_log_is_kept_and_all_is_caught_up_later(
         assert [await home.values(key) for key in keys] == list(put.values())
 
 
+async def test_a_topic_deleted_while_there_is_no_room_does_not_end_the_wait_of_the_others(
+    tmp_path: Path,
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        for name in ("ducks", "geese"):
+            await put_some(home, await home.create(name, Policy(archive_bytes=1)), 10)
+        home.disk.error = NO_ROOM
+        await home.archiver.archive_due()
+        (failed,) = home.archiver.state().failures
+        home.archiver.forget(home.topics.pop(failed.topic))
+        await home.archiver.archive_due()
+        assert home.disk.failures == 1, "the other topic must wait for room"
+        assert home.archiver.state().no_room is not None
+        (other,) = home.topics
+        home.archiver.forget(home.topics.pop(other))
+        assert home.archiver.state().no_room is None, "no topic is left that could end the wait"
+
+
 async def test_a_topic_that_may_not_be_written_keeps_no_other_from_being_archived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

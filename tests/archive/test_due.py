@@ -65,7 +65,7 @@ def test_a_failure_is_told_once_and_waits_longer_each_time() -> None:
     assert not failures.record(KEY, "ducks", StorageError("no"), NOW_MS + 1_000)
     assert failures.must_wait(KEY, NOW_MS + 2_999)
     assert failures.record(KEY, "ducks", DamagedData("another one"), NOW_MS + 3_000)
-    told = failures.clear(KEY)
+    told = failures.record_success(KEY)
     assert told is not None
     assert (told.attempts, told.since_ms, told.code) == (3, NOW_MS, "damaged_data")
     assert not failures.must_wait(KEY, NOW_MS + 3_001)
@@ -88,5 +88,18 @@ def test_where_there_is_no_room_all_wait() -> None:
     other = KEY._replace(partition=1)
     assert not failures.record(other, "ducks", error, NOW_MS + 1_000), "it was told before"
     assert failures.waits_for_room(NOW_MS + 2_999)
-    failures.clear(other)
+    failures.record_success(other)
     assert not failures.waits_for_room(NOW_MS + 1_001)
+
+
+def test_a_deleted_partition_ends_the_wait_for_room_only_if_no_other_partition_waits() -> None:
+    failures = Failures()
+    other = KEY._replace(partition=1)
+    for key in (KEY, other):
+        failures.record(key, "ducks", OSError(errno.ENOSPC, "no space left on device"), NOW_MS)
+    failures.forget(KEY, others_are_due=False)
+    assert failures.waits_for_room(NOW_MS + 1), "the other partition still fails"
+    failures.forget(other, others_are_due=True)
+    assert failures.waits_for_room(NOW_MS + 1), "a partition that was not tried yet is due"
+    failures.forget(other, others_are_due=False)
+    assert failures.no_room is None

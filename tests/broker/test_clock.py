@@ -174,12 +174,12 @@ async def test_live_entries_expire_by_elapsed_time(home: Home) -> None:
     async with home.broker() as broker:
         topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(live_for_ms=HOUR_MS))
         await publish(broker, b"a")
-        feeds = broker.pushing._live_tails
+        live_tails = broker.pushing._live_tails
         home.machine.jump(YEAR_MS)
-        assert await feeds.first_live(topic, 0) == 0
+        assert await live_tails.first_live(topic, 0) == 0
         home.machine.jump(-2 * YEAR_MS)
         home.machine.pass_ms(HOUR_MS)
-        assert await feeds.first_live(topic, 0) == 1
+        assert await live_tails.first_live(topic, 0) == 1
 
 
 async def test_confirming_a_jump_deletes_nothing_and_corrects_the_time(home: Home) -> None:

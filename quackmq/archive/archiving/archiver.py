@@ -420,7 +420,7 @@ class Archiver:
 
     def _record_success(self, name: str, key: PartitionKey) -> None:
         """Clear the failure of a partition, if it had one, and log that it is archived again."""
-        if self._failures.clear(key) is not None:
+        if self._failures.record_success(key) is not None:
             log.info("topic %s, partition %d is archived again", name, key.partition)
 
     def _forget(self, key: PartitionKey) -> None:
@@ -431,7 +431,7 @@ class Archiver:
         self._due_partitions.pop(key, None)
         self._unchecked.pop(key, None)
         self._agenda.drop(key)
-        self._failures.clear(key)
+        self._failures.forget(key, others_are_due=bool(self._due_partitions))
 
     async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work to its end, even if the caller is cancelled; return its result. Raise
@@ -444,9 +444,7 @@ class Archiver:
         except asyncio.CancelledError:
             # Either `close` cancelled the work, or the caller itself was cancelled.
             if task.cancelled() and self._is_closed:
-                raise BrokerClosing(
-                    "the broker is closing: archive again after its restart"
-                ) from None
+                raise _closing_error() from None
             raise
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:

@@ -121,9 +121,7 @@ def _was_trimmed(run: ArchiveRun, store: TieredStore, manifest: Manifest) -> boo
     """Return whether retention has trimmed the records to archive during the run. Then the error
     that stopped the run is no failure."""
     current = store.partitions.manifest(run.key)
-    return current is None or current.first_offset > max(
-        manifest.first_offset, manifest.next_offset
-    )
+    return current is None or current.first_offset > manifest.next_offset
 
 
 class _FileBuild:

@@ -74,11 +74,19 @@ class Failures:
             return earlier is None
         return before is None or before.code != failure.code
 
-    def clear(self, key: PartitionKey) -> Failure | None:
+    def record_success(self, key: PartitionKey) -> Failure | None:
         """Record a success; return the failure before it, or None."""
         # A success of any partition shows that there is room again.
         self.no_room = None
         return self.by_key.pop(key, None)
+
+    def forget(self, key: PartitionKey, *, others_are_due: bool) -> None:
+        """Forget a partition that does not exist any more. A deletion does not show that there is
+        room, so the other partitions go on waiting. The wait ends if no other partition fails or is
+        due, because then no attempt would end it."""
+        self.by_key.pop(key, None)
+        if not self.by_key and not others_are_due:
+            self.no_room = None
 
     def must_wait(self, key: PartitionKey, now_ms: int) -> bool:
         """Return whether a partition has failed and its next attempt is still ahead."""

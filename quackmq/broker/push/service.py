@@ -44,14 +44,14 @@ class PushService:
         topics: Topics,
         registry: PushRegistry,
         subscriptions: SubscriptionService,
-        feeds: LiveTails,
+        live_tails: LiveTails,
         lifecycle: Lifecycle,
     ) -> None:
         self._topics = topics
         self._registry = registry
         self._subscriptions = subscriptions
-        self._live_tails = feeds
-        self._log_reader = LogReader(feeds.store, feeds.decoded)
+        self._live_tails = live_tails
+        self._log_reader = LogReader(live_tails.store, live_tails.decoded)
         self._lifecycle = lifecycle
         self._channels = 0
         #: Why a subscriber cannot be reached at present, by name and topic. Listeners that connect

@@ -67,44 +67,46 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         0,
         "number of subscribers that subscribe, leave, and return after the last publish",
     )
-    how = parser.add_argument_group("behaviour")
-    how = parser.add_argument_group("how it goes")
-    how.add_argument(
+    behaviour = parser.add_argument_group("behaviour")
+    behaviour.add_argument(
         "--rate",
         metavar="N",
         type=_parse_amount,
         default=100.0,
         help="entries per second of each publisher; 0: as fast as possible; default 100",
     )
-    how.add_argument(
+    behaviour.add_argument(
         "--seconds",
         metavar="S",
         type=_parse_amount,
         default=3.0,
         help="duration of publishing in seconds; default 3",
     )
-    how.add_argument(
+    behaviour.add_argument(
         "--entries", metavar="N", type=_at_least(1), help="largest number of entries per publisher"
     )
-    _add_number_option(how, "--bytes", 100, "size of an entry")
+    _add_number_option(behaviour, "--bytes", 100, "size of an entry")
     _add_number_option(
-        how,
+        behaviour,
         "--max-entries",
         1_000,
         "largest number of live entries of a topic (MAXENTRIES); 0: no bound",
     )
-    _add_number_option(how, "--delta-ms", 1_000, "how long an entry is live (δ); 0: forever")
-    _add_number_option(how, "--slow-ms", 20, "answer time of slow subscribers")
+    _add_number_option(behaviour, "--delta-ms", 1_000, "how long an entry is live (δ); 0: forever")
+    _add_number_option(behaviour, "--slow-ms", 20, "answer time of slow subscribers")
     _add_number_option(
-        how, "--answer-ms", 2_000, "a subscriber that does not answer within this time is dead"
+        behaviour,
+        "--answer-ms",
+        2_000,
+        "a subscriber that does not answer within this time is dead",
     )
-    how.add_argument(
+    behaviour.add_argument(
         "--sync",
         choices=("always", "interval", "os"),
         default="always",
         help="when entries are synced to disk, see serve; default always",
     )
-    how.add_argument(
+    behaviour.add_argument(
         "--data",
         metavar="DIR",
         type=Path,

@@ -17,8 +17,6 @@ from quackmq.errors import LimitReached
 from quackmq.stores import limits
 from quackmq.stores.local.partition_log import Awaited, PartitionLog, WaitingReader
 
-_Waiting = Iterator[tuple[WaitingReader, Awaited]]
-
 
 class Waiter:
     """One waiting read over any number of partitions. It calls `on_wake` once: when enough bytes
