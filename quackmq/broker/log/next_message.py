@@ -1,10 +1,8 @@
 """Find the next message of a subscription: the first committed record at or after its cursors.
 
-The search skips offsets that it cannot deliver. Some of them count as lost: a range that retention
-deleted, a batch that cannot be decoded, and a range that the store knows to be damaged. Others do
-not: offsets without a record, markers, and records of aborted transactions. The search never passes
-an open transaction; the caller waits for its end. Damage without a known end stops the search in
-its partition, but not in the others.
+`scanner` says what the search skips, and which of it counts as lost; a range that retention deleted
+does. The search never passes an open transaction; the caller waits for its end. Damage without a
+known end stops the search in its partition, but not in the others.
 
 Only decoded batches are kept between two searches. While the log does not change, the same cursors
 find the same message with the same losses.
@@ -13,16 +11,17 @@ find the same message with the same losses.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.log.committed import is_committed
-from quackmq.broker.log.decoded_batches import DecodedBatches
-from quackmq.errors import DamagedData, InternalError, OffsetOutOfRange
-from quackmq.model.subscription import Losses, OffsetRange, RecordPosition
+from quackmq.broker.log.decoded_batches import DecodedBatches, DecodedRecords
+from quackmq.broker.log.scanner import CommittedScan
+from quackmq.errors import DamagedData, OffsetOutOfRange
+from quackmq.model.subscription import OffsetRange, RecordPosition
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
-from quackmq.records.batch import Batch, Record, batches
+from quackmq.records.batch import Record
 from quackmq.stores.contract import Store
 
 
@@ -75,7 +74,7 @@ async def _find_decoded(
 
 
 class _Search:
-    """The state of one search: its position and losses in each partition."""
+    """The state of one search: a scan of each partition, in the order of the cursors."""
 
     def __init__(self, decoded: DecodedBatches, topic: Topic, cursors: Mapping[int, int]) -> None:
         self.found: NextMessage | None = None
@@ -83,84 +82,46 @@ class _Search:
         self.error: Exception | None = None
         #: Enough for one batch, which the store returns whole; raised when that batch is skipped.
         self.max_bytes = limits.HEAD_BYTES
-        self._decoded = decoded
-        self._topic = topic
-        self._positions = dict(cursors)
-        self._losses = {partition: Losses() for partition in cursors}
+        self._scans = {
+            partition: CommittedScan(decoded, topic, partition, cursor)
+            for partition, cursor in cursors.items()
+        }
 
     def reads(self) -> list[Read]:
-        return [
-            Read(PartitionKey(self._topic.id, partition), position, self.max_bytes, committed=True)
-            for partition, position in self._positions.items()
-        ]
+        return [scan.read(self.max_bytes) for scan in self._scans.values()]
 
     async def examine(self, slices: list[Slice]) -> bool:
         """Examine the slices in order, up to the first one with records or an error. Return False
         if all are empty, otherwise True: a message was found, or the caller must read again."""
         for log_slice in slices:
+            scan = self._scans[log_slice.key.partition]
             if log_slice.error is not None:
-                self._skip_unreadable(log_slice, log_slice.error)
+                self._skip_unreadable(scan, log_slice, log_slice.error)
                 return True
             if log_slice.chunks:
-                await self._search_slice(log_slice)
+                await scan.scan(log_slice, partial(self._take_first, scan))
+                if self.found is None:
+                    self.max_bytes = shared_limits.REGION_BYTES
                 return True
         return False
 
-    def _skip_unreadable(self, log_slice: Slice, error: Exception) -> None:
-        """Move the position past deleted or damaged offsets and count them as lost. If the end of
-        the damage is not known, leave the partition out and keep the error."""
-        partition = log_slice.key.partition
-        position = self._positions[partition]
-        if isinstance(error, OffsetOutOfRange) and position > log_slice.next_offset:
+    def _skip_unreadable(self, scan: CommittedScan, log_slice: Slice, error: Exception) -> None:
+        """Move the scan past deleted or damaged offsets and count them as lost. If the end of the
+        damage is not known, leave the partition out and keep the error."""
+        if isinstance(error, OffsetOutOfRange) and scan.position > log_slice.next_offset:
             # The cursor is beyond the end of the log: wait for the next record.
-            self._positions[partition] = log_slice.next_offset
-        elif isinstance(error, OffsetOutOfRange) and position < log_slice.first_offset:
-            self._lose(partition, position, log_slice.first_offset)
-        elif isinstance(error, DamagedData) and (end := error.next_offset or 0) > position:
-            self._decoded.quarantine(log_slice.key, position, end, self._topic.name, error)
-            self._lose(partition, position, end)
-        else:
+            scan.position = log_slice.next_offset
+        elif isinstance(error, OffsetOutOfRange) and scan.position < log_slice.first_offset:
+            scan.lose(scan.position, log_slice.first_offset)
+        elif not (isinstance(error, DamagedData) and scan.skip_damage(error)):
             self.error = self.error or error
-            del self._positions[partition]
+            del self._scans[scan.key.partition]
 
-    async def _search_slice(self, log_slice: Slice) -> None:
-        """Search the batches of a slice for the next message; read more at a time if they have
-        none."""
-        partition = log_slice.key.partition
-        first = next(batches(log_slice.chunks[0]))
-        # Without this check, a fault of the store would become an endless loop of reads.
-        if first.next_offset <= self._positions[partition]:
-            raise InternalError(
-                f"a read from offset {self._positions[partition]} on begins with a batch that ends "
-                f"before {first.next_offset}"
-            )
-        for chunk in log_slice.chunks:
-            for batch in batches(chunk):
-                if await self._search_batch(log_slice, batch):
-                    return
-        self.max_bytes = shared_limits.REGION_BYTES
-
-    async def _search_batch(self, log_slice: Slice, batch: Batch) -> bool:
-        """Return whether the next message is in `batch`. If it is not, move the position after the
-        batch."""
-        partition = log_slice.key.partition
-        if not is_committed(batch, log_slice.aborted):
-            self._positions[partition] = batch.next_offset
-            return False
-        while (position := self._positions[partition]) < batch.next_offset:
-            opened = await self._decoded.open(
-                log_slice.key, batch, position, self._topic.name, is_committed=True
-            )
-            record = opened.first_record_from(position)
-            if record is not None:
-                losses = self._losses[partition]
-                self.found = NextMessage(partition, record, losses.count, losses.ranges())
-                return True
-            if opened.is_poison:
-                self._lose(partition, max(position, opened.base_offset), opened.next_offset)
-            self._positions[partition] = opened.next_offset
+    def _take_first(self, scan: CommittedScan, opened: DecodedRecords) -> bool:
+        """Take the first record from the position on. Return whether to scan on: none was left."""
+        record = opened.first_record_from(scan.position)
+        if record is None:
+            return True
+        losses = scan.losses
+        self.found = NextMessage(scan.key.partition, record, losses.count, losses.ranges())
         return False
-
-    def _lose(self, partition: int, begin: int, end: int) -> None:
-        self._losses[partition].add(begin, end)
-        self._positions[partition] = end

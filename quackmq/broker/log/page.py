@@ -1,9 +1,8 @@
 """Read the committed messages of one partition by offset, one page at a time.
 
-A page skips markers and records of aborted transactions. It also skips unreadable records: batches
-that cannot be decoded, and ranges that the store knows to be damaged. Skipped unreadable records
-count as lost. The next message reports them, or the page if no message follows. Damage without a
-known end ends a page; if the page is empty, it raises the error.
+`scanner` says what a page skips, and which of it counts as lost. The next message reports the lost
+records, or the page if no message follows. Damage without a known end ends a page; if the page is
+empty, it raises the error.
 
 No state is kept between two pages: the caller passes the offset to continue from.
 """
@@ -18,12 +17,12 @@ from typing import NamedTuple, Protocol
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches, DecodedRecords
+from quackmq.broker.log.scanner import CommittedScan
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.subscription import Losses, Message, RecordPosition, message_id
-from quackmq.model.topic import PartitionKey, Read, Slice, Topic
-from quackmq.records.batch import Batch, Record, batches
+from quackmq.model.topic import Read, Slice, Topic
+from quackmq.records.batch import Record
 
 
 class Reader(Protocol):
@@ -61,24 +60,24 @@ async def read_page(
     """Read as many messages from `offset` on as the limits allow, but at least one if there is one.
     Wait up to `wait_ms` for the first message. Raise the error of the broker's read. If the page
     already has messages, damage or a deleted range ends it instead."""
-    builder = _PageBuilder(decoded, topic, partition, offset, max_records, max_bytes)
+    scan = CommittedScan(decoded, topic, partition, offset)
+    builder = _PageBuilder(scan, topic, max_records, max_bytes)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
     while True:
         remaining_ms = 0
         if wait_ms > 0 and not builder.messages:
             remaining_ms = max(0, math.ceil((deadline - loop.time()) * 1000))
-        (log_slice,) = await read(
-            builder.reads(), max_bytes=builder.read_bytes, wait_ms=remaining_ms
-        )
-        if isinstance(log_slice.error, DamagedData) and builder.skip_damage(log_slice.error):
+        size = builder.read_bytes
+        (log_slice,) = await read([scan.read(size)], max_bytes=size, wait_ms=remaining_ms)
+        if isinstance(log_slice.error, DamagedData) and scan.skip_damage(log_slice.error):
             continue
         if isinstance(log_slice.error, DamagedData | OffsetOutOfRange) and builder.messages:
             # The next page begins at the damage and raises the error.
             return builder.build(log_slice)
         if log_slice.error is not None:
             raise log_slice.error
-        await builder.add_slice(log_slice)
+        await scan.scan(log_slice, builder.add_records)
         if builder.is_full or (
             builder.is_at_end(log_slice) and (builder.messages or remaining_ms <= 0)
         ):
@@ -89,15 +88,7 @@ async def read_page(
 class _PageBuilder:
     """A page that is being filled."""
 
-    def __init__(
-        self,
-        decoded: DecodedBatches,
-        topic: Topic,
-        partition: int,
-        offset: int,
-        max_records: int,
-        max_bytes: int,
-    ) -> None:
+    def __init__(self, scan: CommittedScan, topic: Topic, max_records: int, max_bytes: int) -> None:
         self.messages: list[Message] = []
         self.is_full = False
         self._max_bytes = min(max(max_bytes, 1), limits.PAGE_BYTES)
@@ -105,84 +96,42 @@ class _PageBuilder:
         #: How much to read at once: enough for `max_records` of usual size. If they are larger,
         #: `read_page` reads again.
         self.read_bytes = min(self._max_bytes, self._max_records * limits.PAGE_RECORD_BYTES)
-        self._decoded = decoded
+        self._scan = scan
         self._topic = topic
-        self._key = PartitionKey(topic.id, partition)
-        self._position = offset
         self._size = 0
-        self._losses = Losses()
-
-    def reads(self) -> list[Read]:
-        return [Read(self._key, self._position, self.read_bytes, committed=True)]
-
-    def skip_damage(self, error: DamagedData) -> bool:
-        """Skip the damaged range if its end is known; return whether it was skipped."""
-        end = error.next_offset
-        if end is None or end <= self._position:
-            return False
-        self._decoded.quarantine(self._key, self._position, end, self._topic.name, error)
-        self._lose(self._position, end)
-        return True
-
-    async def add_slice(self, log_slice: Slice) -> None:
-        """Add the messages of a slice until the page is full. Skip markers and aborted records."""
-        for chunk in log_slice.chunks:
-            for batch in batches(chunk):
-                if not is_committed(batch, log_slice.aborted):
-                    self._position = batch.next_offset
-                    continue
-                await self._add_batch(batch)
-                if self.is_full:
-                    return
 
     def is_at_end(self, log_slice: Slice) -> bool:
-        return not log_slice.chunks or self._position >= log_slice.stable_offset
+        return not log_slice.chunks or self._scan.position >= log_slice.stable_offset
 
     def build(self, log_slice: Slice) -> Page:
         messages = tuple(self.messages)
-        where = (self._position, log_slice.first_offset, log_slice.stable_offset)
-        return Page(messages, *where, self._losses)
+        where = (self._scan.position, log_slice.first_offset, log_slice.stable_offset)
+        return Page(messages, *where, self._scan.losses)
 
-    async def _add_batch(self, batch: Batch) -> None:
-        """Add the messages of a batch, section by section, until the page is full."""
-        while True:
-            opened = await self._decoded.open(
-                self._key, batch, self._position, self._topic.name, is_committed=True
-            )
-            self._add_records(opened)
-            if self.is_full or self._position >= batch.next_offset:
-                return
-            await asyncio.sleep(0)  # a page may take many sections of a large batch
-
-    def _add_records(self, opened: DecodedRecords) -> None:
-        """Add decoded records until the page is full. The first message after a loss reports it."""
-        if opened.is_poison:
-            self._lose(max(self._position, opened.base_offset), opened.next_offset)
-            return
-        for record in opened.records_from(self._position):
+    def add_records(self, opened: DecodedRecords) -> bool:
+        """Add decoded records; return False when the page is full. The first message after a loss
+        reports it."""
+        scan = self._scan
+        partition = scan.key.partition
+        for record in opened.records_from(scan.position):
             size = _record_bytes(record)
             # The first message always fits, so that a large record does not block its reader.
             if self.messages and self._size + size > self._max_bytes:
                 self.is_full = True
-                return
-            token = message_id(self._topic.id, RecordPosition(self._key.partition, record.offset))
-            message = Message(token, self._topic.name, self._key.partition, record)
-            if self._losses.count:
-                lost, ranges = self._losses.count, self._losses.ranges()
+                return False
+            token = message_id(self._topic.id, RecordPosition(partition, record.offset))
+            message = Message(token, self._topic.name, partition, record)
+            if scan.losses.count:
+                lost, ranges = scan.losses.count, scan.losses.ranges()
                 message = dataclasses.replace(message, lost=lost, lost_ranges=ranges)
-                self._losses = Losses()
+                scan.losses = Losses()
             self.messages.append(message)
             self._size += size
-            self._position = record.offset + 1
+            scan.position = record.offset + 1
             if len(self.messages) >= self._max_records:
                 self.is_full = True
-                return
-        # Pass the offsets after the last record, too: a batch may end with gaps.
-        self._position = opened.next_offset
-
-    def _lose(self, begin: int, end: int) -> None:
-        self._losses.add(begin, end)
-        self._position = end
+                return False
+        return True
 
 
 def _record_bytes(record: Record) -> int:
