@@ -7,6 +7,7 @@ import pytest
 
 from quackmq.broker import RecordPosition, message_id
 from quackmq.protocols.zmq import limits as zmq_limits
+from quackmq.protocols.zmq.codec.proxy_language import ids_subscription
 from quackmq.protocols.zmq.proxy.xsub import Publisher
 from tests.kit.waiting import until
 from tests.protocols.codecs.zmtp_frames import frame
@@ -37,6 +38,39 @@ async def test_partitions_that_nobody_follows_any_more_leave_room_for_others(
         subscriber = await running.subscriber(b"swans")
         await running.put("swans", b"honk")
         assert await receive(subscriber) == [b"swans", b"honk"]
+
+
+async def test_added_partitions_beyond_the_bound_disconnect_the_subscribers_of_their_topic(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zmq_limits, "PROXY_FEEDS", 3)
+    async with proxied() as running:
+        for topic in ("ducks", "geese"):
+            await running.broker.create_topic(TESTER, topic)
+        bystander = await running.subscriber(b"geese")
+        plain = await running.raw("xpub", b"SUB")
+        plain.writer.write(frame(b"\x01ducks"))
+        with_ids = await running.raw("xpub", b"SUB")
+        with_ids.writer.write(frame(b"\x01" + ids_subscription("ducks")))
+        await until(lambda: sum(bool(each.subscriptions) for each in running.subscribers()) == 3)
+
+        await running.broker.alter_topic(TESTER, "ducks", partitions=2)
+        assert set(running.xpub.following()) == {"ducks", "geese"}, "three partitions are allowed"
+
+        await running.broker.alter_topic(TESTER, "ducks", partitions=3)
+        assert await plain.is_disconnected()
+        assert await with_ids.is_disconnected()
+        reason = "more than 3 partitions would be followed: subscribe to fewer topics"
+        assert caplog.text.count(reason) == 2
+        assert set(running.xpub.following()) == {"geese"}
+        await running.put("geese", b"honk")
+        assert await receive(bystander) == [b"geese", b"honk"]
+        # The partitions of the topic count no more: others are followed in their place.
+        await running.broker.create_topic(TESTER, "swans", partitions=2)
+        subscriber = await running.subscriber(b"swans")
+        assert set(running.xpub.following()) == {"geese", "swans"}
+        await running.put("swans", b"hiss")
+        assert await receive(subscriber) == [b"swans", b"hiss"]
 
 
 async def test_who_cancels_a_subscription_may_have_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,11 +132,12 @@ class XpubServer(ZmtpServer):
     # --- internal ---------------------------------------------------------------------------
 
     def _on_topic(self, topic: Topic) -> None:
-        """Follow a topic that was created or altered, if a subscription selects it."""
+        """Follow a topic that was created or altered, if a subscription selects it. Disconnect its
+        subscribers if too many partitions would be followed.
+        """
         feed = self._feed_by_topic.get(topic.name)
         if feed is not None and feed.topic.id == topic.id:
-            self._partitions += topic.partitions - feed.topic.partitions
-            feed.follow_altered(topic)
+            self._follow_altered(feed, topic)
             return
         if feed is not None:
             self._stop_feed(feed)
@@ -153,20 +154,41 @@ class XpubServer(ZmtpServer):
             except ProtocolError as error:
                 subscriber.disconnect(str(error))
 
+    def _follow_altered(self, feed: Feed, topic: Topic) -> None:
+        """Read the partitions that were added to a topic. If they exceed the bound, disconnect the
+        topic's subscribers: otherwise they would miss messages without notice.
+        """
+        added = topic.partitions - feed.topic.partitions
+        try:
+            self._count_partitions(added)
+        except ProtocolError as error:
+            for subscriber in [*feed.plain, *feed.with_ids]:
+                assert isinstance(subscriber, Subscriber), "only subscribers are added to feeds"
+                subscriber.disconnect(str(error))
+            return
+        feed.follow_altered(topic)
+
     def _ensure_feed(self, topic: Topic, start: int | None) -> Feed:
         """Return the feed of a topic. A new feed starts at offset `start`, or at the topic's end.
         Raise ProtocolError if too many partitions are followed.
         """
         feed = self._feed_by_topic.get(topic.name)
         if feed is None:
-            if self._partitions + topic.partitions > limits.PROXY_FEEDS:
-                raise ProtocolError(
-                    f"more than {limits.PROXY_FEEDS} partitions are followed: subscribe to fewer"
-                )
-            self._partitions += topic.partitions
+            self._count_partitions(topic.partitions)
             feed = self._feed_by_topic[topic.name] = Feed(self.broker, topic, self._on_feed_end)
             feed.begin(start)
         return feed
+
+    def _count_partitions(self, added: int) -> None:
+        """Count followed partitions. Raise ProtocolError, and count nothing, if the bound does not
+        allow them.
+        """
+        if self._partitions + added > limits.PROXY_FEEDS:
+            raise ProtocolError(
+                f"more than {limits.PROXY_FEEDS} partitions would be followed: subscribe to fewer "
+                "topics"
+            )
+        self._partitions += added
 
     def _on_feed_end(self, feed: Feed) -> None:
         """Remove a feed whose topic was deleted."""
@@ -219,6 +241,11 @@ class Subscriber(Peer):
             return
         transport.write(frames)
         self._count_unsent()
+
+    def disconnect(self, reason: str) -> None:
+        """Disconnect the peer, and end its subscriptions at once: no topic is followed for it."""
+        super().disconnect(reason)
+        self._on_disconnected()
 
     # --- called by Peer ---------------------------------------------------------------------
 
