@@ -8,7 +8,7 @@ import random
 import socket
 import struct
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import zmq
@@ -124,6 +124,24 @@ async def test_what_cannot_be_published_is_counted_and_the_rest_is_published(
         assert list(running.broker.topics()) == ["ducks"]
     told = [record for record in caplog.records if "were not published" in record.getMessage()]
     assert len(told) == 1, "again and again is told once in a while"
+
+
+async def test_messages_that_an_unexpected_failure_loses_are_counted_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxied() as running:
+        publisher = await running.publisher()
+        with monkeypatch.context() as planted:
+            planted.setattr(
+                running.broker.messages, "put", AsyncMock(side_effect=ValueError("planted"))
+            )
+            for _ in range(3):
+                await publisher.send_multipart([b"ducks", b"lost"])
+            await until(lambda: running.xsub.refused.count == 3)
+        assert "ValueError: planted" in caplog.text
+        assert "were not published, the last: the broker failed" in caplog.text
+        await publisher.send_multipart([b"ducks", b"quack"])
+        await running.published("ducks", b"quack")
 
 
 async def test_a_topic_that_is_full_takes_what_fits_of_many_messages() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from quackmq import limits as shared_limits
 from quackmq.broker import Broker
-from quackmq.errors import IllegalTopicName, QuackError, RecordTooLarge, TopicFull
+from quackmq.errors import IllegalTopicName, InternalError, QuackError, RecordTooLarge, TopicFull
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.budgets import Budgets
 from quackmq.protocols.zmq.codec import zmtp
@@ -175,6 +175,7 @@ class Publisher(Peer):
             self._refuse(error, len(bodies))
         except Exception:
             log.exception("publishing to %s failed", topic)
+            self._refuse(InternalError("the broker failed; its log says why"), len(bodies))
 
     def _refuse(self, error: QuackError, count: int = 1) -> None:
         """Count messages that are not published, and log the error at intervals."""
