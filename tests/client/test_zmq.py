@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -11,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -311,6 +314,68 @@ def test_an_id_on_disk_is_the_old_one_or_the_new_one(
 
 def fail(*arguments: object, **more: object) -> None:
     raise OSError(28, "no space")
+
+
+def test_an_id_on_disk_is_the_old_one_when_there_are_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is opened after the rename, so that no lack of descriptors can fail there."""
+    ids = LastIds(tmp_path, "donald")
+    ids.put("ducks", "old")
+    really_open, opened = os.open, 0
+    for allowed in range(2):
+        opened = 0
+
+        def open_few(*arguments: Any, allowed: int = allowed, **more: Any) -> int:
+            nonlocal opened
+            opened += 1
+            if opened > allowed:
+                raise OSError(errno.EMFILE, "too many open files")
+            return really_open(*arguments, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", open_few)
+            with pytest.raises(UnusableDirectory, match="too many open files"):
+                ids.put("ducks", "new")
+        assert (tmp_path / "donald" / "ducks.id").read_text() == "old\n"
+    ids.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"\xff\xfe", b"\0" * 20, None],
+    ids=["empty", "line", "utf", "zeros", "dir"],
+)
+def test_an_id_that_cannot_be_read_is_named_and_the_directory_is_free_again(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "donald" / "ducks.id"
+    file.parent.mkdir()
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    problem = "donald: Is a directory" if content is None else "ducks.id is damaged.*remove it"
+    with pytest.raises(UnusableDirectory, match=problem):
+        ZmqClient("127.0.0.1:1", "donald", directory=tmp_path)
+    if content is None:
+        file.rmdir()
+    else:
+        file.unlink()
+    ZmqClient("127.0.0.1:1", "donald", directory=tmp_path).close()
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(UnusableDirectory, match="No locks available"):
+            ZmqClient("127.0.0.1:1", "donald", directory=tmp_path)
+    ZmqClient("127.0.0.1:1", "donald", directory=tmp_path).close()
 
 
 def test_clients_names_and_topics_of_any_kind_have_files_of_their_own(tmp_path: Path) -> None:

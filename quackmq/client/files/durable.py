@@ -1,12 +1,15 @@
 """Replace small files atomically: after a crash, a file has its old or its new content.
 
 When `replace` returns, the new content is on disk. Only one writer at a time. If it raises OSError,
-the file is unchanged.
+the file is unchanged, with one exception: when the disk fails to sync the directory after the
+rename, the file has the new content, and a crash may bring the old content back.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quackmq.disk.syncing import sync_data, sync_names
@@ -14,22 +17,28 @@ from quackmq.disk.syncing import sync_data, sync_names
 
 def replace(file: Path, new: Path, content: bytes) -> None:
     """Write the content to `new`, which must be in the same directory, and rename it to `file`."""
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        written = 0
-        while written < len(content):
-            written += os.write(descriptor, content[written:])
-        sync_data(descriptor)
-    finally:
-        os.close(descriptor)
-    new.replace(file)
-    sync_directory(file.parent)
+    # The directory is opened first: after the rename, a lack of descriptors must not raise.
+    with _opened(file.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        with _opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            written = 0
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
+            sync_data(descriptor)
+        new.replace(file)
+        sync_names(directory)
 
 
 def sync_directory(path: Path) -> None:
     """Sync the creation and removal of files in a directory."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        sync_names(directory)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file or directory for the block; yield its descriptor."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        sync_names(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -36,11 +36,17 @@ class OwnDirectory:
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self.close()
             raise StoreLocked(
                 f"another process uses {self.path}: only one process at a time may use a name"
             ) from None
+        except OSError as error:
+            self.close()
+            raise UnusableDirectory(
+                f"cannot lock {self.path / 'lock'}: {error.strerror}; use a directory on a file "
+                "system that supports locks"
+            ) from error
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -54,7 +60,7 @@ def translating_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnusableDirectory(f"cannot keep last ids in {path}: {error.strerror}") from error
+        raise UnusableDirectory(f"cannot store progress in {path}: {error.strerror}") from error
 
 
 def _path_part(client: str) -> str:

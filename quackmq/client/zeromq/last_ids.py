@@ -11,10 +11,12 @@ process at a time uses the directory (`own_directory.py`). Not thread-safe.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 from quackmq.client.files.durable import replace, sync_directory
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
+from quackmq.errors import UnusableDirectory
 
 _SUFFIX: Final = ".id"
 _NEW: Final = "new"
@@ -29,9 +31,11 @@ class LastIds:
         self._own: OwnDirectory | None = None
         if directory is not None:
             self._own = OwnDirectory(directory, client)
-            for file in self._own.path.iterdir():
-                if file.name.endswith(_SUFFIX):
-                    self._ids[file.name.removesuffix(_SUFFIX)] = file.read_text().strip()
+            try:
+                self._load(self._own.path)
+            except BaseException:
+                self.close()
+                raise
 
     def get(self, topic: str) -> str | None:
         return self._ids.get(topic)
@@ -54,5 +58,28 @@ class LastIds:
         self._ids.pop(topic, None)
 
     def close(self) -> None:
+        """Release the directory for other processes."""
         if self._own is not None:
             self._own.close()
+
+    def _load(self, path: Path) -> None:
+        """Read the ids of all topics. Raises UnusableDirectory."""
+        with translating_os_errors(path):
+            for file in path.iterdir():
+                if file.name.endswith(_SUFFIX):
+                    topic = file.name.removesuffix(_SUFFIX)
+                    self._ids[topic] = _parse_id(file, file.read_bytes())
+
+
+def _parse_id(file: Path, content: bytes) -> str:
+    """Return the id in a file. Raises UnusableDirectory if the file is damaged."""
+    try:
+        message_id = content.decode().strip()
+    except UnicodeDecodeError:
+        message_id = ""
+    if not message_id or not message_id.isprintable():
+        raise UnusableDirectory(
+            f"{file} is damaged, it contains no message id: remove it, and the last message of "
+            "this topic is returned again"
+        )
+    return message_id
