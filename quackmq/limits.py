@@ -194,6 +194,5 @@ LINE_LONGEST_ANSWER_MS: Final = 3_600_000
 #: Ids that one request acknowledges: at 40 bytes each they fit into a request many times over.
 PROXY_IDS: Final = 1_000
 #: How long a client's address may take to be resolved and to answer a connection: less than the 5 s
-#: that clients wait for an answer to `hello`. Also how long a message may take to be acknowledged
-#: after its last bytes were sent.
+#: that clients wait for an answer to `hello`.
 PROXY_CONNECT_MS: Final = 4_000

@@ -82,8 +82,8 @@ HTTP_EVENT_PARTITIONS: Final = 100
 #: Interval of heartbeats on a silent event stream. They show the peers and every proxy between them
 #: that the stream is alive. Half of the 30 s after which impatient proxies disconnect.
 HTTP_HEARTBEAT_MS: Final = 15_000
-#: Messages that an event stream reads from a partition at a time. A slow reader costs twice as
-#: much: the messages that are being sent, and those read ahead.
+#: Messages that an event stream reads from a partition at a time. A slow reader costs the memory of
+#: these messages until they are sent: the next ones are read only then.
 HTTP_EVENTS_BYTES: Final = 256 * KIB
 HTTP_EVENTS_RECORDS: Final = 500
 #: Record batches in one response, beyond the first: few requests for much data. A slow reader costs

@@ -173,9 +173,9 @@ def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Rep
     (_, operations, failed, _, *other_columns), *process_rows = rows
     missing = sum(row[3] for row in process_rows)
     if options.processes:
-        # The number of operations is known here. So count also the measurements that are missing
-        # after the last one of each process.
-        missing += options.operations * options.processes - operations - missing
+        # The number of operations is known here. So this counts also the measurements that are
+        # missing after the last one of each process.
+        missing = options.operations * options.processes - operations
     total = ("all", operations, failed, missing, *other_columns)
     return Report(
         f"run {name}: {operations} operations of {len(process_rows)} processes",
