@@ -174,6 +174,44 @@ def test_verify_names_a_lost_manifest_whose_records_the_log_has_no_more(
     assert "restore it from a backup" in output.lines[0]
 
 
+@pytest.mark.parametrize("owner", [None, b"{}", b'{"topic_id":"ducks"}', b'{"topic_id":7}'])
+def test_verify_names_a_damaged_owner_of_a_partition_without_manifest_and_goes_on(
+    archive: Command, directory: Path, owner: bytes | None
+) -> None:
+    place = directory / "archive" / "ducks"
+    for partition in ("0", "1"):
+        (place / partition / "_manifest.json").unlink()
+    if owner is None:
+        (place / "_topic.json").unlink()
+    else:
+        (place / "_topic.json").write_bytes(owner)
+    output = archive("verify", directory)
+    assert (output.exit_code, output.err) == (1, "")
+    for line in output.lines[:2]:
+        assert line.startswith("damage: archive/ducks/_topic.json: ")
+    assert output.lines[2].startswith("2 damaged ranges in 2 partitions, ")
+
+
+def test_verify_names_a_manifest_that_is_damaged_meanwhile_and_goes_on(
+    archive: Command, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_of(directory, index=1).unlink()
+    real: Callable[..., Any] = ArchiveReader.scan
+
+    def damage_first(reader: ArchiveReader, manifest: manifests.Manifest, file: Any) -> Any:
+        if (manifest.key.partition, file.first_offset) == (0, 200):
+            flip(directory / "archive" / "ducks" / "0" / "_manifest.json", 20)
+        return real(reader, manifest, file)
+
+    monkeypatch.setattr(ArchiveReader, "scan", damage_first)
+    output = archive("verify", directory)
+    assert (output.exit_code, output.err) == (1, "")
+    assert output.lines[0] == (
+        "damage: archive/ducks/0/_manifest.json: the manifest's checksum is wrong"
+    )
+    assert output.lines[1].startswith("1 damaged range in 2 partitions, 2 files, 250 records, ")
+
+
 def test_verify_takes_a_log_that_begins_where_the_archive_ends_for_no_damage(
     archive: Command, directory: Path
 ) -> None:

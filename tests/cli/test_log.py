@@ -17,6 +17,7 @@ from quackmq.model.topic import PartitionKey
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.contract import Store
+from quackmq.stores.local.files.format import encode_frame, parse_frame
 from tests.kit.server import DEADLINE_S, SCRIPT, Server
 from tests.kit.support import START_MS, batch_of
 from tests.stores.calls import append
@@ -297,6 +298,27 @@ def test_dump_of_the_journal_names_damage_in_its_place(log: Log, crashed: Path) 
     assert output.exit_code == 1
     assert output.lines[2].startswith("damage: journal/0, bytes 512 to 1024: frames 2 to 2")
     assert output.lines[3].startswith("journal/0:1024 frame 3")
+
+
+def test_dump_of_the_journal_fails_where_an_entry_cannot_be_read(log: Log, directory: Path) -> None:
+    """The checksum of the frame is right, and its checkpoint covers it: only a dump reads it."""
+    salt = orjson.loads((directory / "quackmq.json").read_bytes())["salt"]
+    journal = directory / "journal" / "0"
+    content = bytearray(journal.read_bytes())
+    first = parse_frame(content, 0, salt)
+    assert first is not None
+    unknown_entry = b"\x63\0\0\0\0"
+    frame = encode_frame(first.sync, first.run, first.number, 0, [unknown_entry], salt)
+    assert first.size == len(frame)
+    first.payload.release()
+    content[: len(frame)] = frame
+    journal.write_bytes(content)
+    output = log("dump", "--journal", directory)
+    assert output.lines[1] == (
+        "    damage: the payload of a journal frame is invalid: unknown kind of entry 99"
+    )
+    assert output.lines[2].startswith("journal/0:512 frame 2"), "the dump continues"
+    assert output.exit_code == 1
 
 
 def test_frames_of_a_store_that_was_closed_are_covered(log: Log, directory: Path) -> None:

@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
         return inspect_directory(args.directory, lambda: archive_export.export(args))
 
-    from quackmq.cli.inspect import archive_output as archive_look
+    from quackmq.cli.inspect import archive_output
 
-    return inspect_directory(args.directory, lambda: archive_look.inspect_archive(args))
+    return inspect_directory(args.directory, lambda: archive_output.inspect_archive(args))
 
 
 def _add_ls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

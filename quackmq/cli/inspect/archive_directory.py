@@ -11,6 +11,7 @@ Nothing is changed. Not thread-safe.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -104,17 +105,17 @@ class ArchiveDirectory:
         if named != partition:
             raise DamagedData(f"{path}: it belongs to {named}, not to {partition}")
         owner = self.owner(partition.topic)
-        if owner != str(manifest.key.topic_id):
+        if owner != manifest.key.topic_id:
             raise DamagedData(
                 f"{path}: it belongs to topic id {manifest.key.topic_id}, the directory to {owner}"
             )
         return manifest
 
-    def owner(self, topic: str) -> str:
+    def owner(self, topic: str) -> uuid.UUID:
         """Return the id of the topic that owns the directory. Raises DamagedData."""
         path = f"{files.topic_path(topic)}/{_TOPIC}"
         try:
-            return str(orjson.loads(read_file(self.disk, path))["topic_id"])
+            return uuid.UUID(str(orjson.loads(read_file(self.disk, path))["topic_id"]))
         except FileNotFoundError:
             raise DamagedData(f"{path}: the file is missing") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -136,11 +137,10 @@ class ArchiveDirectory:
                 continue
             is_offered = manifests.parse_plan(name) is not None
             is_ours = manifests.is_archive_name(name) or name.startswith("_new-") or is_offered
-            what = "the manifest does not list it"
-            what += (
+            description = "the manifest does not list it" + (
                 ": the next start removes it" if is_ours else ", and the broker did not create it"
             )
-            yield Finding(Kind.NOTE, f"{partition.path}/{name}", what)
+            yield Finding(Kind.NOTE, f"{partition.path}/{name}", description)
 
     def _topics(self) -> list[str]:
         # A name that starts with "~" is the directory of a deleted topic.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind
 
 #: The first offset of each partition's log.
-Seams = dict[PartitionKey, int]
+LogStarts = dict[PartitionKey, int]
 
 
 def inspect_archive(args: argparse.Namespace) -> bool:
@@ -179,10 +178,13 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield the findings of all selected partitions, and count in `tally` what was checked."""
     partitions = archived.partitions(selector)
-    seams = _open_seams(directory)
-    if seams is None:
-        what = "a broker has it open: whether log and archive join was not checked"
-        yield Finding(Kind.NOTE, str(directory), what)
+    log_starts = _read_log_starts(directory)
+    if log_starts is None:
+        yield Finding(
+            Kind.NOTE,
+            str(directory),
+            "a broker has it open: whether log and archive join was not checked",
+        )
     show_progress = progress_on_stderr()
     total = sum(
         manifest.size
@@ -195,55 +197,61 @@ def _findings(
             archived, partition, tally, lambda: show_progress(tally.bytes, total)
         )
         yield from verification.findings()
-        manifest = verification.manifest
-        if seams is None:
-            continue
         # A damaged manifest does not say where the archive ends.
-        if not verification.is_damaged:
-            yield from _check_seam(archived, partition, manifest, seams)
+        if log_starts is not None and not verification.is_damaged:
+            yield from _check_join(archived, partition, verification.manifest, log_starts)
 
 
-def _check_seam(
+def _check_join(
     archived: ArchiveDirectory,
     partition: ArchivedPartition,
     manifest: Manifest | None,
-    seams: Seams,
+    log_starts: LogStarts,
 ) -> Iterator[Finding]:
     """Yield the gap between archive and log as damage. If there is none, yield notes about unlisted
     files."""
     if manifest is not None:
         # A partition without a log gets 0, so no gap is found: no archive ends before offset 0.
-        log_first = seams.get(manifest.key, 0)
-        ends = manifest.next_offset
+        log_start = log_starts.get(manifest.key, 0)
+        archive_end = manifest.next_offset
+        description = f"neither archive nor log has them: the log starts at {log_start}"
     else:
-        log_first = seams.get(
-            PartitionKey(uuid.UUID(archived.owner(partition.topic)), partition.partition), 0
-        )
+        try:
+            topic_id = archived.owner(partition.topic)
+        except DamagedData as error:
+            # Without the topic's id, its log is not known.
+            yield _damage_finding(error)
+            return
+        log_start = log_starts.get(PartitionKey(topic_id, partition.partition), 0)
         # Without a manifest, none of the archive's files counts: everything from the first of them
         # up to the log is missing.
-        begins = archived.first_file(partition)
-        ends = log_first if begins is None else begins
-    if ends < log_first:
-        what = f"neither archive nor log has them: the log starts at {log_first}"
-        if manifest is None:
-            what = (
-                "_manifest.json is missing, and the log no longer has these records: restore it "
-                "from a backup"
-            )
-        yield Finding(Kind.DAMAGE, partition.path, what, first_offset=ends, next_offset=log_first)
+        first_file_offset = archived.first_file(partition)
+        archive_end = log_start if first_file_offset is None else first_file_offset
+        description = (
+            "_manifest.json is missing, and the log no longer has these records: restore it "
+            "from a backup"
+        )
+    if archive_end < log_start:
+        yield Finding(
+            Kind.DAMAGE,
+            partition.path,
+            description,
+            first_offset=archive_end,
+            next_offset=log_start,
+        )
         return
     yield from archived.unlisted_files(partition, manifest)
 
 
-def _open_seams(directory: Path) -> Seams | None:
+def _read_log_starts(directory: Path) -> LogStarts | None:
     """Return the first offset of each partition's log, or None while a broker has the directory
     open. The lock is released at once, because the rest may take long and needs no lock."""
     disk = RealDisk(directory, read_only=True)
     try:
         inspection = Inspection(disk)
-        found = {key: log.first_offset for key, log in inspection.logs.items()}
+        log_starts = {key: log.first_offset for key, log in inspection.logs.items()}
         inspection.close()
-        return found
+        return log_starts
     except StoreLocked:
         return None
     except UnusableDirectory:  # an archive that was copied without its log
@@ -278,7 +286,7 @@ class _PartitionVerification:
         self._archived = archived
         self._partition = partition
         self._tally = tally
-        self._tell = show_progress
+        self._show_progress = show_progress
         self._checked: set[str] = set()
 
     def findings(self) -> Iterator[Finding]:
@@ -315,7 +323,7 @@ class _PartitionVerification:
             self._checked.add(file.name)
             self._tally.files += 1
             self._tally.bytes += file.size
-            self._tell()
+            self._show_progress()
 
     def _check(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> Iterator[Finding]:
         """Yield the findings of one file: damaged row groups, and rows that do not belong there.
@@ -349,9 +357,12 @@ class _PartitionVerification:
             raise UnusableDirectory(str(error)) from error
 
     def _has_changed(self, manifest: Manifest) -> bool:
-        """Return whether a broker has replaced the manifest since; then a missing file is not
-        damage."""
-        now = self._archived.manifest(self._partition)
+        """Return whether the manifest has changed since: a broker has replaced it, or it is damaged
+        now. Then a missing file is not damage; `findings` reads the manifest again."""
+        try:
+            now = self._archived.manifest(self._partition)
+        except DamagedData:
+            return True
         return now is not None and now.version != manifest.version
 
 
@@ -384,8 +395,8 @@ def _first_and_last_rows(rows: pa.RecordBatch) -> Iterator[tuple[pa.Scalar, pa.S
 
 def _damage_finding(error: DamagedData) -> Finding:
     """Return the finding for an error, whose text starts with the path."""
-    path, _, what = str(error).partition(": ")
-    return Finding(Kind.DAMAGE, path, what)
+    path, _, description = str(error).partition(": ")
+    return Finding(Kind.DAMAGE, path, description)
 
 
 def _summary_line(tally: _Tally) -> str:

@@ -291,13 +291,14 @@ def dump_journal(inspection: Inspection, limit: int | None) -> bool:
             damaged = damaged or found.kind is Kind.DAMAGE
             print(found)
             continue
-        _print_frame(inspection, found)
+        damaged = _print_frame(inspection, found) or damaged
         remaining = None if remaining is None else remaining - 1
     return damaged
 
 
-def _print_frame(inspection: Inspection, found: FrameAt) -> None:
-    """Print one frame and its entries. Entries from the first undecodable one on are missing."""
+def _print_frame(inspection: Inspection, found: FrameAt) -> bool:
+    """Print one frame and its entries. Entries from the first undecodable one on are missing.
+    Return whether there is such an entry."""
     (slot, position), frame, behind = found
     print(
         f"{slot_path(slot)}:{position} frame {frame.number}, run {frame.run}, {frame.size} bytes, "
@@ -309,6 +310,8 @@ def _print_frame(inspection: Inspection, found: FrameAt) -> None:
             print(f"    {_entry_line(inspection, entry)}")
     except DamagedStore as error:
         print(f"    {Kind.DAMAGE}: {error}")
+        return True
+    return False
 
 
 def _entry_line(inspection: Inspection, entry: Entry) -> str:
