@@ -52,7 +52,12 @@ VALUES = (
     | {f"quackmq.model.{name}" for name in ("offset_notes", "partitioning", "policy", "topic")}
 )
 PURE = {"quackmq.model", "quackmq.groups"}
-CODECS = {f"quackmq.protocols.{name}.codec" for name in ("kafka", "line", "zmq")}
+CODECS = {
+    "quackmq.protocols.kafka.codec",
+    "quackmq.protocols.line.codec",
+    "quackmq.protocols.line.escapes",
+    "quackmq.protocols.zmq.codec",
+}
 
 #: What codecs may import of the serving layer.
 SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limits")}
@@ -85,7 +90,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     | PURE
     | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},
     **{
-        codec: BASE | SHARED | {"quackmq.records.batch", codec.replace("codec", "limits")}
+        codec: BASE
+        | SHARED
+        | {"quackmq.records.batch", codec.rpartition(".")[0] + ".limits"}
+        | {"quackmq.protocols.line.escapes"}
         for codec in CODECS
     },
     "quackmq.serving": BASE | {"quackmq.broker", "quackmq.loop_clock"},

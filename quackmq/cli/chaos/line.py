@@ -22,6 +22,7 @@ from quackmq.protocols.line.codec import (
     Entry,
     Lines,
     Message,
+    Rejection,
     Role,
     Word,
     encode,
@@ -171,8 +172,10 @@ class _Connection:
             messages += [Choose(role, name, topic) for topic in topics]
             for message in [*messages, Word.END]:
                 self.send(encode(message))
-                if self.receive_word() is not Word.ACCEPT:
-                    raise Refused(f"{message} was refused")
+                answer = self._receive_answer()
+                if answer is not Word.ACCEPT:
+                    reason = f": {answer.reason}" if isinstance(answer, Rejection) else ""
+                    raise Refused(f"{message} was refused{reason}")
         except BaseException:
             self._socket.close()
             raise
@@ -182,6 +185,11 @@ class _Connection:
         self._socket.sendall(data)
 
     def receive_word(self) -> Word:
+        """Return the next answer without its reason; raises as `_receive_answer` does."""
+        answer = self._receive_answer()
+        return Word.REJECT if isinstance(answer, Rejection) else answer
+
+    def _receive_answer(self) -> Word | Rejection:
         """Return the next answer. Raises QuackTimeout, or ConnectionResetError if the broker ends
         the connection."""
         message = self._receive_message(time.monotonic() + _ANSWER_S)
@@ -189,7 +197,7 @@ class _Connection:
             raise QuackTimeout(f"no answer within {_ANSWER_S:g} s")
         if message is Word.TERMINATE:
             raise ConnectionResetError("the broker sent terminate")
-        assert isinstance(message, Word), "a publisher receives only words"
+        assert isinstance(message, Word | Rejection), "a publisher receives only answers"
         return message
 
     def receive_entry(self, wait_s: float) -> Entry | None:

@@ -39,6 +39,7 @@ from quackmq.protocols.line.codec import (
     Entry,
     Lines,
     Message,
+    Rejection,
     Role,
     Word,
     encode,
@@ -296,12 +297,10 @@ class Peer:
             raise ConnectionEnded from None
 
     def receive_word(self) -> Word:
-        """Return the next answer. Raises ConnectionEnded at the end of the connection."""
-        answer = self._receive_message()
-        if answer is Word.TERMINATE:
-            raise ConnectionEnded(terminated=True)
-        assert isinstance(answer, Word), f"{answer} is not an answer to a publisher"
-        return answer
+        """Return the next answer without its reason. Raises ConnectionEnded at the end of the
+        connection."""
+        answer = self._receive_answer()
+        return Word.REJECT if isinstance(answer, Rejection) else answer
 
     def receive_entry_or_end(self) -> Entry | None:
         """Return the next entry, or None when the runner asks the peer to end. Raises
@@ -400,8 +399,18 @@ class Peer:
     def _ask(self, message: Message) -> None:
         """Send a message and wait for `accept`. Exits if the broker refuses."""
         self.send_message(message)
-        if self.receive_word() is not Word.ACCEPT:
-            raise SystemExit(f"{message} was refused")
+        answer = self._receive_answer()
+        if answer is not Word.ACCEPT:
+            reason = f": {answer.reason}" if isinstance(answer, Rejection) else ""
+            raise SystemExit(f"{message} was refused{reason}")
+
+    def _receive_answer(self) -> Word | Rejection:
+        """Return the next answer. Raises ConnectionEnded at the end of the connection."""
+        answer = self._receive_message()
+        if answer is Word.TERMINATE:
+            raise ConnectionEnded(terminated=True)
+        assert isinstance(answer, Word | Rejection), f"{answer} is not an answer to a publisher"
+        return answer
 
     def _receive_message(self) -> Message:
         while (line := self._lines.next_line()) is None:

@@ -2,5 +2,5 @@
 
 Open `codec` first: it draws the states of a peer. Then `server` (the state that peers
 share), `connection` (one peer and its deadlines), `publisher` and `subscriber` (the handlers of
-each role) and `records` (the connection records).
+each role), `records` (the connection records) and `escapes` (how text stays on one line).
 """

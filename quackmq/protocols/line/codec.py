@@ -4,7 +4,7 @@ A message is a line. It ends with a newline, or with a carriage return and a new
 separated by one space:
 
     pub ID connect   sub ID connect   end   pub ID topic K   sub ID topic K   topic K [entry]
-    accept           reject           successful             retry            terminate
+    accept           reject REASON    successful             retry            terminate
 
 **Entries.** The specification has entries of QUACKSIZE bytes. It does not say where a shorter entry
 ends, nor whether its brackets are sent. Here they are sent, and the line ends the entry: the entry
@@ -13,11 +13,11 @@ contain brackets, be empty, and begin or end with spaces. Four bytes are escaped
 the backslash, and `\n`, `\r` and `\0` for newline, carriage return and zero, because programs that
 read lines or C strings stop at these bytes. A carriage return or zero is also accepted unescaped.
 Every other byte stands for itself. So a person can type a message, an entry can hold any bytes, and
-after an invalid message the next line is valid again. Rejected alternatives:
+after an invalid message the next line is valid again. docs/decisions/line-protocol.md has the
+rejected alternatives.
 
-- entries of a fixed size with padding: nobody can type them, and padding looks like content;
-- a size before the entry: not the specified message, and one wrong number misreads all that follow;
-- base64: unreadable.
+**Reasons.** Behind `reject` the broker writes the error's code and a sentence for people. A peer
+must accept `reject` without a reason, too: the model has none.
 
 **Conversation.** Each state allows some messages. Any other message is out of order: it is refused
 and changes nothing. In the state *new* it also ends the conversation. The first of the listed
@@ -76,6 +76,7 @@ from typing import Final, NamedTuple
 from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
 from quackmq.protocols.line import limits
+from quackmq.protocols.line.escapes import encode_reason, escape, unescape
 from quackmq.serving import limits as serving_limits
 
 
@@ -113,7 +114,13 @@ class Word(StrEnum):
     TERMINATE = "terminate"
 
 
-Message = Connect | Choose | Entry | Word
+class Rejection(NamedTuple):
+    """The answer `reject` with its reason."""
+
+    reason: str
+
+
+Message = Connect | Choose | Entry | Rejection | Word
 
 
 class Refused(NamedTuple):
@@ -133,9 +140,11 @@ def encode(message: Message) -> bytes:
     if isinstance(message, Word):
         return _LINE_BY_WORD[message]
     if isinstance(message, Entry):
-        return b"topic %b [%b]\n" % (message.topic.encode(), _escape(message.content))
+        return b"topic %b [%b]\n" % (message.topic.encode(), escape(message.content))
     if isinstance(message, Connect):
         return f"{message.role} {message.id} connect\n".encode()
+    if isinstance(message, Rejection):
+        return b"reject %b\n" % encode_reason(message.reason)
     return f"{message.role} {message.id} topic {message.topic}\n".encode()
 
 
@@ -148,6 +157,8 @@ def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Mes
         return word
     if line.startswith(b"topic "):
         return _parse_entry(line, entry_bytes)
+    if line.startswith(b"reject "):
+        return Rejection(line.removeprefix(b"reject ").decode(errors="replace"))
     match line.split(b" "):
         case [(b"pub" | b"sub") as role, name, b"connect"]:
             return Connect(Role(role.decode()), _parse_name("id", name, shared_limits.NAME_BYTES))
@@ -418,9 +429,9 @@ class Conversation:
             raise
         return event
 
-    def answer(self, word: Word) -> bytes:
-        """Answer the message that `next_event` has returned; return the bytes to send.
-        `terminate` needs no message.
+    def answer(self, word: Word, reason: str = "") -> bytes:
+        """Answer the message that `next_event` has returned; return the bytes to send. `reject` may
+        have a reason. `terminate` needs no message.
         """
         if word is Word.TERMINATE:
             assert self._state is not State.OVER, "terminate is sent once"
@@ -436,7 +447,7 @@ class Conversation:
                 self._peer = message
             elif isinstance(message, Choose):
                 self._topics[message.topic] = None
-        return _LINE_BY_WORD[word]
+        return encode(Rejection(reason)) if reason else _LINE_BY_WORD[word]
 
     def deliver(self, entry: Entry, line: bytes | None = None) -> bytes:
         """Return the line of an entry for a listening subscriber, whose next message must be
@@ -510,6 +521,8 @@ class Conversation:
 
 def kind_of(message: Message) -> Kind:
     """Return a message's kind, by which the state table has its steps."""
+    if isinstance(message, Rejection):
+        return Kind.ANSWER
     if isinstance(message, Word):
         return _KIND_BY_WORD.get(message, Kind.ANSWER)
     if isinstance(message, Entry):
@@ -530,37 +543,12 @@ _KIND_BY_WORD: Final[Mapping[Word, Kind]] = {
     Word.TERMINATE: Kind.TERMINATE,
 }
 
-_ESCAPE_BY_BYTE: Final[Mapping[bytes, bytes]] = {
-    b"\\": b"\\\\",
-    b"\n": b"\\n",
-    b"\r": b"\\r",
-    b"\0": b"\\0",
-}
-_BYTE_BY_ESCAPE: Final[Mapping[bytes, bytes]] = {two: one for one, two in _ESCAPE_BY_BYTE.items()}
 #: One text for all invalid first messages, so that it does not depend on how bytes are split.
-_STRANGER: Final = "its first message is none: begin with pub ID connect or sub ID connect"
+_STRANGER: Final = "begin with pub ID connect or sub ID connect"
 #: Bytes that no id contains: control characters, and bytes that UTF-8 does not use.
 _NO_TEXT: Final = re.compile(rb"[\x00-\x0c\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
-_TO_ESCAPE: Final = re.compile(rb"[\\\n\r\0]")
-_ESCAPE: Final = re.compile(rb"\\.?", re.DOTALL)
 #: Characters of a line that an error message quotes.
 _SHOWN_CHARS: Final = 40
-
-
-def _escape(content: bytes) -> bytes:
-    return _TO_ESCAPE.sub(lambda found: _ESCAPE_BY_BYTE[found.group()], content)
-
-
-def _unescape(written: bytes) -> bytes:
-    """Return the content of a written entry. Raise ProtocolError for an unknown escape."""
-    if b"\\" not in written:
-        return written
-    try:
-        return _ESCAPE.sub(lambda found: _BYTE_BY_ESCAPE[found.group()], written)
-    except KeyError as error:
-        raise ProtocolError(
-            f"{_abbreviate(error.args[0])} in an entry: a backslash must precede \\, n, r or 0"
-        ) from None
 
 
 def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
@@ -568,7 +556,7 @@ def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
     _, topic, *rest = line.split(b" ", 2)
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
         raise ProtocolError(f"{_abbreviate(line)} is no entry: write topic K [entry]")
-    content = _unescape(rest[0][1:-1])
+    content = unescape(rest[0][1:-1])
     check_size(len(content), entry_bytes)
     return Entry(_parse_topic(topic), content)
 

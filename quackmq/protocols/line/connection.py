@@ -30,11 +30,13 @@ from quackmq.protocols.line.codec import (
     Entry,
     Event,
     Refused,
+    Rejection,
     Role,
     State,
     Word,
     encode,
 )
+from quackmq.protocols.line.escapes import describe_error
 from quackmq.protocols.line.joint_writes import JointWrites
 from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
@@ -46,7 +48,6 @@ from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_p
 log = logging.getLogger(__name__)
 
 _TERMINATE: Final = encode(Word.TERMINATE)
-_REJECT: Final = encode(Word.REJECT)
 _NAMED_STATES: Final = (State.PUB_NAMED, State.SUB_NAMED)
 #: States in which a peer may be silent for any time.
 _UNTIMED_STATES: Final = (State.PUBLISHING, State.LISTENING, State.DELIVERING)
@@ -276,12 +277,16 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def caller(self) -> Caller:
         return self._caller
 
-    def answer(self, word: Word) -> None:
-        """Answer the current message, and handle the next one."""
+    def answer(self, word: Word, reason: str = "") -> None:
+        """Answer the current message, and handle the next one. `reject` may have a reason."""
         if self._end is None and self._transport is not None:
             self.send_unsent()
-            self._transport.write(self._conversation.answer(word))
+            self._transport.write(self._conversation.answer(word, reason))
             self.pump()
+
+    def reject(self, error: QuackError) -> None:
+        """Answer the current message with `reject` and the reason, and handle the next one."""
+        self.answer(Word.REJECT, describe_error(error))
 
     def deliver(self, entry: Entry, line: bytes) -> None:
         """Send an entry to a peer that can receive one. Raise RecordTooLarge, and change nothing,
@@ -342,7 +347,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         elif isinstance(event, Refused):
             self._log_rejection(event.error)
             self.send_unsent()
-            self._transport.write(_REJECT)
+            self._transport.write(encode(Rejection(describe_error(event.error))))
         elif event is Word.TERMINATE:
             self.end(End.TERMINATED)
         else:
@@ -392,7 +397,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self.end(End.CLOSED)
         except QuackError as error:
             self._log_rejection(error)
-            self.answer(Word.REJECT)
+            self.reject(error)
         except Exception:
             log.exception("%s: a message failed", self._channel)
             self.end(End.FAILED)
@@ -436,7 +441,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
                 self.end(End.MISTAKEN)
                 return
             if self._transport is not None:
-                self._transport.write(_REJECT)
+                self._transport.write(encode(Rejection(describe_error(error))))
             self.end(End.EXPELLED, f"{error}, not with {self._conversation.opening!r}")
             return
         self.end(End.EXPELLED, str(error))

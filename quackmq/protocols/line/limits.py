@@ -12,6 +12,9 @@ from quackmq.limits import KIB, MIB
 
 #: The words before an entry, or a whole message without one: an id and a topic fit well.
 LINE_HEAD_BYTES: Final = 1 * KIB
+#: The reason behind `reject`: a sentence with two names in it. With the word it is shorter than
+#: LINE_HEAD_BYTES, so that every client that uses our `Lines` accepts it.
+LINE_REASON_BYTES: Final = 800
 #: Bytes of an overlong line that are skipped to answer it: enough for a mistake, not for an endless
 #: line.
 LINE_LEFT_OUT_BYTES: Final = 1 * MIB
@@ -39,9 +42,9 @@ LINE_WAIT_MS: Final = 10_000
 LINE_LEASE_MARGIN_MS: Final = 10_000
 #: Unsent bytes of one peer; above it nothing more is read from it or sent to it. There is no budget
 #: over all peers as in the other protocols, because few bytes can be unsent: a publisher gets one
-#: word per message, and a subscriber gets its next entry after it has answered the last one. So a
-#: peer has at most this buffer and one line, which is LINE_HEAD_BYTES and twice the entry's size.
-#: For LINE_CONNECTIONS peers that is 285 MiB with the default entry size, and 754 MiB with the
+#: short line per message, and a subscriber gets its next entry after it has answered the last one.
+#: So a peer has at most this buffer and one line: LINE_HEAD_BYTES and twice the entry's size. For
+#: LINE_CONNECTIONS peers that is 285 MiB with the default entry size, and 754 MiB with the
 #: largest.
 LINE_WRITE_BUFFER_BYTES: Final = 64 * KIB
 #: A peer that reads none of its answers for this long is disconnected.

@@ -3,7 +3,7 @@
 The answer to an entry is `successful` when the entry is durable. It is `retry` when the topic is
 full and its policy lets publishers wait for room. Then the entry is discarded, and the publisher
 may continue with another topic. So there is at most one pending entry, and no topic delays another.
-Any other failure is answered with `reject` and logged.
+Any other failure is answered with `reject` and its reason, and logged.
 
 If the connection ends while an entry is unanswered, the publisher does not know whether the entry
 was stored. Publishing that has begun is completed.
@@ -36,6 +36,9 @@ class PublisherPeer(Protocol):
     def caller(self) -> Caller: ...
 
     def answer(self, word: Word) -> None: ...
+
+    def reject(self, error: QuackError) -> None:
+        """Answer `reject` with the reason."""
 
     def end(self, end: End, detail: str = "") -> None: ...
 
@@ -142,7 +145,7 @@ class Publisher:
             self._logged_error_class = type(error)
             level = logging.DEBUG if is_logged else logging.WARNING
             log.log(level, "an entry of pub %s was rejected: %s", self._name, error)
-            self._peer.answer(Word.REJECT)
+            self._peer.reject(error)
         else:
             log.error("an entry of pub %s failed", self._name, exc_info=error)
             self._peer.end(End.FAILED)

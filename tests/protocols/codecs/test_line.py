@@ -24,6 +24,7 @@ from quackmq.protocols.line.codec import (
     Lines,
     Message,
     Refused,
+    Rejection,
     Role,
     State,
     Step,
@@ -53,6 +54,7 @@ MESSAGES = [
     (b"topic 1 [\xff\xfe\x1b]", Entry("1", b"\xff\xfe\x1b")),
     (b"accept", Word.ACCEPT),
     (b"reject", Word.REJECT),
+    (b"reject topic_full: topic 1 is full", Rejection("topic_full: topic 1 is full")),
     (b"successful", Word.SUCCESSFUL),
     (b"retry", Word.RETRY),
     (b"terminate", Word.TERMINATE),
@@ -67,6 +69,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Choose, roles, names, topics),
     st.builds(Entry, topics, contents),
     st.sampled_from(Word),
+    st.builds(Rejection, names),
 )
 
 

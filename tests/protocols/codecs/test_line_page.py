@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quackmq.protocols.line.codec import Conversation, Entry, Event, Refused, State, Word, parse
+from quackmq.protocols.line.codec import (
+    Conversation,
+    Entry,
+    Event,
+    Refused,
+    Rejection,
+    State,
+    Word,
+    parse,
+)
+from quackmq.protocols.line.escapes import describe_error
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,7 +36,7 @@ def test_the_conversations_of_the_page_go_as_they_stand_there() -> None:
                 continue
             said = parse(text)
             if isinstance(event, Refused):
-                assert said is Word.REJECT
+                assert said == Rejection(describe_error(event.error))
             elif isinstance(said, Entry):
                 assert conversation.deliver(said) == text + b"\n"
             else:

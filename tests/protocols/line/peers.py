@@ -59,6 +59,8 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        #: The reason of the last `reject`.
+        self.reason = ""
 
     def write(self, data: bytes) -> None:
         self.writer.write(data)
@@ -68,10 +70,14 @@ class Peer:
             self.writer.write(line.encode() + b"\n")
 
     async def hears(self) -> str:
-        """The next line; "" when the broker has hung up."""
+        """The next line; "" when the broker has hung up. `reject` is returned without its reason,
+        which is in `reason` then."""
         line = await soon(self.reader.readline())
         assert not line or line.endswith(b"\n"), line
-        return line.decode().removesuffix("\n")
+        text = line.decode().removesuffix("\n")
+        if text.startswith("reject "):
+            text, _, self.reason = text.partition(" ")
+        return text
 
     async def ask(self, line: str) -> str:
         self.say(line)

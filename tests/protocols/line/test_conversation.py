@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quackmq.broker import BrokerSettings
+from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.codec import Role
 from quackmq.protocols.line.records import ConnectionRecord, End
@@ -176,8 +177,34 @@ async def test_what_is_out_of_order_unknown_or_too_long_is_rejected_and_changes_
             ("successful", "reject"),
             ("terminate", "terminate"),
         ]:
+            peer.reason = ""
             assert await peer.ask(line) == answer, line
+            assert bool(peer.reason) == (answer == "reject"), line
         assert await running.values("1") == [b"sixteen bytes!!"]
+
+
+@on_both_loops
+async def test_reject_is_followed_by_the_code_and_the_words_of_the_error_q2_q4_q9() -> None:
+    async with served(LineSettings(entry_bytes=16)) as running:
+        await running.topic("full", Policy(live_entries=1, when_full=WhenFull.REFUSE))
+        donald = await running.publisher("donald", "full")
+        assert await donald.ask("topic full [a]") == "successful"
+        stranger = await running.peer()
+        await stranger.ask("sub 7 connect")
+        await stranger.ask("end")
+        for peer, line, reason in [
+            (donald, "topic full [b]", "topic_full: topic full, partition 0 is full: "),
+            (donald, "topic other [b]", "invalid_request: topic other was not announced"),
+            (donald, "topic full [" + "x" * 17 + "]", "record_too_large: an entry of 17 bytes"),
+            (donald, "quack", "protocol_error: 'quack' is no message"),
+            (stranger, "sub 8 topic 1", "invalid_request: 8 is not connected here, but 7"),
+            (stranger, "sub 7 topic a/b", "illegal_topic_name: "),
+        ]:
+            assert await peer.ask(line) == "reject"
+            assert peer.reason.startswith(reason), line
+        shouting = await running.peer()
+        assert await shouting.ask("PUB 7 connect") == "reject"
+        assert shouting.reason == "protocol_error: begin with pub ID connect or sub ID connect"
 
 
 @on_both_loops

@@ -32,6 +32,9 @@ class Peer:
     def answer(self, word: Word) -> None:
         self.told.append(word)
 
+    def reject(self, error: errors.QuackError) -> None:
+        self.told.append(Word.REJECT)
+
     def end(self, end: End, detail: str = "") -> None:
         self.told.append(end)
 
