@@ -18,6 +18,7 @@ from quackmq.archive.parquet.reader import ArchiveReader
 from quackmq.cli import text
 from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
 from quackmq.cli.main import main
+from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
 from tests.archive.support import NOON_MS
 from tests.cli.archives import add, change, make_store, numbered, trim_log
@@ -453,6 +454,65 @@ def test_export_copies_a_quarantined_batch_as_it_came(archive: Command, tmp_path
     assert output.lines[0].startswith("poison: 0/_quarantined-")
     (raw,) = (tmp_path / "export" / "0").glob("*.batch")
     assert raw.read_bytes() == bytes(poison().batch.view)
+
+
+def test_export_names_a_quarantined_batch_that_retention_deletes_meanwhile(
+    archive: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, target = tmp_path / "data", tmp_path / "export"
+    add(data, PartitionKey(make_store(data), 0), [poison(), numbered(1, 9)])
+    real: Callable[..., Any] = ArchiveReader.pieces
+
+    def trim_first(reader: ArchiveReader, manifest: manifests.Manifest, file: Any) -> Any:
+        if file in manifest.quarantined:
+            change(data, manifests.trim(manifest, 5))
+            (data / "archive" / "ducks" / "0" / file.name).unlink()
+        return real(reader, manifest, file)
+
+    monkeypatch.setattr(ArchiveReader, "pieces", trim_first)
+    output = archive("export", data, "ducks", target)
+    assert output.exit_code == 0
+    assert output.lines[0] == "ducks:0: offsets 0 to 0 were deleted meanwhile"
+    assert offsets(target) == list(range(1, 10))
+    assert not list((target / "0").glob("*.batch"))
+
+
+def test_export_leaves_out_a_damaged_quarantined_batch_only_if_asked(
+    archive: Command, tmp_path: Path
+) -> None:
+    data, target = tmp_path / "data", tmp_path / "export"
+    manifest = add(data, PartitionKey(make_store(data), 0), [poison(), numbered(1, 9)])
+    flip(data / "archive" / "ducks" / "0" / manifest.quarantined[0].name, 3)
+    output = archive("export", data, "ducks", target)
+    assert (output.exit_code, target.exists()) == (1, False)
+    output = archive("export", data, "ducks", target, "--skip-damaged")
+    assert output.exit_code == 1
+    assert output.lines[0].startswith("damage: archive/ducks/0/_quarantined-")
+    assert offsets(target) == list(range(1, 10))
+    told = orjson.loads((target / "_manifest.json").read_bytes())
+    assert len(told["partitions"][0]["damaged"]) == 1
+
+
+def test_export_leaves_no_part_of_a_file_that_is_deleted_meanwhile(
+    archive: Command, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = ArchiveReader.scan
+    is_trimmed = False
+
+    def end_early(reader: ArchiveReader, manifest: manifests.Manifest, file: Any) -> Any:
+        nonlocal is_trimmed
+        yield from real(reader, manifest, file)
+        if not is_trimmed:
+            is_trimmed = True
+            change(directory, manifests.trim(manifest, 200))
+            yield DamagedData("the next row group is missing")
+
+    monkeypatch.setattr(ArchiveReader, "scan", end_early)
+    target = tmp_path / "export"
+    output = archive("export", directory, "ducks:0", target, "--from", "50")
+    assert output.exit_code == 0
+    assert output.lines[0] == "ducks:0: offsets 50 to 199 were deleted meanwhile"
+    assert offsets(target) == list(range(200, 300))
 
 
 def test_no_look_changes_anything(archive: Command, directory: Path, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -29,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from quackmq.archive.manifest import ArchiveFile, Manifest
+from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.archive.parquet.schema import SCHEMA
 from quackmq.archive.parquet.to_batches import timestamps_ms
 from quackmq.cli import limits
@@ -202,11 +203,21 @@ class Exporter:
     def _export_partition(
         self, partition: ArchivedPartition, manifest: Manifest
     ) -> _ExportedPartition:
-        """Export one partition, file by file. If a file is missing because a broker has replaced
-        the manifest, continue with the new manifest at the same offset. Raises DamagedData."""
+        """Export one partition: its files, then its quarantined batches. Raises DamagedData."""
         offset, end = self._bounds.of(manifest)
         # `end` is below `offset` if no offset lies within the bounds.
         part = _ExportedPartition(partition.partition, offset, max(offset, end))
+        manifest = self._export_files(partition, manifest, part)
+        self._export_quarantined(partition, manifest, part)
+        return part
+
+    def _export_files(
+        self, partition: ArchivedPartition, manifest: Manifest, part: _ExportedPartition
+    ) -> Manifest:
+        """Export the offsets of `part`, file by file. If a file is missing because a broker has
+        replaced the manifest, continue with the new manifest at the same offset. Return the
+        manifest that was used last. Raises DamagedData."""
+        offset, end = part.first_offset, part.next_offset
         while offset < end:
             file = manifest.files[manifest.file_at(offset)]
             stop = min(file.next_offset, end)
@@ -219,16 +230,13 @@ class Exporter:
                 manifest = now  # a broker has merged or deleted the file
                 if manifest.first_offset > offset:
                     gone = min(manifest.first_offset, end)
-                    self.lost.append(
-                        f"{partition}: offsets {offset} to {gone - 1} were deleted meanwhile"
-                    )
+                    self._report_deleted(partition, offset, gone)
                     offset = gone
                 continue
             self._done += file.size
             self._show_progress(self._done, self._total)
             offset = stop
-        self._export_quarantined(manifest, part)
-        return part
+        return manifest
 
     def _export_file(
         self, manifest: Manifest, file: ArchiveFile, start: int, stop: int, part: _ExportedPartition
@@ -246,7 +254,6 @@ class Exporter:
                 self.records += file.records
                 return
             except DamagedData:
-                self._target.remove(name)
                 if not self._skips_damaged:
                     raise
         name = f"{part.partition}/{start:020d}.parquet"
@@ -266,28 +273,56 @@ class Exporter:
                 now = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
                 if not self._skips_damaged or _was_replaced(now, manifest):
                     raise rows
-                self.damaged += 1
-                self.lost.append(f"damage: {rows}")
-                part.damaged.append({"reason": str(rows)})
+                self._skip_damaged(rows, part)
                 continue
             chosen = self._bounds.select_rows(rows, start, stop)
             if chosen.num_rows:
                 yield chosen
 
-    def _export_quarantined(self, manifest: Manifest, part: _ExportedPartition) -> None:
-        """Copy the quarantined batches whose first offset is in the exported range, and add a
-        message about each one."""
-        for one in manifest.quarantined:
-            if part.first_offset <= one.first_offset < part.next_offset:
-                name = f"{part.partition}/_quarantined-{one.first_offset:020d}.batch"
-                written = self._target.copy(name, self._archived.reader.pieces(manifest, one))
-                part.quarantined.append(
-                    ExportedFile(name, one.first_offset, one.next_offset, 0, *written)
-                )
-                self.lost.append(
-                    f"poison: {name}, offsets {one.first_offset} to {one.next_offset - 1}: copied "
-                    f"raw, because it cannot be decoded: {one.reason}"
-                )
+    def _export_quarantined(
+        self, partition: ArchivedPartition, manifest: Manifest, part: _ExportedPartition
+    ) -> None:
+        """Copy the quarantined batches whose first offset is in the exported range. If a batch is
+        missing because a broker has deleted it, report its offsets as deleted. Raises DamagedData
+        unless damage is skipped."""
+        for batch in manifest.quarantined:
+            if not part.first_offset <= batch.first_offset < part.next_offset:
+                continue
+            try:
+                self._copy_quarantined(manifest, batch, part)
+            except DamagedData as error:
+                # A manifest keeps its quarantined batches under their names until it trims them.
+                now = self._manifest(partition)
+                if now is not None and now.first_offset >= batch.next_offset:
+                    self._report_deleted(partition, batch.first_offset, batch.next_offset)
+                elif self._skips_damaged:
+                    self._skip_damaged(error, part)
+                else:
+                    raise
+
+    def _copy_quarantined(
+        self, manifest: Manifest, batch: Quarantined, part: _ExportedPartition
+    ) -> None:
+        """Copy a quarantined batch, and add a message about it. Raises DamagedData."""
+        name = f"{part.partition}/_quarantined-{batch.first_offset:020d}.batch"
+        written = self._target.copy(name, self._archived.reader.pieces(manifest, batch))
+        part.quarantined.append(
+            ExportedFile(name, batch.first_offset, batch.next_offset, 0, *written)
+        )
+        self.lost.append(
+            f"poison: {name}, offsets {batch.first_offset} to {batch.next_offset - 1}: copied "
+            f"raw, because it cannot be decoded: {batch.reason}"
+        )
+
+    def _report_deleted(self, partition: ArchivedPartition, start: int, stop: int) -> None:
+        """Add a message about offsets [start, stop) that a broker deleted during the export."""
+        self.lost.append(f"{partition}: offsets {start} to {stop - 1} were deleted meanwhile")
+
+    def _skip_damaged(self, error: DamagedData, part: _ExportedPartition) -> None:
+        """Count damage that is left out, and name it in the output and in the manifest."""
+        self.damaged += 1
+        self.lost.append(f"damage: {error}")
+        part.damaged.append({"reason": str(error)})
 
 
 def _was_replaced(now: Manifest | None, manifest: Manifest) -> bool:
@@ -310,10 +345,9 @@ class _Target:
             raise UnusableDirectory(f"{path} is not an empty directory: export into a new one")
 
     def copy(self, name: str, pieces: Iterator[bytes]) -> tuple[int, str]:
-        """Write a file; return its size and checksum."""
-        path = self._new_path(name)
+        """Write a file; return its size and checksum. If `pieces` fails, write no file."""
         size = checksum = 0
-        with path.open("wb") as file:
+        with self._new_file(name) as file:
             for piece in pieces:
                 file.write(piece)
                 size += len(piece)
@@ -322,24 +356,19 @@ class _Target:
         return self._count(size, checksum)
 
     def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, tuple[int, str]]:
-        """Write rows as Parquet; return their number, the size and the checksum. Without rows,
-        write no file."""
+        """Write rows as Parquet; return their number, the size and the checksum. Without rows, or
+        if `batches` fails, write no file."""
         first = next(batches, None)
         if first is None:
             return 0, (0, "")
-        path = self._new_path(name)
         records = 0
-        with path.open("wb") as file:
+        with self._new_file(name) as file:
             with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
                 for rows in _prepend(first, batches):
                     records += rows.num_rows
                     writer.write_batch(rows, row_group_size=rows.num_rows)
             _sync(file.fileno(), file.flush)
-        return records, self._count(*_compute_checksum(path))
-
-    def remove(self, name: str) -> None:
-        (self._path / name).unlink()
-        self._written.remove(self._path / name)
+        return records, self._count(*_compute_checksum(self._path / name))
 
     def finish(self, manifest: dict[str, Any]) -> None:
         """Write the manifest, which completes the export. It gets its name only after everything
@@ -359,6 +388,18 @@ class _Target:
             path.unlink(missing_ok=True)
         for directory in reversed(self._made):
             directory.rmdir()
+
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing; close it at the end, and remove it if the writing fails."""
+        path = self._new_path(name)
+        try:
+            with path.open("wb") as file:
+                yield file
+        except BaseException:
+            path.unlink(missing_ok=True)
+            self._written.remove(path)
+            raise
 
     def _new_path(self, name: str) -> Path:
         """Return the path of a new file; create its missing directories. Record them for
