@@ -4,9 +4,9 @@ Only topics whose policy counts entries are known here; other topics bypass this
 `quackmq.model.policy` decides, from facts that `RetentionFacts` collects for each partition. This
 module carries the decisions out:
 
-- A publisher to a full topic waits in its partition's queue, first come, first served. It is
-  admitted when there is room: after a trim, after a cursor moved, or when the cleaner notices
-  expired entries. Other partitions and topics are not affected.
+- A publisher to a full topic waits in its partition's queue (`publisher_queues.py`). It is admitted
+  when there is room: after a trim, after a cursor moved, or when the cleaner notices expired
+  entries.
 - Appends in flight count as entries, so concurrent publishers do not overfill a topic.
 - A publish to a topic with `drop_oldest` is answered after the oldest entries are deleted. If the
   deletion fails, the publish is still valid, and the cleaner tries the deletion again.
@@ -28,28 +28,27 @@ import asyncio
 import logging
 import math
 import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
-from quackmq.broker.lifecycle import Lifecycle, closing_error
+from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.retention.blockers import HeldBackReport
 from quackmq.broker.retention.facts import Archive, Holds, RetentionFacts
 from quackmq.broker.retention.partition import Partition
+from quackmq.broker.retention.publisher_queues import PublisherQueues, start_quietly
 from quackmq.clock import Clock
-from quackmq.errors import QuackError, RecordTooLarge, TopicFull, UnknownTopic
+from quackmq.errors import QuackError, UnknownTopic
 from quackmq.model.agenda import Agenda
-from quackmq.model.policy import WhenFull, has_room, trim_before
+from quackmq.model.policy import trim_before
 from quackmq.model.topic import Append, AppendResult, Cursor, PartitionKey, Topic
 from quackmq.records.batch import Batch
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
-_Result = TypeVar("_Result")
 #: How many overtaken subscriptions of a partition are named in the log.
 _NAMED_SUBSCRIPTIONS: Final = 3
 
@@ -81,16 +80,13 @@ class Retention:
         self._clock = clock
         self._now_ms = clock.now_ms
         self._holds = holds
-        self._full_topic_wait_ms = full_topic_wait_ms
         self._on_trimmed = on_trimmed
         #: The cursors that keep retention from deleting entries.
         self.held_back = HeldBackReport(holds)
         self._partitions: dict[uuid.UUID, list[Partition]] = {}
         #: When the cleaner is to look at each partition.
         self._due_times: Agenda[Partition] = Agenda()
-        self._queues: dict[PartitionKey, deque[_Waiter]] = {}
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._queues = PublisherQueues(store, self._facts, full_topic_wait_ms, lifecycle)
         self._lifecycle = lifecycle
         self._failures: dict[uuid.UUID, Failure] = {}
 
@@ -104,7 +100,7 @@ class Retention:
             partition.topic = topic
             if policy_changed:
                 partition.reset()
-                self._admit_after_change(partition)
+                self._queues.admit_after_change(partition)
         if not topic.policy.deletes_entries:
             self.held_back.forget_topic(topic.id)
         if not topic.policy.counts_entries:
@@ -120,7 +116,7 @@ class Retention:
         for partition in self._partitions.pop(topic.id, []):
             partition.close()
             error = UnknownTopic(f"topic {topic.name} was deleted")
-            self._fail_queue(partition.key, error)
+            self._queues.fail(partition.key, error)
         self._failures.pop(topic.id, None)
         self.held_back.forget_topic(topic.id)
         self._holds.topic_deleted(topic.id)
@@ -140,17 +136,7 @@ class Retention:
         With `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
         awaited, TopicFull, RecordTooLarge and the errors of the store."""
         partition = self._partitions[key.topic_id][key.partition]
-        _check_fits(partition, batch)
-        if partition.is_ready and not wait_for_room and key in self._queues:
-            raise _full_error(partition)
-        if not partition.is_ready or key in self._queues:
-            return self._queue_publisher(partition, batch, check, self._append, wait_for_room)
-        if self._has_room(partition, batch):
-            # The append is carried out even if the publisher is cancelled.
-            return asyncio.shield(self._append(partition, batch))
-        if partition.topic.policy.when_full is WhenFull.REFUSE or not wait_for_room:
-            raise _full_error(partition)
-        return self._queue_publisher(partition, batch, check, self._append)
+        return self._queues.enter(partition, batch, self._append, check, wait_for_room)
 
     def publish_together(
         self, appends: Sequence[Append], cursors: Sequence[Cursor]
@@ -158,7 +144,9 @@ class Retention:
         """Append several batches of a topic, and cursors, as one unit when there is room for all.
         Room is reserved in the order of partitions, so no two callers wait for each other."""
         partitions = [self._partitions[key.topic_id][key.partition] for key, _, _ in appends]
-        return asyncio.shield(self._start(self._publish_together(partitions, appends, cursors)))
+        return asyncio.shield(
+            start_quietly(self._lifecycle, self._publish_together(partitions, appends, cursors))
+        )
 
     def count_append(self, key: PartitionKey, result: AppendResult, size: int) -> None:
         """Count an append that bypassed `publish`: a marker, or a staged batch."""
@@ -172,7 +160,7 @@ class Retention:
         partitions = self._partitions.get(key.topic_id)
         if partitions is not None:
             partitions[key.partition].due_ms = 0
-            self._admit(partitions[key.partition])
+            self._queues.admit(partitions[key.partition])
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         """Delete the entries of a partition before an offset; return its new first offset."""
@@ -208,8 +196,7 @@ class Retention:
 
     def stop(self) -> None:
         """Fail all publishers that wait for room with BrokerClosing."""
-        for key in list(self._queues):
-            self._fail_queue(key, closing_error())
+        self._queues.stop()
 
     def _pop_due(self) -> list[Partition]:
         """Return the partitions that the cleaner must look at now, and clear their due times."""
@@ -223,13 +210,13 @@ class Retention:
             partition = partitions[partition_number]
             if self._facts.has_new_manifest(partition):
                 due[partition] = None
-        due.update((queue[0].partition, None) for queue in self._queues.values())
+        due.update(dict.fromkeys(self._queues.partitions()))
         return list(due)
 
     async def _clean(self, partition: Partition) -> None:
         """Update the facts of a partition, trim it, and set when to look again."""
         if not partition.is_ready:
-            await asyncio.shield(self._start_preparing(partition))
+            await asyncio.shield(self._queues.start_preparing(partition))
         async with partition.lock:
             now_ms = self._now_ms()
             partition.due_ms = math.inf
@@ -240,7 +227,7 @@ class Retention:
                 partition.due_ms = 0
                 raise
             partition.schedule(now_ms, has_more=trimmed or has_more)
-        self._admit(partition)
+        self._queues.admit(partition)
 
     async def _trim_expired(self, partition: Partition, now_ms: int) -> bool:
         """Trim what the policy does not keep; return whether anything was trimmed."""
@@ -300,52 +287,18 @@ class Retention:
 
     # --- one partition ----------------------------------------------------------------------
 
-    def _start_preparing(self, partition: Partition) -> asyncio.Task[None]:
-        if partition.preparing is None:
-            partition.preparing = self._start(self._prepare(partition))
-        return partition.preparing
-
-    async def _prepare(self, partition: Partition) -> None:
-        """Load the facts that the partition's policy needs; then admit waiting publishers."""
-        try:
-            while not partition.is_ready:
-                topic = partition.topic
-                await self._facts.load(partition)
-                partition.is_ready = partition.topic is topic
-        except Exception as error:
-            self._fail_queue(partition.key, error)
-            raise
-        finally:
-            partition.preparing = None
-        self._admit(partition)
-
     async def _trim(self, partition: Partition, before: int) -> int:
         """Trim a partition, update its facts and admit waiting publishers."""
         first = await self._trim_store(partition.key, before)
         partition.apply_trim(first)
         self._facts.apply_manifest(partition)
-        self._admit(partition)
+        self._queues.admit(partition)
         return first
 
     async def _trim_store(self, key: PartitionKey, before: int) -> int:
         first = await self._store.trim(key, before)
         self._on_trimmed(key, first)
         return first
-
-    def _has_room(self, partition: Partition, batch: Batch) -> bool:
-        """Return whether a batch can be appended now. Try cheap facts first."""
-        policy = partition.topic.policy
-        if not policy.refuses_or_waits:
-            return True
-        entries = batch.record_count + partition.in_flight
-        facts = partition.least_facts()
-        if has_room(policy, facts, entries):
-            return True
-        facts = self._facts.collect(partition)
-        # A repeated batch takes no room: it is in the log already.
-        return has_room(policy, facts, entries) or self._store.is_repeat(
-            Append(partition.key, batch)
-        )
 
     async def _publish_together(
         self,
@@ -358,7 +311,7 @@ class Retention:
         pairs = list(zip(partitions, (each.batch for each in appends), strict=True))
         try:
             for partition, batch in sorted(pairs, key=lambda pair: pair[0].key.partition):
-                await self._reserve_room(partition, batch)
+                await self._queues.enter(partition, batch, self._reserve)
                 reserved.append((partition, batch))
             results = await self._store.append(appends, cursors)
             for (partition, batch), result in zip(pairs, results, strict=True):
@@ -366,26 +319,14 @@ class Retention:
         finally:
             for partition, batch in reserved:
                 partition.in_flight -= batch.record_count
-                self._admit(partition)
+                self._queues.admit(partition)
         for partition in partitions:
             if partition.topic.policy.drops_oldest:
                 await self._drop_oldest(partition)
         return results
 
-    async def _reserve_room(self, partition: Partition, batch: Batch) -> None:
-        """Wait for room and count the batch as in flight. Raise TopicFull or RecordTooLarge."""
-        _check_fits(partition, batch)
-        if not partition.is_ready or partition.key in self._queues:
-            await self._queue_publisher(partition, batch, None, self._reserve)
-        elif self._has_room(partition, batch):
-            self._reserve(partition, batch)
-        elif partition.topic.policy.when_full is WhenFull.REFUSE:
-            raise _full_error(partition)
-        else:
-            await self._queue_publisher(partition, batch, None, self._reserve)
-
     def _reserve(self, partition: Partition, batch: Batch) -> asyncio.Future[None]:
-        """Count a batch as in flight; return a finished future, as `_queue_publisher` needs."""
+        """Count a batch as in flight; return a finished future, as `PublisherQueues` needs."""
         partition.in_flight += batch.record_count
         reserved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reserved.set_result(None)
@@ -394,7 +335,9 @@ class Retention:
     def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[AppendResult]:
         appended = self._store.append([Append(partition.key, batch)])
         partition.in_flight += batch.record_count
-        return self._start(self._await_append(partition, batch.record_count, batch.size, appended))
+        return start_quietly(
+            self._lifecycle, self._await_append(partition, batch.record_count, batch.size, appended)
+        )
 
     async def _await_append(
         self, partition: Partition, entries: int, size: int, appended: Awaitable[list[AppendResult]]
@@ -405,7 +348,7 @@ class Retention:
             partition.apply_append(result, size)
         finally:
             partition.in_flight -= entries
-            self._admit(partition)
+            self._queues.admit(partition)
         if partition.topic.policy.drops_oldest:
             await self._drop_oldest(partition)
         return result
@@ -437,164 +380,3 @@ class Retention:
         if self._find_drop_offset(partition) > partition.first:
             partition.due_ms = 0
         return True
-
-    # --- waiting publishers -----------------------------------------------------------------
-
-    def _queue_publisher(
-        self,
-        partition: Partition,
-        batch: Batch,
-        check: Callable[[Batch], object] | None,
-        start: Callable[[Partition, Batch], asyncio.Future[_Result]],
-        wait_for_room: bool = True,
-    ) -> Awaitable[_Result]:
-        """Queue a publisher; call `start` when it is the first and there is room. Without
-        `wait_for_room`, it is queued only until the partition is ready."""
-        self._lifecycle.check_open()
-        if (
-            self._waiting >= limits.WAITING_PUBLISHERS
-            or self._waiting_bytes + batch.size > limits.WAITING_PUBLISH_BYTES
-        ):
-            raise TopicFull(
-                f"{_full_error(partition)}; {self._waiting} publishers already wait for room, with "
-                f"{self._waiting_bytes} bytes"
-            )
-        waiter = _Waiter(partition, batch, check, start, wait_for_room)
-        self._queues.setdefault(partition.key, deque()).append(waiter)
-        self._waiting += 1
-        self._waiting_bytes += batch.size
-        if not partition.is_ready:
-            self._start_preparing(partition)
-        task = self._start(self._wait(waiter))
-        task.add_done_callback(lambda _: self._remove_waiter(waiter))
-        return task
-
-    async def _wait(self, waiter: _Waiter) -> Any:
-        """Wait until a publisher is admitted; return the result, or raise TopicFull."""
-        partition = waiter.partition
-        if partition.preparing is not None:
-            await asyncio.wait([partition.preparing])
-        try:
-            async with asyncio.timeout(self._full_topic_wait_ms / 1000):
-                await waiter.woken
-        except TimeoutError:
-            # The publisher may have been admitted at the same moment at which its time ran out.
-            if waiter.outcome is None:
-                waited = f"waited {self._full_topic_wait_ms} ms for room"
-                raise TopicFull(f"{_full_error(partition)}; {waited}") from None
-        assert waiter.outcome is not None, "a waiter is woken with an outcome"
-        if isinstance(waiter.outcome, Exception):
-            raise waiter.outcome
-        return await asyncio.shield(waiter.outcome)
-
-    def _remove_waiter(self, waiter: _Waiter) -> None:
-        """Remove a publisher that was cancelled or timed out, and admit the next one."""
-        if waiter.outcome is None:
-            self._dequeue(waiter)
-            self._admit(waiter.partition)
-
-    def _admit(self, partition: Partition) -> None:
-        """Admit queued publishers in order, as far as there is room."""
-        while (queue := self._queues.get(partition.key)) is not None and partition.is_ready:
-            waiter = queue[0]
-            if waiter.woken.cancelled():
-                return  # `_remove_waiter` removes it, and then admits the next one
-            try:
-                if waiter.check is not None:
-                    waiter.check(waiter.batch)
-                _check_fits(partition, waiter.batch)
-                if not self._has_room(partition, waiter.batch):
-                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.wait_for_room:
-                        self._fail_impatient(partition)
-                        return
-                    raise _full_error(partition)
-                waiter.outcome = waiter.start(partition, waiter.batch)
-            except Exception as error:
-                waiter.outcome = error
-            self._dequeue(waiter)
-            waiter.woken.set_result(None)
-
-    def _fail_impatient(self, partition: Partition) -> None:
-        """Fail queued publishers that chose not to wait, with TopicFull."""
-        for waiter in [each for each in self._queues[partition.key] if not each.wait_for_room]:
-            self._fail_waiter(waiter, _full_error(partition))
-
-    def _admit_after_change(self, partition: Partition) -> None:
-        """Admit publishers that need not wait under the topic's new policy."""
-        if partition.key not in self._queues:
-            return
-        if partition.topic.policy.counts_entries:
-            self._start_preparing(partition)
-        else:
-            partition.is_ready = True
-            self._admit(partition)
-
-    def _dequeue(self, waiter: _Waiter) -> None:
-        queue = self._queues[waiter.partition.key]
-        queue.remove(waiter)
-        if not queue:
-            del self._queues[waiter.partition.key]
-        self._waiting -= 1
-        self._waiting_bytes -= waiter.batch.size
-
-    def _fail_queue(self, key: PartitionKey, error: Exception) -> None:
-        for waiter in list(self._queues.get(key, ())):
-            self._fail_waiter(waiter, error)
-
-    def _fail_waiter(self, waiter: _Waiter, error: Exception) -> None:
-        self._dequeue(waiter)
-        waiter.outcome = error
-        if not waiter.woken.done():
-            waiter.woken.set_result(None)
-
-    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._lifecycle.start(coroutine)
-        task.add_done_callback(_mark_retrieved)
-        return task
-
-
-class _Waiter:
-    """A queued publisher. When it is woken, `outcome` is its started append, or the error."""
-
-    __slots__ = ("batch", "check", "outcome", "partition", "start", "wait_for_room", "woken")
-
-    def __init__(
-        self,
-        partition: Partition,
-        batch: Batch,
-        check: Callable[[Batch], object] | None,
-        start: Callable[[Partition, Batch], asyncio.Future[Any]],
-        wait_for_room: bool = True,
-    ) -> None:
-        self.partition = partition
-        self.wait_for_room = wait_for_room
-        self.check = check
-        self.start = start
-        self.batch = Batch.peek(bytes(batch.view))  # a copy: the caller may reuse its buffer
-        self.outcome: asyncio.Future[Any] | Exception | None = None
-        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-def _mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """Mark the task's error as retrieved. The publisher gets it, unless it was cancelled."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _check_fits(partition: Partition, batch: Batch) -> None:
-    """Raise RecordTooLarge if a batch has more records than its topic can ever hold."""
-    policy = partition.topic.policy
-    max_entries = policy.live_entries if policy.refuses_or_waits else math.inf
-    if max_entries is not None and batch.record_count > max_entries:
-        raise RecordTooLarge(
-            f"a batch of {batch.record_count} records never fits into topic "
-            f"{partition.topic.name}, which holds {max_entries}: send smaller ones"
-        )
-
-
-def _full_error(partition: Partition) -> TopicFull:
-    topic = partition.topic
-    return TopicFull(
-        f"topic {topic.name}, partition {partition.key.partition} is full: "
-        f"it holds {topic.policy.live_entries} live entries"
-    )
