@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from quackmq.broker import Messages, ProducerEpoch
-from quackmq.broker.log import next_message as heads
+from quackmq.broker.log import scanner
 from quackmq.broker.publish.service import PublishService
 from quackmq.broker.staging.committer import StageCopier
 from quackmq.broker.transactions.entry import TransactionalIdEntry
@@ -201,7 +201,7 @@ def test_aborted_records_that_are_shown_are_caught() -> None:
     def all_of_them(batch: Batch, aborted: Iterable[AbortedTransaction]) -> bool:
         return not batch.is_control
 
-    with mock.patch.object(heads, "is_committed", all_of_them):
+    with mock.patch.object(scanner, "is_committed", all_of_them):
         assert_caught("nobody has asked to commit it", "ended as")
 
 
