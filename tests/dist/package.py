@@ -2,14 +2,16 @@
 
     python -m tests.dist.package [--directory dist] [--python PYTHON]
 
-The wheel is built from the sdist, so a file that the sdist lacks is missed. `twine check` reads the
-metadata. Then the wheel goes into an empty environment, and the first example of the README runs
-there: a broker, and the Python client. Needs a package index.
+The changelog must have a dated section for the version. The wheel is built from the sdist, so a
+file that the sdist lacks is missed. `twine check` reads the metadata. Then the wheel goes into an
+empty environment, and the first example of the README runs there: a broker, and the Python client.
+Needs a package index.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from quackmq import __version__
 from tests.kit.readme import ROOT, Block, Tour, blocks, section
 
 PACKAGES: Final = ("quackmq", "pyspark_quackmq")
@@ -45,6 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quackmq-dist-") as temporary:
         tools = _environment(Path(temporary) / "tools", sys.executable, *TOOLS)
         built = _build(tools, given.directory)
+        check_changelog((ROOT / "CHANGELOG.md").read_text(), __version__)
         for path in built:
             check(path)
             print(f"{path.name}: {len(files_of(path))} files, {path.stat().st_size:,} bytes")
@@ -87,6 +91,17 @@ def check(path: Path) -> None:
     if not any(Path(name).name == "LICENSE" for name in content):
         raise BadPackage(f"{path.name} has no license")
     _check_texts(path.name, content)
+
+
+def check_changelog(text: str, version: str) -> None:
+    """Raise BadPackage unless the version has a dated section with something in it."""
+    released = re.search(
+        rf"^## {re.escape(version)} – \d{{4}}-\d{{2}}-\d{{2}}\n(.*?)(?=^## |\Z)",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    if released is None or not released[1].strip():
+        raise BadPackage(f"CHANGELOG.md says nothing about version {version}")
 
 
 def package_files(root: Path) -> Iterator[str]:

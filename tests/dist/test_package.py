@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.package import BadPackage, check, package_files
+from quackmq import __version__
+from tests.dist.package import BadPackage, check, check_changelog, package_files
 from tests.kit.readme import ROOT
 
 LICENSE = {"quackmq-0.1.0.dist-info/licenses/LICENSE": b"Apache"}
@@ -62,3 +63,20 @@ def test_a_path_of_this_machine_is_noticed(tmp_path: Path, packages: dict[str, b
     ours = {"quackmq-0.1.0.dist-info/direct_url.json": f"file://{ROOT}/dist".encode()}
     with pytest.raises(BadPackage, match="has a path of this machine"):
         check(wheel(tmp_path, packages | LICENSE | ours))
+
+
+def test_the_changelog_says_what_is_in_this_version() -> None:
+    check_changelog((ROOT / "CHANGELOG.md").read_text(), __version__)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## Unreleased\n- new\n",
+        "## 0.1.0\n- new\n",
+        "## 0.1.0 – 2026-11-18\n\n## 0.0.9 – 2026-01-01\n- old\n",
+    ],
+)
+def test_a_version_without_a_dated_section_in_the_changelog_is_noticed(text: str) -> None:
+    with pytest.raises(BadPackage, match=r"says nothing about version 0\.1\.0"):
+        check_changelog(text, "0.1.0")
