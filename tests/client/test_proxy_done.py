@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import uuid
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quackmq.client.zeromq import received_offsets as proxy_done
+from quackmq.client.files import durable
+from quackmq.client.zeromq import received_offsets
 from quackmq.client.zeromq.received_offsets import ProcessedOffsets
 from quackmq.errors import NewerFormat, StoreLocked, UnusableDirectory
 from quackmq.model.subscription import RecordPosition
@@ -96,7 +100,7 @@ def test_a_torn_record_is_known_by_its_checksum(tmp_path: Path) -> None:
 def test_a_long_file_is_written_anew_and_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_done, "_MANY_RECORDS", 20)
+    monkeypatch.setattr(received_offsets, "_MANY_RECORDS", 20)
     numbers = list(range(100))
     random.Random(1).shuffle(numbers)
     done = ProcessedOffsets(tmp_path, "donald")
@@ -111,13 +115,90 @@ def test_a_long_file_is_written_anew_and_says_the_same(
     again.close()
 
 
+@pytest.mark.parametrize("opened", range(4))
+def test_a_long_file_is_written_anew_when_descriptors_are_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: int
+) -> None:
+    """However many files can be opened before there are no descriptors."""
+    monkeypatch.setattr(received_offsets, "_MANY_RECORDS", 20)
+    done = ProcessedOffsets(tmp_path, "donald")
+    for number in range(20):
+        done.add(TOPIC, RecordPosition(0, number))
+    known = set(range(20))
+    really_open, room = os.open, iter(range(opened))
+
+    def open_few(*arguments: Any) -> int:
+        if next(room, None) is None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return really_open(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_few)
+        for number in (30, 31):
+            try:
+                done.add(TOPIC, RecordPosition(0, number))
+                known.add(number)
+            except UnusableDirectory as error:
+                assert "too many open files" in str(error)
+    done.add(TOPIC, RecordPosition(0, 40))
+    done.close()
+    again = ProcessedOffsets(tmp_path, "donald")
+    assert offsets(again, 100) == {*known, 40}
+    again.close()
+
+
+@pytest.mark.parametrize("step", ["write", "fdatasync", "rename", "sync_names"])
+def test_a_failure_while_a_long_file_is_written_anew_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(received_offsets, "_MANY_RECORDS", 20)
+    done = ProcessedOffsets(tmp_path, "donald")
+    for number in range(20):
+        done.add(TOPIC, RecordPosition(0, number))
+    long_bytes = file_of(tmp_path).stat().st_size
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            target: object = {"rename": Path, "sync_names": durable}.get(step, os)
+            patch.setattr(target, "replace" if step == "rename" else step, fail)
+            with pytest.raises(UnusableDirectory, match="no space"):
+                done.add(TOPIC, RecordPosition(0, 50))
+        assert offsets(done, 100) == set(range(20))
+    for number in range(30, 33):
+        done.add(TOPIC, RecordPosition(0, number))
+    assert file_of(tmp_path).stat().st_size < long_bytes, "it was written anew"
+    done.close()
+    again = ProcessedOffsets(tmp_path, "donald")
+    assert offsets(again, 100) == {*range(20), *range(30, 33)}
+    again.close()
+
+
+def test_a_directory_is_synced_before_records_are_appended_to_a_file_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a crash could bring the old file back, without these records."""
+    monkeypatch.setattr(received_offsets, "_MANY_RECORDS", 20)
+    done = ProcessedOffsets(tmp_path, "donald")
+    for number in range(20):
+        done.add(TOPIC, RecordPosition(0, number))
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_names", fail)
+        with pytest.raises(UnusableDirectory, match="no space"):
+            done.add(TOPIC, RecordPosition(0, 20))
+        sync_again = Mock()
+        patch.setattr(durable, "sync_names", sync_again)
+        done.add(TOPIC, RecordPosition(0, 20))
+    sync_again.assert_called_once()
+    done.close()
+
+
+def fail(*arguments: object) -> int:
+    raise OSError(28, "no space left on device")
+
+
 @pytest.mark.parametrize("step", ["write", "fdatasync"])
 def test_what_could_not_be_noted_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def fail(*arguments: object) -> int:
-        raise OSError(28, "no space left on device")
-
     done = ProcessedOffsets(tmp_path, "donald")
     done.add(TOPIC, RecordPosition(0, 0))
     with monkeypatch.context() as patch:

@@ -32,7 +32,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from quackmq.client.files.durable import replace
+from quackmq.client.files.durable import replace, sync_directory, write
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat
@@ -151,14 +151,17 @@ class ProcessedOffsets:
                 raise OSError(28, "no space left on device")  # 28 is ENOSPC
             sync_data(self._file)
         except OSError:
-            # A torn record must be the last one in the file: reading stops there.
-            os.ftruncate(self._file, start)
+            # A torn record must be the last one in the file: reading stops there. The position is
+            # set first, so that the next record overwrites the torn one if truncating fails too.
             os.lseek(self._file, start, os.SEEK_SET)
+            os.ftruncate(self._file, start)
             raise
         self._records += 1
 
     def _compact(self) -> None:
-        """Replace the file by one with a record for each range, if most records are redundant."""
+        """Replace the file by one with a record for each range, if most records are redundant.
+        Raises OSError; then all processed offsets are still in the file.
+        """
         if self._records < _MANY_RECORDS:
             return
         with self._lock:
@@ -171,13 +174,19 @@ class ProcessedOffsets:
             return
         assert self._own is not None, "only called with a directory"
         path = self._own.path / "done"
-        replace(path, path.with_name("new"), _HEAD + b"".join(records))
-        # The descriptor still refers to the replaced file. It is -1 in between, so that `close`
-        # does not close it twice if opening fails.
+        new = path.with_name("new")
+        # The descriptor is opened before the rename. After it, the old one refers to a removed
+        # file, so records that are appended there would be lost.
+        file = write(new, _HEAD + b"".join(records))
+        try:
+            new.replace(path)
+        except BaseException:
+            os.close(file)
+            raise
         os.close(self._file)
-        self._file = -1
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        os.lseek(self._file, 0, os.SEEK_END)
+        self._file = file
+        # If this fails, the number of records is unchanged, and the next call compacts again.
+        sync_directory(path.parent)
         self._records = len(records)
 
 
