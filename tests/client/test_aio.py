@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from quackmq import AsyncClient, Client, QuackTimeout, errors
+from quackmq.client.kafka.cluster import Cluster
 
 
 @pytest_asyncio.fixture
@@ -160,3 +162,28 @@ async def test_a_topic_that_is_full_says_so(client: AsyncClient, topic: str) -> 
     for sequence in (None, 1):
         with pytest.raises(errors.Refused, match=why):
             await client.put(topic, "two", sequence=sequence)
+
+
+async def test_the_loop_does_not_wait_for_the_id_of_a_topic_made_anew(
+    client: AsyncClient, address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is asked for it in another thread."""
+    first = await client.put(topic, "old")
+    async with AsyncClient(address, f"other-{topic}", timeout=20) as other:
+        await other.delete_topic(topic)
+        await other.create_topic(topic)
+    waiting_threads: list[threading.Thread] = []
+    wait_for_result = Cluster._wait_for_result
+
+    def watched(self: Cluster, *arguments: Any) -> Any:
+        waiting_threads.append(threading.current_thread())
+        return wait_for_result(self, *arguments)
+
+    monkeypatch.setattr(Cluster, "_wait_for_result", watched)
+    second = await client.put(topic, "new")
+    third = await client.put(topic, "newer")
+    assert waiting_threads, "its id was asked for"
+    assert threading.current_thread() not in waiting_threads
+    await client.subscribe(topic, "beginning")
+    assert [(await client.get(topic)).id for _ in range(2)] == [second, third]
+    assert first not in (second, third)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from quackmq import Client, QuackTimeout, errors
+from quackmq import Client, QuackError, QuackTimeout, errors
+from quackmq.client import limits as client_limits
 from quackmq.client.kafka.numbered import Numbered
 from tests.client.conftest import Clients
 from tests.client.program import Program
@@ -57,6 +58,51 @@ def test_many_are_there_all_or_none_and_a_repeat_adds_what_is_missing(
     assert again[2] == ids[2]
     assert None not in again[3:]
     assert everything(clients, topic, 5) == list("abcde")
+
+
+def test_a_topic_made_anew_has_no_numbers_yet(clients: Clients, topic: str) -> None:
+    press = clients("press")
+    first = press.put(topic, "old", sequence=5)
+    press.delete_topic(topic)
+    press.create_topic(topic)
+    assert press.last_sequence(topic) is None
+    second = press.put(topic, "new", sequence=5)
+    assert second not in (first, None)
+    assert press.put(topic, "new", sequence=5) == second
+    assert everything(clients, topic, 1) == ["new"]
+
+
+def test_numbers_of_a_topic_made_anew_by_somebody_else_are_asked_for_again(
+    clients: Clients, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the time for which a client may take a topic for the old one."""
+    monkeypatch.setattr(client_limits, "CLIENT_TOPIC_MS", 0)
+    press, other = clients("press"), clients("other")
+    first = press.put(topic, "old", sequence=5)
+    other.delete_topic(topic)
+    other.create_topic(topic)
+    second = press.put(topic, "new", sequence=3)
+    assert second not in (first, None)
+    reader = clients("reader")
+    reader.subscribe(topic, "beginning")
+    message = reader.get(topic)
+    assert (message.value, message.id) == ("new", second)
+
+
+def test_a_put_into_a_topic_made_anew_unnoticed_can_be_repeated(
+    clients: Clients, topic: str
+) -> None:
+    press, other = clients("press"), clients("other")
+    press.put(topic, "old", sequence=5)
+    other.delete_topic(topic)
+    other.create_topic(topic)
+    with pytest.raises(QuackError, match="put it again with the same sequence"):
+        press.put(topic, "new", sequence=6)
+    second = press.put(topic, "new", sequence=6)
+    reader = clients("reader")
+    reader.subscribe(topic, "beginning")
+    message = reader.get(topic)
+    assert (message.value, message.id) == ("new", second)
 
 
 @pytest.mark.processes

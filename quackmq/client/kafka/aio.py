@@ -29,6 +29,7 @@ from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.types import Headers, Message, StartLike, make_origin
 from quackmq.errors import Refused
+from quackmq.model.subscription import RecordPosition, message_id
 
 T = TypeVar("T")
 
@@ -122,14 +123,18 @@ class AsyncClient:
             return await self._run(numbered, topic, message, key, headers)
         deadline = await self._deadline(timeout)
         serialised = self._client.serialise(message, key, headers)
-        result = await self._send(topic, serialised, deadline)
+        read_position = await self._send(topic, serialised, deadline)
         session = self._client.session
         try:
-            # Without a cached topic, `result` asks the cluster for the topic's id, and the loop
-            # must not wait for that.
-            return result() if session.cluster.has_cached(topic) else await self._run(result)
+            position = read_position()
         except Refused as refused:
             raise await self._run(session.explain_refusal, topic, refused) from None
+        is_recreated = session.cluster.is_recreated(topic, [position])
+        info = None if is_recreated else session.cluster.cached_topic(topic)
+        if info is None:
+            # This asks the cluster for the topic's id, and the loop must not wait for that.
+            info = await self._run(session.topic_of_put, topic, deadline, refresh=is_recreated)
+        return message_id(info.id, position)
 
     async def put_many(
         self,
@@ -275,9 +280,9 @@ class AsyncClient:
 
     async def _send(
         self, topic: str, serialised: SerializedMessage, deadline: Deadline
-    ) -> Callable[[], str]:
+    ) -> Callable[[], RecordPosition]:
         """Send a message and wait for its outcome or the deadline; return a function that
-        returns the id or raises the error."""
+        returns the position or raises the error."""
         loop = asyncio.get_running_loop()
         delivered = loop.create_future()
 
@@ -331,9 +336,9 @@ class AsyncClient:
         partition: int,
         on_delivered: Callable[[], None],
         deadline: Deadline,
-    ) -> Callable[[], str]:
-        """Start sending a message; return a function that returns its id or raises its error. While
-        librdkafka's queue is full, wait and try again. Raises QuackTimeout."""
+    ) -> Callable[[], RecordPosition]:
+        """Start sending a message; return a function that returns its position or raises its error.
+        While librdkafka's queue is full, wait and try again. Raises QuackTimeout."""
         begin = self._client.session.begin_put
         while True:
             try:

@@ -122,10 +122,9 @@ class Cluster:
         """Return the topic, possibly from the cache; with `refresh`, always request it. Raises
         UnknownTopic.
         """
-        with self._lock:
-            cached = self._topics.get(name)
-        if cached is not None and not refresh and _age_ms(cached[1]) < limits.CLIENT_TOPIC_MS:
-            return cached[0]
+        cached = None if refresh else self.cached_topic(name)
+        if cached is not None:
+            return cached
         futures = self._admin.client.describe_topics(
             TopicCollection([name]), request_timeout=_request_timeout_s(deadline)
         )
@@ -219,23 +218,28 @@ class Cluster:
                     raise
                 time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
 
-    def topic_of_put(
-        self, name: str, positions: Sequence[RecordPosition], deadline: Deadline
-    ) -> TopicInfo:
-        """Return the topic into which messages were just put. If their offsets do not grow, the
-        topic was deleted and created again, so ask the cluster."""
-        refresh = False
+    def is_recreated(self, name: str, positions: Sequence[RecordPosition]) -> bool:
+        """Return whether a topic was deleted and created again, to judge by the positions of
+        messages that were just put: then their offsets do not grow. Forget the old topic. Does not
+        wait.
+        """
+        is_recreated = False
         with self._lock:
             for partition, offset in positions:
-                refresh = refresh or offset <= self._last_offsets.get((name, partition), -1)
+                if offset <= self._last_offsets.get((name, partition), -1):
+                    is_recreated = True
                 self._last_offsets[name, partition] = offset
-        return self.topic(name, deadline, refresh=refresh)
+        if is_recreated:
+            self.forget(name)
+        return is_recreated
 
-    def has_cached(self, name: str) -> bool:
-        """Return whether `topic` would answer from the cache."""
+    def cached_topic(self, name: str) -> TopicInfo | None:
+        """Return the topic, or None if `topic` would ask the cluster. Does not wait."""
         with self._lock:
             cached = self._topics.get(name)
-        return cached is not None and _age_ms(cached[1]) < limits.CLIENT_TOPIC_MS
+        if cached is None or _age_ms(cached[1]) >= limits.CLIENT_TOPIC_MS:
+            return None
+        return cached[0]
 
     def forget(self, name: str) -> None:
         """Remove a topic from the caches."""

@@ -14,6 +14,7 @@ Any thread may call; one put runs at a time.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from quackmq.errors import (
     ProducerFenced,
     QuackError,
     QuackTimeout,
+    UnknownTopic,
 )
 from quackmq.model.offset_notes import (
     NUMBER_PARTITION,
@@ -63,6 +65,8 @@ class Numbered:
         self._group_metadata: Any = None
         #: Cached last numbers, valid while this producer is not fenced.
         self._last: dict[str, LastPut | None] = {}
+        #: The ids of the topics that the cached numbers belong to.
+        self._topic_ids: dict[str, uuid.UUID] = {}
 
     def put(
         self, topic: str, messages: Sequence[SerializedMessage], sequence: int, deadline: Deadline
@@ -79,6 +83,7 @@ class Numbered:
                 f"{limits.CLIENT_NUMBERED_MESSAGES}"
             )
         with locked(self._lock, f"another numbered put of {self._name}", deadline):
+            self._forget_recreated(topic, deadline)
             producer = self._get_producer(deadline)
             last = self._find_last(topic, deadline)
             repeated_count = (
@@ -98,6 +103,7 @@ class Numbered:
         """Return the last number that the broker has for this name. Fences other producers of
         this name; otherwise the answer could be outdated."""
         with locked(self._lock, f"another numbered put of {self._name}", deadline):
+            self._forget_recreated(topic, deadline)
             self._get_producer(deadline)
             translation = self._find_last(topic, deadline)
             return None if translation is None else translation.number
@@ -105,6 +111,22 @@ class Numbered:
     def close(self) -> None:
         """Close; a put in another thread ends by its own deadline."""
         self._producer = None
+
+    def _forget_recreated(self, topic: str, deadline: Deadline) -> None:
+        """Drop the producer and the cached numbers if a topic was deleted and created again: the
+        new topic has neither the numbers nor the producer's messages. Noticed after
+        CLIENT_TOPIC_MS at the latest. Raises QuackTimeout."""
+        topic_id = self._topic_ids.get(topic)
+        if topic_id is None:
+            return
+        try:
+            is_same = self._cluster.topic(topic, deadline).id == topic_id
+        except UnknownTopic:
+            is_same = False
+        if not is_same:
+            self._producer = None
+            self._last = {}
+            del self._topic_ids[topic]
 
     def _get_producer(self, deadline: Deadline) -> Producer:
         """Return the producer; create it on first use and after a failure. A new producer aborts
@@ -135,6 +157,7 @@ class Numbered:
         cluster unless it is cached. Create the topic if missing."""
         if topic not in self._last:
             info = self._cluster.ensure_topic(topic, deadline)
+            self._topic_ids[topic] = info.id
             committed = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
             number = None if committed is None else number_before_offset(committed.offset)
             self._last[topic] = (
@@ -208,7 +231,9 @@ class Numbered:
         self, topic: str, positions: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
         """Return the message ids for positions; None where librdkafka did not report a position."""
-        topic_id = self._cluster.topic(topic, deadline).id
+        known = [position for position in positions if position is not None]
+        is_recreated = self._cluster.is_recreated(topic, known)
+        topic_id = self._cluster.topic(topic, deadline, refresh=is_recreated).id
         return [
             None if position is None else message_id(topic_id, position) for position in positions
         ]

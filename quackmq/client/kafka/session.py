@@ -44,7 +44,7 @@ from quackmq.errors import (
     Refused,
     UnknownMember,
 )
-from quackmq.model.subscription import message_id
+from quackmq.model.subscription import RecordPosition, message_id
 
 log = logging.getLogger(__name__)
 
@@ -216,9 +216,12 @@ class Session:
         publisher.hurry(topic, deadline)
         publisher.wait(deliveries, deadline)
         try:
-            return self._ids(publisher, topic, deliveries, deadline)
+            positions = _read_positions(publisher, topic, deliveries, deadline)
         except Refused as refused:
             raise self.explain_refusal(topic, refused) from None
+        is_recreated = self.cluster.is_recreated(topic, positions)
+        topic_id = self.topic_of_put(topic, deadline, refresh=is_recreated).id
+        return [message_id(topic_id, position) for position in positions]
 
     def put_numbered(
         self, topic: str, messages: Sequence[SerializedMessage], sequence: int, deadline: Deadline
@@ -252,15 +255,23 @@ class Session:
         partition: int,
         on_done: Callable[[], None],
         deadline: Deadline,
-    ) -> Callable[[], str]:
+    ) -> Callable[[], RecordPosition]:
         """Start sending a message to a partition (-1: librdkafka chooses). `on_done` is called
-        in some thread when the result is known; then the returned function returns the message
-        id or raises the error. Raises BufferError if too many messages are queued."""
+        in some thread when the result is known; then the returned function returns the message's
+        position or raises the error, without waiting. Raises BufferError if too many messages are
+        queued."""
         publisher = self.publisher(deadline)
         deliveries = PendingDeliveries(1, on_done)
         publisher.send(topic, message, deliveries, 0, partition)
         publisher.start_poller(topic)
-        return lambda: self._ids(publisher, topic, deliveries, deadline)[0]
+        return lambda: _read_positions(publisher, topic, deliveries, deadline)[0]
+
+    def topic_of_put(self, topic: str, deadline: Deadline, *, refresh: bool) -> TopicInfo:
+        """Return the topic into which messages were put, possibly from the cache; with `refresh`,
+        always request it. Raises QuackTimeout."""
+        # The messages are stored, so it is worth exceeding the deadline a little for their ids.
+        id_deadline = Deadline(max(deadline.remaining_s(), 1.0))
+        return self.cluster.topic(topic, id_deadline, refresh=refresh)
 
     def _send(
         self,
@@ -282,22 +293,6 @@ class Session:
                 if deadline.has_passed():
                     raise deadline.timeout_error(f"room for a message to topic {topic}") from None
                 publisher.make_room(deadline)
-
-    def _ids(
-        self, publisher: Publisher, topic: str, deliveries: PendingDeliveries, deadline: Deadline
-    ) -> list[str]:
-        """Return the ids of the delivered messages. Raises the error of a failed message, or
-        QuackTimeout if some are not acknowledged."""
-        if deliveries.error is not None:
-            raise publisher.translate_failure(topic, deliveries.error, deadline)
-        if not deliveries.is_done:
-            raise publisher.timeout_error(topic, deadline)
-        publisher.clear_connection_error()
-        positions = [position for position in deliveries.positions if position is not None]
-        # The messages are stored, so it is worth exceeding the deadline a little for their ids.
-        id_deadline = Deadline(max(deadline.remaining_s(), 1.0))
-        topic_id = self.cluster.topic_of_put(topic, positions, id_deadline).id
-        return [message_id(topic_id, position) for position in positions]
 
     # --- getting ----------------------------------------------------------------------------
 
@@ -504,6 +499,19 @@ class Session:
         with self._lock:
             self._deadlines.add(extended)
         return extended
+
+
+def _read_positions(
+    publisher: Publisher, topic: str, deliveries: PendingDeliveries, deadline: Deadline
+) -> list[RecordPosition]:
+    """Return the positions of the delivered messages. Raises the error of a failed message, or
+    QuackTimeout if some are not acknowledged."""
+    if deliveries.error is not None:
+        raise publisher.translate_failure(topic, deliveries.error, deadline)
+    if not deliveries.is_done:
+        raise publisher.timeout_error(topic, deadline)
+    publisher.clear_connection_error()
+    return [position for position in deliveries.positions if position is not None]
 
 
 def _closed() -> ClientClosed:
