@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 
 from quackmq import AsyncClient, Client, QuackTimeout, errors
+from quackmq.client import limits
 from quackmq.client.kafka.cluster import Cluster
+from tests.kit.waiting import soon, until
 
 
 @pytest_asyncio.fixture
@@ -187,3 +189,58 @@ async def test_the_loop_does_not_wait_for_the_id_of_a_topic_made_anew(
     await client.subscribe(topic, "beginning")
     assert [(await client.get(topic)).id for _ in range(2)] == [second, third]
     assert first not in (second, third)
+
+
+async def test_closing_ends_gets_that_occupy_all_threads(
+    address: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLIENT_THREADS", 1)
+    client = AsyncClient(address, topic, directory=tmp_path, timeout=20)
+    await client.subscribe(topic)
+    waiting = asyncio.create_task(client.get(topic, timeout=600))
+    session = client._client.session
+    await until(lambda: topic in session._readers)
+    await soon(client.close())
+    with pytest.raises(errors.ClientClosed):
+        await soon(waiting)
+
+
+async def test_a_closed_client_says_so_and_may_be_closed_again(
+    client: AsyncClient, topic: str
+) -> None:
+    await client.close()
+    await client.close()
+    for call in (client.put(topic, "late"), client.get(topic), client.topics()):
+        with pytest.raises(errors.ClientClosed):
+            await call
+
+
+async def test_a_client_closes_though_a_cancelled_get_could_not_be_undone(
+    client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise QuackTimeout("planted")
+
+    session = client._client.session
+    await client.subscribe(topic)
+    monkeypatch.setattr(session, "put_back", fail)
+    got, release = threading.Event(), threading.Event()
+    get_for = client._client.get_for
+
+    def slow_get(*arguments: Any) -> Any:
+        message = get_for(*arguments)
+        got.set()
+        assert release.wait(30)
+        return message
+
+    monkeypatch.setattr(client._client, "get_for", slow_get)
+    await client.put(topic, "a")
+    waiting = asyncio.create_task(client.get(topic))
+    await until(got.is_set)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    await client.close()
+    with pytest.raises(errors.ClientClosed):
+        await client.put(topic, "late")

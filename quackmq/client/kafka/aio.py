@@ -13,6 +13,7 @@ Use a client within one event loop; create and close it there.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,10 @@ from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, KeyPartitioner
 from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.types import Headers, Message, StartLike, make_origin
-from quackmq.errors import Refused
+from quackmq.errors import ClientClosed, Refused
 from quackmq.model.subscription import RecordPosition, message_id
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -377,8 +380,12 @@ class AsyncClient:
             lock.release()
 
     def _submit(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
+        """Run a call in a thread. Raises ClientClosed after `close`."""
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._threads, partial(call, *arguments, **options))
+        try:
+            return loop.run_in_executor(self._threads, partial(call, *arguments, **options))
+        except RuntimeError:  # the threads were shut down
+            raise ClientClosed("the client is closed") from None
 
     async def _run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         return await self._submit(call, *arguments, **options)
@@ -386,7 +393,14 @@ class AsyncClient:
     async def _close(self, *, is_done: bool) -> None:
         """Wait for the cleanups of cancelled calls, then close the client in a thread. The close
         continues even if the caller is cancelled."""
-        await asyncio.gather(*self._cleanups)
-        close = partial(self._client.session.close, is_done=is_done)
-        await asyncio.shield(self._submit(close))
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        session = self._client.session
+        # End the waits first: they may occupy all threads.
+        if not session.end_calls():
+            return
+        # A message that could not be put back is delivered again to the next client of this name.
+        for outcome in await asyncio.gather(*self._cleanups, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.debug("a cancelled get was not undone: %s", outcome)
+        closing = self._submit(session.close_parts, is_done=is_done)
+        closing.add_done_callback(lambda _: self._threads.shutdown(wait=False, cancel_futures=True))
+        await asyncio.shield(closing)

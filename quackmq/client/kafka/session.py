@@ -92,14 +92,24 @@ class Session:
         return self._read_options.on_crash == "repeat"
 
     def close(self, *, is_done: bool) -> None:
-        """Close all parts, within a bounded time whatever the broker does."""
+        """Close, within a bounded time whatever the broker does."""
+        if self.end_calls():
+            self.close_parts(is_done=is_done)
+
+    def end_calls(self) -> bool:
+        """Refuse new calls and end the waits of running ones. Return False if this was done before.
+        Does not wait."""
         with self._lock:
             if self._is_closed:
-                return
+                return False
             self._is_closed = True
             deadlines = list(self._deadlines)
         for each in deadlines:
             each.end()
+        return True
+
+    def close_parts(self, *, is_done: bool) -> None:
+        """Close all parts, after `end_calls`."""
         deadline = Deadline(min(self.timeout_s, limits.CLIENT_CLOSE_MS / 1000))
         try:
             for topic in list(self._readers):
