@@ -82,6 +82,9 @@ HELD_BACK_MS: Final = 3_600_000
 HELD_BACK_LINES: Final = 20
 #: Interval at which the leases of subscriptions are checked; leases last days.
 HOLD_LEASE_INTERVAL_MS: Final = 60_000
+#: Inflated bytes of a compressed batch for a topic with `entry_bytes`, whose values are checked on
+#: the event loop: that takes up to 20 ms. Producers send larger batches rarely, and can split them.
+CHECKED_BATCH_BYTES: Final = 4 * MIB
 #: Producer ids that are allocated from the store at a time; a crash loses the rest of the block.
 PRODUCER_ID_BLOCK: Final = 1_000
 #: Subscriptions over all topics, push subscriptions included.

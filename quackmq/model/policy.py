@@ -52,17 +52,21 @@ _LEAST_BY_SETTING: Final = {
     "archive_after_ms": 0,
     "archive_bytes": 1,
     "batch_bytes": 1,
+    "entry_bytes": 1,
 }
 #: The largest signed 64-bit number: values go through Kafka's protocol and into files.
 _GREATEST_NUMBER: Final = 2**63 - 1
-#: No topic accepts larger batches than the broker.
-_GREATEST_BY_SETTING: Final = {"batch_bytes": shared_limits.BATCH_BYTES}
+#: No topic accepts larger batches than the broker, and an entry lies in a batch.
+_GREATEST_BY_SETTING: Final = {
+    "batch_bytes": shared_limits.BATCH_BYTES,
+    "entry_bytes": shared_limits.BATCH_BYTES,
+}
 _BOOLEANS: Final = {"true": True, "false": False}
 
 #: The description of each setting, for users.
 POLICY_DOCUMENTATION: Final = {
     "live_for_ms": "How long an entry is live after its append.",
-    "live_entries": "The most entries of a partition that are live.",
+    "live_entries": "The most entries of a partition that are live (MAXENTRIES).",
     "when_full": "What happens to a publisher when live_entries entries are live: the oldest "
     "leave the live tail (archive), the publisher waits (wait), its publish is refused (refuse), "
     "or the oldest are deleted (drop_oldest).",
@@ -81,6 +85,7 @@ POLICY_DOCUMENTATION: Final = {
     "needs_subscriber": "Publishing is refused while the topic has no subscription.",
     "ephemeral": "The topic is created with its first subscription and deleted with its last.",
     "batch_bytes": "The largest batch that is accepted.",
+    "entry_bytes": "The largest entry that is accepted: the bytes of its value (QUACKSIZE).",
     "partitioner": "How a key chooses its partition: by the hash of the Java client (murmur2), by "
     "librdkafka's default (crc32), or as QuackMQ did before topics had this setting (legacy).",
 }
@@ -110,6 +115,7 @@ class Policy:
     needs_subscriber: bool = False
     ephemeral: bool = False
     batch_bytes: int | None = None
+    entry_bytes: int | None = None
     partitioner: Partitioner = Partitioner.MURMUR2
 
     def __post_init__(self) -> None:

@@ -266,6 +266,23 @@ def section_records(batch: Batch, data: memoryview, section: Section) -> list[Re
     return records
 
 
+def find_larger_value(
+    batch: Batch, value_bytes: int, *, max_bytes: int = shared_limits.DECODED_BATCH_BYTES
+) -> int | None:
+    """Return the size of the first value of more than `value_bytes`; None if there is none. Only
+    records of more bytes are parsed. Raises CorruptBatch as `inflate_batch` does, and for a record
+    that contradicts itself."""
+    data = inflate_batch(batch, max_bytes=max_bytes)
+    count = batch.record_count
+    for start, end, _ in _split_records(data, count, value_bytes, count):
+        # A piece above the bound is one record.
+        if end - start > value_bytes:
+            size = _read_value_bytes(data, start, end)
+            if size > value_bytes:
+                return size
+    return None
+
+
 class BatchWriter:
     """Builds one batch. Not thread-safe; use it once."""
 
@@ -527,6 +544,17 @@ def _read_nullable(data: memoryview, position: int, end: int) -> tuple[bytes | N
     if length > end - position:
         raise CorruptBatch(f"a field says {length} bytes, but there are {end - position}")
     return bytes(data[position : position + length]), position + length
+
+
+def _read_value_bytes(data: memoryview, position: int, end: int) -> int:
+    """Return the size of the value of the record at `position`. Raises CorruptBatch."""
+    for _ in ("length", "attributes", "time", "offset"):
+        _skipped, position = _read_varint(data, position, end)
+    key_bytes, position = _read_varint(data, position, end)
+    size, position = _read_varint(data, position + max(0, key_bytes), end)
+    if size > end - position:
+        raise CorruptBatch(f"a value says {size} bytes, but there are {end - position}")
+    return size
 
 
 def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:

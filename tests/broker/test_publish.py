@@ -8,6 +8,7 @@ import pytest
 
 from quackmq.broker import Broker
 from quackmq.broker import limits as broker_limits
+from quackmq.broker.staging.stage_log import StagedBatch
 from quackmq.errors import (
     CorruptBatch,
     InvalidTransactionState,
@@ -21,7 +22,7 @@ from quackmq.errors import (
     UnsupportedBatch,
 )
 from quackmq.model.policy import Policy
-from quackmq.model.topic import OffsetTime, PartitionKey, State
+from quackmq.model.topic import Append, OffsetTime, PartitionKey, State
 from quackmq.records import codec
 from quackmq.records.batch import Batch, Record
 from quackmq.stores.memory import MemoryStore
@@ -38,6 +39,7 @@ from tests.broker.support import (
     values_in,
 )
 from tests.kit.support import START_MS, Clock, batch_of
+from tests.kit.tables import each
 
 
 async def test_batches_are_appended_in_order_and_read_back() -> None:
@@ -129,6 +131,44 @@ async def test_a_batch_beyond_what_the_topic_takes_is_refused() -> None:
         with pytest.raises(RecordTooLarge, match=f"accepts at most {small.size}"):
             await broker.publish(CALLER, topic, 0, batch_of(b"a" * 101))
         assert await values_in(broker) == [b"a" * 100]
+
+
+@each("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_q5_an_entry_beyond_what_the_topic_takes_is_refused_in_any_batch(
+    compression: str,
+) -> None:
+    def batch(*records: Record) -> Batch:
+        return Batch.parse(codec.encode(records, compression=compression))
+
+    async with open_broker() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(entry_bytes=100))
+        none, largest, larger = (
+            Record(0, 0, None, value) for value in (None, b"a" * 100, b"a" * 101)
+        )
+        by_key = Record(0, 0, b"k" * 200, b"a" * 100, (("h", b"h" * 200),))
+        await broker.publish(CALLER, topic, 0, batch(none, largest, by_key))
+        with pytest.raises(RecordTooLarge, match="an entry of 101 bytes; topic .* at most 100"):
+            await broker.publish(CALLER, topic, 0, batch(none, largest, by_key, larger))
+        key = PartitionKey(topic.id, 0)
+        with pytest.raises(RecordTooLarge):
+            await broker.publish_together(CALLER, topic, [Append(key, batch(larger))])
+        with pytest.raises(RecordTooLarge):
+            await broker.staging.stage(CALLER, "job", "a", 0, [StagedBatch(key, batch(larger))])
+        assert await values_in(broker) == [None, b"a" * 100, b"a" * 100]
+
+
+async def test_a_batch_that_inflates_beyond_what_is_checked_is_refused() -> None:
+    most = broker_limits.CHECKED_BATCH_BYTES
+
+    def batch(size: int, compression: str = "zstd") -> Batch:
+        return Batch.parse(codec.encode([Record(0, 0, None, b"a" * size)], compression=compression))
+
+    async with open_broker() as broker:
+        topic = await broker.create_topic(CALLER, TOPIC, policy=Policy(entry_bytes=2 * most))
+        await broker.publish(CALLER, topic, 0, batch(most - 100))
+        with pytest.raises(RecordTooLarge, match="send smaller batches"):
+            await broker.publish(CALLER, topic, 0, batch(most))
+        await broker.publish(CALLER, topic, 0, batch(most, "none"))
 
 
 async def test_a_topic_without_a_policy_hands_on_the_stores_own_future() -> None:

@@ -39,6 +39,7 @@ POLICIES = st.builds(
     needs_subscriber=st.booleans(),
     ephemeral=st.booleans(),
     batch_bytes=st.none() | st.integers(1, 2**24),
+    entry_bytes=st.none() | st.integers(1, 2**24),
     partitioner=st.sampled_from(Partitioner),
 )
 
@@ -60,6 +61,8 @@ POLICIES = st.builds(
         {"archive_bytes": 0},
         {"batch_bytes": 0},
         {"batch_bytes": 16 * 1024 * 1024 + 1},
+        {"entry_bytes": 0},
+        {"entry_bytes": 16 * 1024 * 1024 + 1},
         {"live_for_ms": 1.5},
         {"live_for_ms": True},
         {"live_entries": "5"},
@@ -92,7 +95,7 @@ def test_the_default_is_spelled_out() -> None:
     assert configs["quackmq.keep_until_consumed"] == "false"
     assert configs["quackmq.hold_for_ms"] == configs["quackmq.hold_bytes"] == "-1"
     assert configs["quackmq.partitioner"] == "murmur2"
-    assert len(configs) == 17
+    assert len(configs) == 18
 
 
 def test_kafkas_names_mean_ours() -> None:

@@ -32,7 +32,7 @@ from uuid import UUID
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle, NamedLocks
-from quackmq.broker.publish.admission import check_records
+from quackmq.broker.publish.admission import check_records, check_sizes
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.settings import Caller
 from quackmq.broker.staging.checks import check_call, check_name, check_turn
@@ -71,7 +71,6 @@ from quackmq.errors import (
     LimitReached,
     NoSubscriber,
     QuackError,
-    RecordTooLarge,
     StageCommitted,
     StageConflict,
     StorageError,
@@ -533,11 +532,7 @@ class Staging:
         if batch.attributes & TRANSACTION_FLAGS:
             raise UnsupportedBatch("a staged batch must be neither transactional nor a marker")
         check_records(batch)
-        limit_bytes = topic.policy.batch_bytes
-        if limit_bytes is not None and batch.size > limit_bytes:
-            raise RecordTooLarge(
-                f"a batch of {batch.size} bytes: topic {topic.name} accepts at most {limit_bytes}"
-            )
+        check_sizes(topic, batch)
 
     def _check_targets(self, calls: Sequence[Call]) -> tuple[str, ...]:
         """Return the names of the topics that these calls write to. Raise UnknownTopic,

@@ -343,15 +343,15 @@ def to_stored_message(message: Message, losses: Losses | None = None) -> StoredM
         offset,
         None if timestamp_ms == NO_TIMESTAMP else timestamp_ms,
         lost,
-        [Header(name, *_text_or_base64(each)) for name, each in headers],
-        *_text_or_base64(key),
-        *_text_or_base64(value),
+        [Header(name, *text_or_base64(each)) for name, each in headers],
+        *text_or_base64(key),
+        *text_or_base64(value),
         [Range(*each) for each in ranges[: shared_limits.LOST_RANGES]] if ranges else UNSET,
         UNSET if consumers_left is None else consumers_left,
     )
 
 
-def _text_or_base64(data: bytes | None) -> tuple[str | None | UnsetType, str | UnsetType]:
+def text_or_base64(data: bytes | None) -> tuple[str | None | UnsetType, str | UnsetType]:
     """Return the text form and the base64 form of bytes; one of them is unset."""
     if data is None:
         return None, UNSET

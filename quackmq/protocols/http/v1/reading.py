@@ -1,17 +1,27 @@
-"""Read a partition by offset, one page at a time; wait if there are no messages yet."""
+"""Read a partition by offset, one page at a time; wait if there are no messages yet.
+
+`getentry` reads a partition as the queue of the line protocol: one live entry, by its number.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from quackmq.broker import TopicQueue
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
-from quackmq.protocols.http.v1.messages import Range, StoredMessage, to_stored_message
+from quackmq.protocols.http.v1.messages import (
+    Base64,
+    Range,
+    StoredMessage,
+    text_or_base64,
+    to_stored_message,
+)
 from quackmq.protocols.http.v1.operations import (
     INT64_MAX,
     LIMIT,
@@ -21,8 +31,11 @@ from quackmq.protocols.http.v1.operations import (
     Number,
     Operation,
     ResponseInfo,
+    Schema,
     json_response,
+    one_of,
 )
+from quackmq.records.batch import NO_TIMESTAMP
 
 
 class MessagePage(Struct, frozen=True):
@@ -80,6 +93,63 @@ async def read(request: Request) -> Response:
     return json_response(200, response)
 
 
+# --- by entry number ------------------------------------------------------------------------------
+
+
+class QueueEntryShape(Struct, frozen=True, kw_only=True):
+    """An entry of a topic's queue. `publisher` is the id of the line publisher; it is empty for an
+    entry from another protocol. It has `value`, or `value_base64` if the value is not UTF-8."""
+
+    EXTRA_SCHEMA: ClassVar[Schema] = one_of("value", "value_base64")
+
+    timestamp_ms: int | None
+    publisher: str
+    value: str | UnsetType = UNSET
+    value_base64: Base64 | UnsetType = UNSET
+
+
+class EntryAnswer(Struct, frozen=True):
+    """The first live entry after the number `last`, with its own number. If there is none, `entry`
+    is null, and `number` is minus the number of the last entry of the partition, or 0 if it never
+    had one."""
+
+    number: Annotated[
+        int, Meta(description="The entry's number; zero or negative if there is no newer entry.")
+    ]
+    entry: QueueEntryShape | None
+
+
+LAST: Final = Number(
+    name="last",
+    maximum=INT64_MAX,
+    default=0,
+    description="The number of the last entry that the reader had; 0 at first.",
+)
+
+
+async def get_entry(request: Request) -> Response:
+    """Return the first live entry of a partition after the number `last`."""
+    queue = TopicQueue(
+        request.broker,
+        TOPIC.require(request),
+        partition=PARTITION.require(request),
+        caller=request.caller,
+    )
+    found = await queue.getentry(LAST.require(request))
+    if isinstance(found, int):
+        return json_response(200, EntryAnswer(found, None))
+    timestamp_ms = None if found.timestamp_ms == NO_TIMESTAMP else found.timestamp_ms
+    text, base64_text = text_or_base64(found.content)
+    assert text is not None, "an entry has content, perhaps an empty one"
+    entry = QueueEntryShape(
+        timestamp_ms=timestamp_ms,
+        publisher=found.publisher_id,
+        value=text,
+        value_base64=base64_text,
+    )
+    return json_response(200, EntryAnswer(found.number, entry))
+
+
 OPERATIONS: Final = (
     Operation(
         name="readMessages",
@@ -93,5 +163,18 @@ OPERATIONS: Final = (
         responses={200: ResponseInfo("Messages, or none if there are none yet.", MessagePage)},
         errors=(UnknownTopic, UnknownPartition, OffsetOutOfRange, DamagedData),
         may_wait=True,
+    ),
+    Operation(
+        name="getEntry",
+        tag="messages",
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/entry",
+        handler=get_entry,
+        description="Get the next live entry of a partition by its number. Numbers begin at 1: an "
+        "entry's number is its offset plus 1. If the entry after `last` is not live any more, the "
+        "next newer one is returned.",
+        parameters=(TOPIC, PARTITION, LAST),
+        responses={200: ResponseInfo("The entry, or none if there is none.", EntryAnswer)},
+        errors=(UnknownTopic, UnknownPartition, DamagedData),
     ),
 )
