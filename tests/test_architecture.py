@@ -55,9 +55,10 @@ PURE = {"quackmq.model", "quackmq.groups"}
 CODECS = {
     "quackmq.protocols.kafka.codec",
     "quackmq.protocols.line.codec",
-    "quackmq.protocols.line.escapes",
     "quackmq.protocols.zmq.codec",
 }
+#: The parts of the line codec.
+LINE_PARTS = {f"quackmq.protocols.line.{name}" for name in ("escapes", "polling", "words")}
 
 #: What codecs may import of the serving layer.
 SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limits")}
@@ -93,8 +94,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         codec: BASE
         | SHARED
         | {"quackmq.records.batch", codec.rpartition(".")[0] + ".limits"}
-        | {"quackmq.protocols.line.escapes"}
-        for codec in CODECS
+        | LINE_PARTS
+        for codec in CODECS | LINE_PARTS
     },
     "quackmq.serving": BASE | {"quackmq.broker", "quackmq.loop_clock"},
     "quackmq.protocols": VALUES

@@ -8,10 +8,11 @@ log:
     offset     0        1        live, at most `live_entries` of them (MAXENTRIES),
                history           none older than `live_for_ms` (δ)
 
-The number of an entry is its offset plus one, so numbers begin at 1 and have no gaps within a run
-of the broker. An entry that leaves the queue stays in the history for as long as the topic keeps
-it. The policy also decides whether the queue can be full. With `when_full=wait` and `refuse`, an
-`enqueue` finds no room until old entries have left; otherwise the oldest entries leave.
+The number of an entry is its offset plus one, so numbers begin at 1. They have no gaps, except for
+the markers of transactions, and after a power cut in a weak sync mode. An entry that leaves the
+queue stays in the history for as long as the topic keeps it. The policy also decides whether the
+queue can be full. With `when_full=wait` and `refuse`, an `enqueue` finds no room until old entries
+have left; otherwise the oldest entries leave.
 
 Entries that were published by other protocols are in the queue, too. A batch of them leaves as a
 whole. Unreadable entries are skipped.

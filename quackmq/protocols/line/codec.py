@@ -41,12 +41,15 @@ answer leads to the next state at once.
     sub choosing    sub topic      accept, reject              sub choosing
     sub choosing    end            accept, reject              listening
     sub choosing    terminate      terminate                   over
+    listening       getentry       reject                      listening
     listening       terminate      terminate                   over
     delivering      successful     -                           listening
+    delivering      getentry       reject                      delivering
     delivering      terminate      terminate                   over
 
 In addition, an entry that the broker sends leads from *listening* to *delivering*. So a subscriber
-has one unanswered entry at a time. The broker may send `terminate` at any time.
+has one unanswered entry at a time. The other answer to `getentry` is `entry` (`polling.py`). The
+broker may send `terminate` at any time.
 
 **Strangers.** A peer that has not connected may be a client of another protocol. A web page, for
 example, can send any text to any port, behind the head of an HTTP request. So before `connect` is
@@ -77,6 +80,15 @@ from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.escapes import encode_reason, escape, unescape
+from quackmq.protocols.line.polling import (
+    EntryAnswer,
+    GetEntry,
+    encode_answer,
+    encode_getentry,
+    parse_answer,
+    parse_getentry,
+)
+from quackmq.protocols.line.words import abbreviate, parse_id, parse_topic
 from quackmq.serving import limits as serving_limits
 
 
@@ -120,7 +132,7 @@ class Rejection(NamedTuple):
     reason: str
 
 
-Message = Connect | Choose | Entry | Rejection | Word
+Message = Connect | Choose | Entry | GetEntry | EntryAnswer | Rejection | Word
 
 
 class Refused(NamedTuple):
@@ -145,6 +157,10 @@ def encode(message: Message) -> bytes:
         return f"{message.role} {message.id} connect\n".encode()
     if isinstance(message, Rejection):
         return b"reject %b\n" % encode_reason(message.reason)
+    if isinstance(message, GetEntry):
+        return encode_getentry(message)
+    if isinstance(message, EntryAnswer):
+        return encode_answer(message)
     return f"{message.role} {message.id} topic {message.topic}\n".encode()
 
 
@@ -161,14 +177,14 @@ def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Mes
         return Rejection(line.removeprefix(b"reject ").decode(errors="replace"))
     match line.split(b" "):
         case [(b"pub" | b"sub") as role, name, b"connect"]:
-            return Connect(Role(role.decode()), _parse_name("id", name, shared_limits.NAME_BYTES))
+            return Connect(Role(role.decode()), parse_id(name))
         case [(b"pub" | b"sub") as role, name, b"topic", topic]:
-            return Choose(
-                Role(role.decode()),
-                _parse_name("id", name, shared_limits.NAME_BYTES),
-                _parse_topic(topic),
-            )
-    raise ProtocolError(f"{_abbreviate(line)} is no message; words are separated by one space")
+            return Choose(Role(role.decode()), parse_id(name), parse_topic(topic))
+        case [b"getentry", *_]:
+            return parse_getentry(line)
+        case [b"entry", *_]:
+            return parse_answer(line)
+    raise ProtocolError(f"{abbreviate(line)} is no message; words are separated by one space")
 
 
 def check_size(size: int, entry_bytes: int) -> None:
@@ -275,6 +291,7 @@ class Kind(StrEnum):
     END = "end"
     ENTRY = "entry"
     SUCCESSFUL = "successful"
+    GETENTRY = "getentry"
     TERMINATE = "terminate"
     #: Words that only a broker sends.
     ANSWER = "answer"
@@ -311,8 +328,12 @@ TABLE: Final[Mapping[State, Mapping[Kind, Step]]] = {
         Kind.END: Step(_ACCEPT_OR_REJECT, State.LISTENING),
         **_TERMINATE_STEP,
     },
-    State.LISTENING: {**_TERMINATE_STEP},
-    State.DELIVERING: {Kind.SUCCESSFUL: Step((), State.LISTENING), **_TERMINATE_STEP},
+    State.LISTENING: {Kind.GETENTRY: Step((Word.REJECT,), State.LISTENING), **_TERMINATE_STEP},
+    State.DELIVERING: {
+        Kind.SUCCESSFUL: Step((), State.LISTENING),
+        Kind.GETENTRY: Step((Word.REJECT,), State.DELIVERING),
+        **_TERMINATE_STEP,
+    },
     State.OVER: {},
 }
 
@@ -449,6 +470,12 @@ class Conversation:
                 self._topics[message.topic] = None
         return encode(Rejection(reason)) if reason else _LINE_BY_WORD[word]
 
+    def answer_entry(self, answer: EntryAnswer) -> bytes:
+        """Answer the `getentry` that `next_event` has returned; return the bytes to send."""
+        assert self._unanswered is not None and isinstance(self._unanswered[0], GetEntry)
+        self._unanswered = None
+        return encode(answer)
+
     def deliver(self, entry: Entry, line: bytes | None = None) -> bytes:
         """Return the line of an entry for a listening subscriber, whose next message must be
         `successful`. `line` is the encoded entry, if the caller has it. Raise RecordTooLarge, and
@@ -469,7 +496,7 @@ class Conversation:
             step = TABLE[self._state].get(kind_of(message))
             if step is None:
                 raise ProtocolError(
-                    f"{_abbreviate(line)} is out of order: the state is {self._state}"
+                    f"{abbreviate(line)} is out of order: the state is {self._state}"
                 )
             self._check(message)
         except InvalidRequest as error:
@@ -521,8 +548,10 @@ class Conversation:
 
 def kind_of(message: Message) -> Kind:
     """Return a message's kind, by which the state table has its steps."""
-    if isinstance(message, Rejection):
+    if isinstance(message, Rejection | EntryAnswer):
         return Kind.ANSWER
+    if isinstance(message, GetEntry):
+        return Kind.GETENTRY
     if isinstance(message, Word):
         return _KIND_BY_WORD.get(message, Kind.ANSWER)
     if isinstance(message, Entry):
@@ -547,38 +576,13 @@ _KIND_BY_WORD: Final[Mapping[Word, Kind]] = {
 _STRANGER: Final = "begin with pub ID connect or sub ID connect"
 #: Bytes that no id contains: control characters, and bytes that UTF-8 does not use.
 _NO_TEXT: Final = re.compile(rb"[\x00-\x0c\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
-#: Characters of a line that an error message quotes.
-_SHOWN_CHARS: Final = 40
 
 
 def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
     """Parse the line of an entry. Raise ProtocolError or RecordTooLarge."""
     _, topic, *rest = line.split(b" ", 2)
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
-        raise ProtocolError(f"{_abbreviate(line)} is no entry: write topic K [entry]")
+        raise ProtocolError(f"{abbreviate(line)} is no entry: write topic K [entry]")
     content = unescape(rest[0][1:-1])
     check_size(len(content), entry_bytes)
-    return Entry(_parse_topic(topic), content)
-
-
-def _parse_topic(word: bytes) -> str:
-    return _parse_name("topic", word, shared_limits.TOPIC_NAME_CHARS)
-
-
-def _parse_name(what: str, word: bytes, most_bytes: int) -> str:
-    """Return an id or a topic, which `what` says. Raise InvalidRequest if it is invalid."""
-    if not 1 <= len(word) <= most_bytes:
-        raise InvalidRequest(f"the {what} takes 1 to {most_bytes} bytes, not {len(word)}")
-    try:
-        name = word.decode()
-    except UnicodeDecodeError:
-        raise ProtocolError(f"the {what} {_abbreviate(word)} is not UTF-8") from None
-    if not name.isprintable():
-        raise InvalidRequest(f"the {what} {name!r} has control characters in it")
-    return name
-
-
-def _abbreviate(line: bytes) -> str:
-    # A character of UTF-8 has at most 4 bytes.
-    text = line[: _SHOWN_CHARS * 4].decode(errors="replace")
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+    return Entry(parse_topic(topic), content)

@@ -38,6 +38,7 @@ from quackmq.protocols.line.codec import (
 )
 from quackmq.protocols.line.escapes import describe_error
 from quackmq.protocols.line.joint_writes import JointWrites
+from quackmq.protocols.line.polling import EntryAnswer, GetEntry
 from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
@@ -284,6 +285,13 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._transport.write(self._conversation.answer(word, reason))
             self.pump()
 
+    def answer_entry(self, answer: EntryAnswer) -> None:
+        """Answer the current message, which is `getentry`, and handle the next one."""
+        if self._end is None and self._transport is not None:
+            self.send_unsent()
+            self._transport.write(self._conversation.answer_entry(answer))
+            self.pump()
+
     def reject(self, error: QuackError) -> None:
         """Answer the current message with `reject` and the reason, and handle the next one."""
         self.answer(Word.REJECT, describe_error(error))
@@ -348,6 +356,9 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._log_rejection(event.error)
             self.send_unsent()
             self._transport.write(encode(Rejection(describe_error(event.error))))
+        elif isinstance(event, GetEntry):
+            assert isinstance(self._handler, Subscriber), "a publisher's request is out of order"
+            self._server.run_task(self._answer_outcome(self._handler.get_entry(event)))
         elif event is Word.TERMINATE:
             self.end(End.TERMINATED)
         else:
@@ -374,7 +385,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         else:
             assert handler is not None, "the peer has given its id"
             if isinstance(event, Choose):
-                work = handler.choose(event.topic)
+                work: Coroutine[Any, Any, None] = handler.choose(event.topic)
             else:
                 work = self._begin(handler)
             self._server.run_task(self._answer_outcome(work))
@@ -389,10 +400,12 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         await handler.begin(self._conversation.topics)
         log.info("%s connected", self.record)
 
-    async def _answer_outcome(self, work: Coroutine[Any, Any, None]) -> None:
-        """Answer `accept` if `work` succeeds, and `reject` if it raises an error of ours."""
+    async def _answer_outcome(self, work: Coroutine[Any, Any, EntryAnswer | None]) -> None:
+        """Answer what `work` returns, `accept` if that is None, and `reject` if it raises an error
+        of ours. Then send an entry, which was not possible before the answer.
+        """
         try:
-            await work
+            answer = await work
         except BrokerClosing:
             self.end(End.CLOSED)
         except QuackError as error:
@@ -402,9 +415,12 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             log.exception("%s: a message failed", self._channel)
             self.end(End.FAILED)
         else:
-            self.answer(Word.ACCEPT)
-            if isinstance(self._handler, Subscriber):
-                self._handler.send_next()
+            if answer is None:
+                self.answer(Word.ACCEPT)
+            else:
+                self.answer_entry(answer)
+        if isinstance(self._handler, Subscriber):
+            self._handler.send_next()
 
     def _log_rejection(self, error: QuackError) -> None:
         level = logging.DEBUG if self._has_logged_rejection else logging.INFO

@@ -23,10 +23,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from quackmq.broker import Broker, Caller, Channel, LeasedEntry, Start
+from quackmq.broker import Broker, Caller, Channel, LeasedEntry, Start, TopicQueue
 from quackmq.errors import BrokerClosing, NotFound, RecordTooLarge, StorageError
 from quackmq.protocols.line import limits
 from quackmq.protocols.line.codec import Entry, check_size, encode
+from quackmq.protocols.line.polling import (
+    EntryAnswer,
+    GetEntry,
+    NoEntry,
+    NumberedEntry,
+    publisher_word,
+)
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.settings import LineSettings
 
@@ -144,6 +151,29 @@ class Subscriber:
         except BaseException:
             await self._close_channels()
             raise
+
+    async def get_entry(self, request: GetEntry) -> EntryAnswer:
+        """Return the answer to a subscriber that polls. It needs no subscription, and changes none.
+        Raise UnknownTopic or UnknownPartition.
+        """
+        queue = TopicQueue(
+            self._server.broker,
+            request.topic,
+            partition=request.partition,
+            caller=self._peer.caller,
+        )
+        found = await queue.getentry(request.last)
+        if isinstance(found, int):
+            return NoEntry(request.topic, found)
+        number, timestamp_ms, publisher_id, content = found
+        is_long = len(content) > self._server.settings.entry_bytes
+        return NumberedEntry(
+            request.topic,
+            number,
+            timestamp_ms,
+            publisher_word(publisher_id),
+            len(content) if is_long else content,
+        )
 
     def send_next(self) -> None:
         """Send the next entry, if there is one and the peer can receive it."""

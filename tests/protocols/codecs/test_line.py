@@ -33,6 +33,7 @@ from quackmq.protocols.line.codec import (
     kind_of,
     parse,
 )
+from quackmq.protocols.line.polling import GetEntry, NoEntry
 from tests.kit.tables import each
 
 NEWS = Entry("1", b"Ducks win")
@@ -172,6 +173,8 @@ KINDS: list[Message] = [
     *(Connect(role, "7") for role in Role),
     *(Choose(role, "7", "1") for role in Role),
     NEWS,
+    GetEntry("1", 0),
+    NoEntry("1", 0),
     *Word,
 ]
 CELLS = list(itertools.product(State, KINDS))
@@ -589,4 +592,6 @@ def of_kind(kind: Kind, own_id: str, accepted: list[str]) -> st.SearchStrategy[M
             return st.builds(Choose, st.just(Role(kind[:3])), st.just(own_id), topics)
         case Kind.ENTRY:
             return st.builds(Entry, st.sampled_from(accepted), contents)
+        case Kind.GETENTRY:
+            return st.builds(GetEntry, topics, st.integers(0, 9))
     return st.just(Word(kind))

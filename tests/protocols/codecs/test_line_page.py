@@ -16,6 +16,7 @@ from quackmq.protocols.line.codec import (
     parse,
 )
 from quackmq.protocols.line.escapes import describe_error
+from quackmq.protocols.line.polling import EntryAnswer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_conversations_of_the_page_go_as_they_stand_there() -> None:
     page = (ROOT / "docs" / "line.md").read_text()
     blocks = re.findall(r"(?:^    [<>] .*\n)+", page, re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         conversation = Conversation()
         event: Event | None = None
@@ -39,6 +40,8 @@ def test_the_conversations_of_the_page_go_as_they_stand_there() -> None:
                 assert said == Rejection(describe_error(event.error))
             elif isinstance(said, Entry):
                 assert conversation.deliver(said) == text + b"\n"
+            elif isinstance(said, EntryAnswer):
+                assert conversation.answer_entry(said) == text + b"\n"
             else:
                 assert isinstance(said, Word)
                 assert conversation.answer(said) == text + b"\n"
