@@ -489,8 +489,8 @@ class Broker:
         *,
         raise_on_loss: bool = False,
     ) -> Message | None:
-        """Return the next message if `last_id` is the id of the last one sent; otherwise send that
-        one again. None if there is no message after `wait_ms`. InvalidMessageId,
+        """Return the next message if `last_id` is the id of the last one sent; otherwise, also for
+        an invalid id, send that one again. None if there is no message after `wait_ms`.
         UnknownSubscription, NameInOtherMode. With `raise_on_loss`, raise EntriesLost before a
         message that has `lost`."""
         return await self._subscriptions.get(

@@ -106,7 +106,9 @@ class Subscriber:
             answer = await life.broker.get(CALLER, self.name, topic.name, token, wait_ms)
         del self._received[register]
         known = life.model.partition(PartitionKey(topic.id, partition))
-        if known.trims_itself or known.gaps_allowed or known.first_at_most > offset:
+        # A power cut may have taken the partition; then the id acknowledges nothing.
+        is_lost = partition >= topic.partitions
+        if is_lost or known.trims_itself or known.gaps_allowed or known.first_at_most > offset:
             # A restarted broker cannot tell what it sent if that is gone since: then the cursor
             # stays before the gap, and nothing that is left is skipped or doubled by that.
             found = await self._look(life, topic)

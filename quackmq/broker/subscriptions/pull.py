@@ -38,6 +38,8 @@ from quackmq.broker.subscriptions.pull_subscription import (
     Moved,
     PullSubscription,
     build_commit_receipts,
+    position_in,
+    position_of_last_id,
 )
 from quackmq.broker.subscriptions.receipts import (
     ReceiptEvent,
@@ -74,7 +76,6 @@ from quackmq.model.subscription import (
     encode_subscription,
     mark_sent,
     move_cursors,
-    parse_position,
     parse_state_key,
     partitions_in_order,
     state_key,
@@ -338,7 +339,7 @@ class PullService:
         before a message that has `lost`, once in a run of the broker. The next call returns the
         message. A topic that drops its oldest never raises: losses are normal there."""
         subscription = self._require(topic, name)
-        last_position = None if last_id is None else _parse_position(topic, last_id)
+        last_position = position_of_last_id(topic, last_id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_ms, limits.READ_WAIT_MS) / 1000
         while True:
@@ -374,7 +375,7 @@ class PullService:
     async def commit(self, topic: Topic, name: str, token: str) -> None:
         """Acknowledge a message and all before it in its partition."""
         subscription = self._require(topic, name)
-        position = _parse_position(topic, token)
+        position = position_in(topic, token)
         async with subscription.lock:
             subscription.check_not_ended()
             offsets = await self._store.offsets(PartitionKey(topic.id, position.partition))
@@ -591,10 +592,3 @@ def _unsubscribed_partitions(cursors: Mapping[int, Cursor]) -> set[int]:
     return {
         each.key.partition for each in cursors.values() if find_note(each.metadata) == UNSUBSCRIBED
     }
-
-
-def _parse_position(topic: Topic, token: str) -> RecordPosition:
-    position = parse_position(token, topic.id)
-    if position.partition >= topic.partitions:
-        raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
-    return position

@@ -6,13 +6,14 @@ Not thread-safe: call from the broker's event loop. Hold `lock` to change the su
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from quackmq.broker.lifecycle import Waits
 from quackmq.broker.log.next_message import NextMessage
 from quackmq.broker.subscriptions.receipts import ReceiptEvent
-from quackmq.errors import EntriesLost, QuackError
+from quackmq.errors import EntriesLost, InvalidMessageId, QuackError
 from quackmq.model.offset_notes import SUBSCRIBED, find_note
 from quackmq.model.subscription import (
     Message,
@@ -23,10 +24,13 @@ from quackmq.model.subscription import (
     encode_subscription,
     message_id,
     move_cursors,
+    parse_position,
     state_key,
 )
 from quackmq.model.topic import Cursor, PartitionKey, StatePut, Topic
 from quackmq.stores.contract import Store
+
+log = logging.getLogger(__name__)
 
 
 class PullSubscription:
@@ -162,6 +166,26 @@ async def build_commit_receipts(
                 )
             )
     return events
+
+
+def position_of_last_id(topic: Topic, last_id: str | None) -> RecordPosition | None:
+    """Return the position that the last id of a `get` names; None if it names no message of the
+    topic. Such an id acknowledges nothing, so the outstanding message is sent again (R2)."""
+    if last_id is None:
+        return None
+    try:
+        return position_in(topic, last_id)
+    except InvalidMessageId as error:
+        log.debug("the last id of a get acknowledges nothing: %s", error)
+        return None
+
+
+def position_in(topic: Topic, token: str) -> RecordPosition:
+    """Return the position that a message id of this topic names. Raise InvalidMessageId."""
+    position = parse_position(token, topic.id)
+    if position.partition >= topic.partitions:
+        raise InvalidMessageId(f"the message id {token} is of no partition of {topic.name}")
+    return position
 
 
 class Moved(Exception):

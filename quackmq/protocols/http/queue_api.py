@@ -8,16 +8,18 @@ people and a `code` for programs, and the HTTP status is in the 400s or 500s.
 responds, so a lost response is a lost message. A consumer that must not lose messages sends
 `last_id`: the id of the last message that it received, or an empty one before the first. Then the
 same message is returned until the consumer names it. `size` also accepts `last_id`, and then counts
-the messages behind it. `produce` accepts a `sequence` that grows with each message of a producer; a
-repeated message is not added again. A message also reports what its consumer has `lost` before it.
-If the topic's policy keeps messages until they are consumed, as in the document, it also reports
-how many `subscribers` have yet to consume it (D3).
+the messages behind it. With both, an id that names no message of the topic acknowledges nothing.
+`produce` accepts a `sequence` that grows with each message of a producer; a repeated message is not
+added again. A message also reports what its consumer has `lost` before it. If the topic's policy
+keeps messages until they are consumed, as in the document, it also reports how many `subscribers`
+have yet to consume it (D3).
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +27,7 @@ from msgspec import Struct
 
 from quackmq.broker import Message
 from quackmq.broker.lifecycle import NamedLocks
-from quackmq.errors import InvalidRequest
+from quackmq.errors import InvalidMessageId, InvalidRequest
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
@@ -188,7 +190,9 @@ class QueueHandlers:
         broker = request.broker
         broker.registrations.check_consumer(topic, consumer_id)
         if last_id:
-            await broker.commit(request.caller, consumer_id, topic, last_id)
+            # An id that names no message acknowledges nothing, as in `consume`.
+            with suppress(InvalidMessageId):
+                await broker.commit(request.caller, consumer_id, topic, last_id)
         return _success(size=await broker.lag(request.caller, consumer_id, topic))
 
 

@@ -108,24 +108,27 @@ async def test_empty_and_enormous_names_are_refused(name: str) -> None:
         assert (await peer.get("/topics")).succeeded() == {"topics": ["ponds"]}
 
 
-async def test_ids_that_are_not_ours_or_of_a_topic_made_anew_are_refused() -> None:
+async def test_ids_that_are_not_ours_or_of_a_topic_made_anew_send_the_head_again_r2() -> None:
     async with served() as running:
         peer = await running.peer()
         await peer.post("/producer/register?topic=ducks")
         await peer.post("/consumer/register?topic=ducks")
         consume = "/consumer/consume?topic=ducks&consumer_id=consumer-1&last_id="
-        for foreign in ("x", "-1", "A" * 39, "A" * 10_000, "%00"):
-            (await peer.get(consume + foreign)).failed(400, "invalid_message_id")
+        size = consume.replace("/consumer/consume", "/size")
         fields = {"topic": "ducks", "producer_id": "producer-1", "message": "quack"}
         message_id = (await peer.post("/producer/produce", fields)).succeeded()["message_id"]
+        for foreign in ("x", "-1", "A" * 39, "A" * 10_000, "%00"):
+            assert (await peer.get(consume + foreign)).succeeded()["message_id"] == message_id
+            assert (await peer.get(size + foreign)).succeeded() == {"size": 1}
         for path in ("/topics?topic_name=geese", "/consumer/register?topic=geese"):
             await peer.post(path)
         other = consume.replace("ducks", "geese").replace("consumer-1", "consumer-2")
-        (await peer.get(other + message_id)).failed(400, "invalid_message_id")
+        (await peer.get(other + message_id)).failed(404, "empty")
         await running.broker.delete_topic(TESTER, "ducks")
         await peer.post("/topics?topic_name=ducks")
         await peer.post("/consumer/register?topic=ducks&consumer_id=consumer-1")
-        (await peer.get(consume + message_id)).failed(400, "invalid_message_id")
+        (await peer.get(consume + message_id)).failed(404, "empty")
+        assert (await peer.get(size + message_id)).succeeded() == {"size": 0}
 
 
 async def test_a_name_that_a_group_uses_is_refused_and_its_messages_stay() -> None:

@@ -63,7 +63,7 @@ class NewSubscription(Struct, frozen=True, forbid_unknown_fields=True):
 
 class GetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A request for the next message. `last_id` is the id of the last message that was received and
-    processed. Without it, or with another id, the outstanding message is sent again."""
+    processed. Without it, or with any other text, the outstanding message is sent again."""
 
     last_id: MessageId | None = None
     wait_ms: WaitField = 0
@@ -375,7 +375,7 @@ OPERATIONS: Final = (
             200: ResponseInfo("The message.", StoredMessage),
             204: ResponseInfo("There is no message, even after the wait."),
         },
-        errors=(*_UNKNOWN, InvalidMessageId, NameInOtherMode, StoreReadOnly),
+        errors=(*_UNKNOWN, NameInOtherMode, StoreReadOnly),
         may_wait=True,
     ),
     Operation(
