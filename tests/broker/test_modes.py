@@ -11,6 +11,7 @@ from quackmq.broker import Broker
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import NameInOtherMode, UnknownSubscription
 from quackmq.model.policy import Policy
+from quackmq.model.subscription import Terms
 from tests.broker.flock import (
     SESSION_MS,
     Member,
@@ -19,6 +20,7 @@ from tests.broker.flock import (
     committed,
     in_virtual_time,
 )
+from tests.broker.newer_flock import NewerMember
 from tests.broker.support import (
     CALLER,
     LONG_MS,
@@ -28,18 +30,24 @@ from tests.broker.support import (
     get_all,
     key_of,
     open_broker,
+    publish,
     publish_each,
     subscribed,
     values_in,
     values_of,
 )
 from tests.kit.support import Clock
+from tests.kit.tables import each
 from tests.kit.waiting import until
 
 
 async def lease_over() -> None:
     """In virtual time."""
     await asyncio.sleep(broker_limits.MODE_LEASE_MS / 1000 + 0.001)
+
+
+async def modes_of(broker: Broker) -> dict[str, str]:
+    return {each.topic_name: each.mode for each in await broker.subscriptions(CALLER, name=NAME)}
 
 
 async def cursors_of(broker: Broker) -> tuple[int, ...]:
@@ -145,6 +153,64 @@ async def test_a_subscription_used_as_a_group_holds_retention() -> None:
 
 
 # --- one mode at a time ---------------------------------------------------------------------------
+
+
+async def test_a_name_has_its_mode_for_each_topic(pond: Pond) -> None:
+    async with pond.open() as broker:
+        for topic in ("pulled", "pushed", "grouped"):
+            await broker.create_topic(CALLER, topic)
+        await broker.subscribe(CALLER, NAME, "pulled")
+        await broker.pushing.subscribe(CALLER, NAME, "pushed", Terms())
+        await publish(broker, b"a", topic="pulled")
+        assert (await get(broker, topic="pulled")).record.value == b"a"
+        member = Member(broker, NAME, topics=("grouped",))
+        await member.enter()
+        await member.commit(0, topic="grouped")
+        newer = NewerMember(broker, "ann", "grouped", group=f"{NAME}-newer")
+        await broker.pushing.subscribe(CALLER, newer.group, "pushed", Terms())
+        await newer.beat()
+        assert (await get(broker, topic="pulled")).record.value == b"a"
+        assert await modes_of(broker) == {"pulled": "last_id", "pushed": "pushed"}
+    async with pond.open() as broker:
+        assert await modes_of(broker) == {"pulled": "last_id", "pushed": "pushed"}
+        assert (await get(broker, topic="pulled")).record.value == b"a"
+
+
+async def test_a_mode_keeps_the_others_away_from_its_own_topic_only() -> None:
+    async with open_broker() as broker:
+        for topic in ("pulled", "pushed", "grouped", "free"):
+            await broker.create_topic(CALLER, topic)
+        await broker.subscribe(CALLER, NAME, "pulled")
+        await broker.subscribe(CALLER, NAME, "grouped")
+        await broker.pushing.subscribe(CALLER, NAME, "pushed", Terms())
+        await broker.get(CALLER, NAME, "pulled", None)
+        await Member(broker, NAME, topics=("grouped",)).enter()
+        for topics in (("grouped", "pulled"), ("pushed",)):
+            for member in (
+                Member(broker, NAME, topics=topics).enter(),
+                NewerMember(broker, "ann", *topics, group=NAME).beat(),
+            ):
+                with pytest.raises(NameInOtherMode, match=f"topic {topics[-1]}[,:]"):
+                    await member
+        for topic in ("pulled", "pushed"):
+            with pytest.raises(NameInOtherMode, match=f"topic {topic}[,:]"):
+                await commit(broker, {key_of(broker.topic(topic)): 0}, group=NAME)
+        with pytest.raises(NameInOtherMode, match="Kafka group"):
+            await broker.get(CALLER, NAME, "grouped", None)
+        await broker.subscribe(CALLER, NAME, "free")
+        await broker.get(CALLER, NAME, "free", None)
+
+
+@each("how", ["another protocol", "a pattern"])
+async def test_a_group_whose_topics_are_unknown_uses_its_name_everywhere(how: str) -> None:
+    async with open_broker() as broker:
+        await subscribed(broker)
+        await broker.get(CALLER, NAME, TOPIC, None)
+        with pytest.raises(NameInOtherMode):
+            if how == "a pattern":
+                await NewerMember(broker, "ann", pattern="geese", group=NAME).beat()
+            else:
+                await Member(broker, NAME, topics=("geese",), protocol_type="connect").enter()
 
 
 async def test_a_name_with_members_cannot_be_used_by_last_id() -> None:

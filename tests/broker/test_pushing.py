@@ -433,13 +433,13 @@ async def test_pushed_subscriptions_are_listed_among_the_others_by_name_and_topi
         assert await broker.pushing.progress(CALLER, "b", "geese") == (1, Counts(), 0)
 
 
-async def test_a_name_that_is_pushed_is_used_in_no_other_way() -> None:
+async def test_a_name_that_is_pushed_a_topic_is_used_there_in_no_other_way() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await broker.create_topic(CALLER, "geese")
         await pushed(broker)
-        with pytest.raises(NameInOtherMode, match="push subscription"):
-            await broker.subscribe(CALLER, NAME, "geese")
+        with pytest.raises(NameInOtherMode, match="push subscription to topic ducks"):
+            await broker.subscribe(CALLER, NAME, TOPIC)
         with pytest.raises(NameInOtherMode):
             await broker.get(CALLER, NAME, TOPIC, None)
         with pytest.raises(NameInOtherMode):
@@ -456,8 +456,8 @@ async def test_a_name_that_is_used_in_another_way_is_not_pushed() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
         await broker.create_topic(CALLER, "geese")
-        await broker.subscribe(CALLER, NAME, "geese")
-        with pytest.raises(NameInOtherMode, match="last id"):
+        await broker.subscribe(CALLER, NAME, TOPIC)
+        with pytest.raises(NameInOtherMode, match="by last id to topic ducks"):
             await pushed(broker)
         member = Member(broker, "group")
         await member.enter()

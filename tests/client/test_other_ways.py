@@ -39,8 +39,9 @@ def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
         for call in (client.get, lambda each: client.get(each, after=None)):
             with pytest.raises(errors.NameInOtherMode, match=f"name {name} is used"):
                 call(topic)
-        with pytest.raises(errors.NameInOtherMode, match=f"name {name} is used"):
-            client.subscribe(f"{topic}-2")
+        client.subscribe(f"{topic}-2")
+        client.put(f"{topic}-2", "elsewhere")
+        assert client.get(f"{topic}-2").value == "elsewhere", "a mode holds for one topic"
         assert other.get(topic).text == "b"
 
 

@@ -62,6 +62,7 @@ from quackmq.groups import (
     SyncRequest,
     SyncResponse,
 )
+from quackmq.groups.classic.subscription_metadata import subscribed_topics
 from quackmq.groups.states import CONSUMER_PROTOCOL_TYPE
 from quackmq.model.offset_notes import PUBLISHER_PREFIX, SUBSCRIBED, find_note, wants_receipts
 from quackmq.model.subscription import Start, parse_start
@@ -127,7 +128,8 @@ class Groups:
         stays. Raise InvalidGroup, NameInOtherMode, LimitReached and the errors of
         `quackmq.groups`."""
         self.check_name(group)
-        self._names.check_group(group)
+        if self._names.may_refuse_group(group):
+            self._names.check_group(group, _topics_of_join(request))
         return await self._coordinator.join(group, request)
 
     async def sync(self, caller: Caller, group: str, request: SyncRequest) -> SyncResponse:
@@ -153,7 +155,10 @@ class Groups:
         """Process a heartbeat of the newer protocol and return the response. Raise InvalidGroup,
         NameInOtherMode, OtherGroupProtocol, LimitReached and the errors of `quackmq.groups`."""
         self.check_name(group)
-        self._names.check_group(group)
+        # A heartbeat without topics changes none.
+        if heartbeat.topics is not None or heartbeat.pattern:
+            # Which topics a pattern matches is found out later; until then it may match any.
+            self._names.check_group(group, None if heartbeat.pattern else heartbeat.topics)
         return await self._coordinator.consumer_heartbeat(group, heartbeat)
 
     async def leave(
@@ -258,12 +263,12 @@ class Groups:
         `commit` would return. Store the group, so that it is known. Raise the errors of
         `commit`."""
         self.check_name(group)
-        self._check_commit(group, member, is_transactional=True)
+        self._check_commit(group, member, commits, is_transactional=True)
         outcomes = [self._find_commit_error(group, each) for each in commits]
         if not all(outcomes) and not self._coordinator.is_stored(group):
             async with self._cursors.changing(group):
                 await self._coordinator.store_group(group)
-            self._check_commit(group, member, is_transactional=True)
+            self._check_commit(group, member, commits, is_transactional=True)
         return outcomes
 
     @asynccontextmanager
@@ -351,13 +356,15 @@ class Groups:
         """Check and commit offsets, with the group's cursors locked. Return the error of each, or
         None."""
         async with self._cursors.changing(name):
-            self._check_commit(name, member)
+            self._check_commit(name, member, commits)
             outcomes = [self._find_commit_error(name, each) for each in commits]
             if all(outcomes):
                 return outcomes
             if not self._coordinator.is_stored(name):
                 await self._coordinator.store_group(name)
-                self._check_commit(name, member)  # the group may have changed during the write
+                self._check_commit(
+                    name, member, commits
+                )  # the group may have changed during the write
             valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
             now_ms = self._now_ms()
             cursors = [
@@ -371,9 +378,18 @@ class Groups:
             return outcomes
 
     def _check_commit(
-        self, name: str, member: MemberRef, *, is_transactional: bool = False
+        self,
+        name: str,
+        member: MemberRef,
+        commits: Sequence[Commit],
+        *,
+        is_transactional: bool = False,
     ) -> None:
-        self._names.check_group(name)
+        """Raise NameInOtherMode if the name is used in another mode in a topic of these commits,
+        and the errors of `Coordinator.check_commit`."""
+        if self._names.may_refuse_group(name):
+            topics = (self._topics.by_id.get(each.key.topic_id) for each in commits)
+            self._names.check_group(name, {each.name for each in topics if each is not None})
         self._coordinator.check_commit(name, member, is_transactional=is_transactional)
 
     def _find_commit_error(self, name: str, commit: Commit) -> QuackError | None:
@@ -561,3 +577,10 @@ def _split_cursors(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
             part, size = [], 0
     if part:
         yield part
+
+
+def _topics_of_join(request: JoinRequest) -> frozenset[str] | None:
+    """Return the topics that a member subscribes to; None if they are unknown."""
+    if request.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return None
+    return subscribed_topics(metadata for _, metadata in request.protocols)

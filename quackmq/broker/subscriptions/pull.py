@@ -219,7 +219,7 @@ class PullService:
             check_leaves_receipts(topic.name)
         self._subscriptions.check_room()
         async with self._cursors.changing(name):
-            self._names.check_pull(name)
+            self._names.check_pull(name, topic)
             await self._subscribe(
                 topic, name, StoredSubscription("last_id", start, self._now_ms(), 0, receipts)
             )

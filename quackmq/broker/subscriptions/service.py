@@ -232,7 +232,7 @@ class SubscriptionService:
                     if receipts is not None:
                         await self._push.set_receipts(subscription, receipts)
                     return False
-                self._names.check_push(name)
+                self._names.check_push(name, topic)
                 stored = StoredPushSubscription(terms, start, self._now_ms(), receipts or False)
                 starts = await self._pull.find_starts(topic, start)
                 await self._push.subscribe(topic, name, stored, starts)
@@ -250,9 +250,9 @@ class SubscriptionService:
     ) -> AbstractContextManager[None]:
         """Check that the caller may pull, and return a context in which the name counts as used by
         last id. Raise NameInOtherMode or UnknownSubscription."""
-        self._names.check_pull(name)
+        self._names.check_pull(name, topic)
         self._pull.check_subscribed(topic, name)
-        return self._names.use_for_pull(caller, name)
+        return self._names.use_for_pull(caller, name, topic)
 
     def _require_topic(self, name: str) -> Topic:
         self._lifecycle.check_open()

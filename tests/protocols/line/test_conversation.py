@@ -238,6 +238,8 @@ async def test_a_name_that_is_used_in_another_way_is_rejected() -> None:
         assert await peer.ask("sub daisy connect") == "accept"
         assert await peer.ask("end") == "accept"
         assert await peer.ask("sub daisy topic 1") == "reject"
+        assert peer.reason.startswith("name_in_other_mode: the name daisy has a subscription by")
+        assert await peer.ask("sub daisy topic 2") == "accept", "a mode holds for one topic"
 
 
 @on_both_loops
