@@ -45,7 +45,7 @@ MODULES = programs_in("quackmq")
 PROGRAMS = programs_in("benchmarks", "examples")
 LIMITS = [path for path in MODULES if path.name == "limits.py"]
 
-BASE = {"quackmq.errors", "quackmq.limits"}
+BASE = {"quackmq.errors", "quackmq.fast_tuples", "quackmq.limits"}
 VALUES = (
     BASE
     | {"quackmq.records", "quackmq.disk.interface"}
@@ -67,6 +67,7 @@ SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limi
 #: module counts; a name covers what lies below it.
 MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.errors": set(),
+    "quackmq.fast_tuples": set(),
     "quackmq.limits": set(),
     "quackmq.clock": {"quackmq.limits"},
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},

@@ -58,6 +58,7 @@ from typing import Final, NamedTuple, Self
 from crc32c import crc32c
 
 from quackmq.errors import DamagedStore, InternalError, InvalidRequest, NewerFormat
+from quackmq.fast_tuples import new_tuple
 from quackmq.model import limits
 from quackmq.model.subscription import OffsetRange, Terms, check_lease
 
@@ -73,9 +74,6 @@ LONGEST_STATE_BYTES: Final = _HEAD.size + _VARINT_BYTES * (
 )
 #: How many stale entries the heap may hold beyond one for each lease.
 _SPARE_DUE_TIMES: Final = 64
-
-#: Constructs named tuples of known-good fields in a third of the time.
-_new_tuple: Final = tuple.__new__
 
 
 class LeaseRange(NamedTuple):
@@ -251,7 +249,7 @@ class Leases:
         starts[0] = offset + 1
         self._offsets.append(offset)
         due_ms = now_ms + terms.lease_ms
-        lease_by_offset[offset] = _new_tuple(Lease, (offset, 1, due_ms))
+        lease_by_offset[offset] = new_tuple(Lease, (offset, 1, due_ms))
         heapq.heappush(due_times, (due_ms, offset))
         if len(due_times) > 2 * len(lease_by_offset) + _SPARE_DUE_TIMES:
             self._rebuild_due_times()
@@ -267,7 +265,7 @@ class Leases:
             return False
         self._end_lease(offset)
         acked, skipped, lost, absent = self.counts
-        self.counts = _new_tuple(Counts, (acked + 1, skipped, lost, absent))
+        self.counts = new_tuple(Counts, (acked + 1, skipped, lost, absent))
         return True
 
     def nack(self, offset: int, deliveries: int, now_ms: int, wait_ms: int = 0) -> bool:

@@ -34,6 +34,7 @@ from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import CorruptBatch, RecordTooLarge, UnsupportedBatch
+from quackmq.fast_tuples import new_tuple
 
 Buffer = bytes | bytearray | memoryview
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -66,7 +67,6 @@ NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
 
 _unpack_header: Final = HEADER.unpack_from
-_new_tuple: Final = tuple.__new__
 
 
 class Record(NamedTuple):
@@ -138,7 +138,7 @@ class Batch(NamedTuple):
                 f"the batch header says {fields[12]} records and last offset delta {fields[6]}"
             )
         # A NamedTuple's constructor takes the 14 arguments one by one: half the time of a parse.
-        return _new_tuple(cls, (view, *fields))
+        return new_tuple(cls, (view, *fields))
 
     @property
     def size(self) -> int:
@@ -205,7 +205,7 @@ def spans(data: Buffer, position: int = 0) -> Iterator[Span]:
             raise CorruptBatch(f"the batch at byte {position} says it has {size} bytes")
         if position + size > end:
             return
-        yield _new_tuple(Span, (position, size, base_offset, base_offset + last_offset_delta + 1))
+        yield new_tuple(Span, (position, size, base_offset, base_offset + last_offset_delta + 1))
         position += size
 
 

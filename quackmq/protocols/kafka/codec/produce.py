@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from quackmq.fast_tuples import new_tuple
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.codec.by_topic import TopicPartitions, read_topics
 from quackmq.protocols.kafka.codec.primitives import (
@@ -63,7 +64,6 @@ _NO_APPEND_TIME: Final = struct.pack(">q", -1)
 _LOG_START: Final = struct.Struct(">q")
 _NO_THROTTLE: Final = INT32.pack(0)
 _INDEX_BYTES: Final = 4
-_new_tuple: Final = tuple.__new__
 
 
 class PartitionRecords(NamedTuple):
@@ -205,10 +205,9 @@ def _make_usual(
         topic = str(name, "utf-8")
     except UnicodeDecodeError:
         return None
-    # The classes' own constructors take three times as long.
-    partition_records = _new_tuple(PartitionRecords, (partition, records))
-    topic_partitions = _new_tuple(TopicPartitions, (topic, [partition_records]))
-    return _new_tuple(ProduceRequest, (None, acks, [topic_partitions]))
+    partition_records = new_tuple(PartitionRecords, (partition, records))
+    topic_partitions = new_tuple(TopicPartitions, (topic, [partition_records]))
+    return new_tuple(ProduceRequest, (None, acks, [topic_partitions]))
 
 
 def _read_partition(cursor: Cursor) -> PartitionRecords:

@@ -19,6 +19,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits as shared_limits
 from quackmq.errors import QuackError
+from quackmq.fast_tuples import new_tuple
 from quackmq.model.topic import PartitionKey, Read, Slice, Topic
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import Api, Call, ResponseSlot, Watch, find_topic
@@ -43,7 +44,6 @@ from quackmq.records.batch import Buffer
 #: Session epochs of a full fetch, whatever session the request names: with -1 the client wants no
 #: session, with 0 it wants a new one.
 _FULL_FETCH: Final = (-1, 0)
-_new_tuple: Final = tuple.__new__
 
 
 async def handle(call: Call, request: FetchRequest) -> Sequence[Buffer]:
@@ -136,10 +136,9 @@ class _LiveFetch:
         # Do not wait for more bytes than one response may hold.
         self._min_bytes = min(request.min_bytes, response_bytes)
         self._epoch = None if leader_epoch == NO_EPOCH else leader_epoch
-        # The classes' own constructors take three times as long.
-        key = _new_tuple(PartitionKey, (topic.id, partition))
+        key = new_tuple(PartitionKey, (topic.id, partition))
         committed_only = request.isolation == READ_COMMITTED
-        self._read = _new_tuple(Read, (key, offset, max(1, partition_bytes), committed_only))
+        self._read = new_tuple(Read, (key, offset, max(1, partition_bytes), committed_only))
         self._deadline = 0.0
 
     def begin(self) -> list[Buffer] | Watch | None:

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from quackmq.errors import ProtocolError
+from quackmq.fast_tuples import new_tuple
 from quackmq.protocols.zmq.codec.words import (
     abbreviate,
     check_word,
@@ -101,8 +102,7 @@ def parse_request(frame: bytes) -> Request:
         if len(words) < _PUT_SPACES:
             words = split_words(frame, _PUT_WORDS, has_content=True)[1:]
         client, topic, content = words
-        # Calling `Put(...)` would take three times as long.
-        return _new_tuple(Put, (parse_client_name(client), parse_topic_name(topic), content, None))
+        return new_tuple(Put, (parse_client_name(client), parse_topic_name(topic), content, None))
     if verb == b"GET":
         _, client, topic, last_id = split_words(frame, _GET_WORDS)
         last = check_word("last-id", last_id)
@@ -213,7 +213,6 @@ _CLASS_BY_VERB: Final[Mapping[bytes, type[Subscribe] | type[Unsubscribe] | type[
 }
 _PUT_WORDS: Final = ("PUT", "client", "topic", "content")
 _PUT_SPACES: Final = len(_PUT_WORDS) - 1
-_new_tuple: Final = tuple.__new__
 _PUTN_WORDS: Final = ("PUTN", "client", "topic", "sequence", "content")
 _GET_WORDS: Final = ("GET", "client", "topic", "last-id")
 _PLAIN_WORDS: Final = ("SUB, UNSUB or LAST", "client", "topic")

@@ -40,6 +40,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from quackmq.errors import ProtocolError, QuackError, RecordTooLarge
+from quackmq.fast_tuples import new_tuple
 from quackmq.protocols.zmq import limits
 from quackmq.serving import limits as serving_limits
 
@@ -64,7 +65,6 @@ REQUESTING_SOCKETS: Final = ("REQ", "DEALER", "ROUTER")
 REPLYING_SOCKETS: Final = ("REP", "ROUTER")
 #: The first bytes of nearly every request: an empty frame, and the flags of a short last frame.
 _PLAIN_REQUEST_START: Final = b"\x01\x00\x00"
-_new_tuple: Final = tuple.__new__
 
 
 class Ready(NamedTuple):
@@ -441,8 +441,7 @@ class EnvelopeDecoder(FrameDecoder):
                 end = begin + 4 + buffer[begin + 3]
                 if end <= len(buffer):
                     self._position = end
-                    # Calling `Message(...)` would take three times as long.
-                    return _new_tuple(Message, ((), buffer[begin + 4 : end]))
+                    return new_tuple(Message, ((), buffer[begin + 4 : end]))
         return super().next_event()
 
     def _on_frame_begin(self, size: int) -> bool:

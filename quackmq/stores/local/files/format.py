@@ -87,8 +87,6 @@ _BASE_OFFSET: Final = struct.Struct("<Q")
 
 #: A flag of a descriptor; see the top of this module.
 CONTINUES: Final = 1
-#: Faster than the constructor of a NamedTuple, which is a Python function.
-_new_tuple: Final = tuple.__new__
 
 
 class Sync(IntEnum):
@@ -353,7 +351,7 @@ def parse_region(index: Buffer, number: int) -> Region | None:
 
 def region_at(index: Buffer, number: int) -> Region:
     """Return entry `number` of an index whose checksums were checked before."""
-    return _new_tuple(Region, _REGION.unpack_from(index, number * REGION_ENTRY_BYTES))
+    return Region(*_REGION.unpack_from(index, number * REGION_ENTRY_BYTES))
 
 
 def base_offset_at(index: Buffer, number: int) -> int:

@@ -24,6 +24,7 @@ from crc32c import crc32c
 from quackmq.disk.interface import read_all
 from quackmq.disk.real import File
 from quackmq.errors import CorruptBatch, DamagedData, QuackError
+from quackmq.fast_tuples import new_tuple
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Batch, Span, spans
@@ -40,8 +41,6 @@ from quackmq.stores.local.files.format import (
 from quackmq.stores.local.files.packs import Packs
 
 DIRECTORY = "log"
-#: Faster than the constructor of a NamedTuple, which is a Python function.
-_new_tuple: Final = tuple.__new__
 #: Shared by all segments without waiting entries, which are most of them. Never changed.
 _NO_ENTRIES: Final = bytearray()
 
@@ -99,7 +98,7 @@ class Segment:
         region = self.open_region
         latest_ms = chunk.max_timestamp_ms
         if region is not None and chunk.flags & CONTINUES:
-            self.open_region = _new_tuple(
+            self.open_region = new_tuple(
                 Region,
                 (
                     region.base_offset,
