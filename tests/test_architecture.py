@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.fast_tuples": set(),
     "quackmq.limits": set(),
     "quackmq.clock": {"quackmq.limits"},
+    "quackmq.tasks": set(),
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
     "quackmq.no_pandas": set(),
@@ -78,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.model": BASE | {"quackmq.records"},
     "quackmq.groups": VALUES,
     "quackmq.stores": VALUES
-    | {"quackmq.clock", "quackmq.disk", "quackmq.model.producer_state"}
+    | {"quackmq.clock", "quackmq.disk", "quackmq.tasks", "quackmq.model.producer_state"}
     | {"quackmq.model.log_transactions"},
     "quackmq.archive": VALUES
     | {
@@ -90,7 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "quackmq.broker": VALUES
     | PURE
-    | {"quackmq.clock", "quackmq.loop_clock", "quackmq.stores.contract", "quackmq.archive"},
+    | {"quackmq.clock", "quackmq.tasks", "quackmq.loop_clock", "quackmq.stores.contract"}
+    | {"quackmq.archive"},
     **{
         codec: BASE
         | SHARED

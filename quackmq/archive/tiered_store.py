@@ -157,7 +157,7 @@ class TieredStore(DelegatingStore):
         """Replace methods that concern only the log by the log's own, so that publishing costs
         nothing extra."""
         self.append = self.inner.append  # type: ignore[method-assign]
-        self.append_plain = self.inner.append_plain  # type: ignore[method-assign]
+        self.append_one = self.inner.append_one  # type: ignore[method-assign]
         self.is_repeat = self.inner.is_repeat  # type: ignore[method-assign]
         self.room = self.inner.room  # type: ignore[method-assign]
         self.watch = self.inner.watch  # type: ignore[method-assign]

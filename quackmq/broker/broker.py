@@ -345,14 +345,14 @@ class Broker:
         *,
         owned: bool = False,
         wait_for_room: bool = True,
-    ) -> Awaitable[AppendResult]:
+    ) -> asyncio.Future[AppendResult]:
         """Append a batch that has passed `Batch.parse`, under the topic's policy.
 
         The order of calls is the order in the partition. The bytes are copied before this returns,
         or kept if the caller hands over their buffer (`owned`, see `Append`). Without
         `wait_for_room`, a full topic raises TopicFull at once, even if its policy is to wait.
 
-        Errors are raised here or by the awaitable: UnknownTopic, UnknownPartition, CorruptBatch,
+        Errors are raised here or by the future: UnknownTopic, UnknownPartition, CorruptBatch,
         UnsupportedBatch, NoSubscriber, TopicFull, RecordTooLarge (more bytes than the topic takes,
         or more records than it can ever hold), and those of `Store.append`. A transactional batch
         must have passed `transactions.admit`, else InvalidTransactionState. Callers limit

@@ -24,10 +24,9 @@ Not thread-safe: call from the broker's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Hashable
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from quackmq.errors import BrokerClosing, QuackError
 
@@ -170,39 +169,3 @@ class NamedLocks:
             lock, users = self._locks.pop(name)
             if users > 1:
                 self._locks[name] = (lock, users - 1)
-
-
-def only(elements: Awaitable[list[T]]) -> Awaitable[T]:
-    """Turn an awaitable of a list with one element into an awaitable of that element.
-
-    A future gives a future, so that callers need no task. Cancelling the result does not cancel
-    `elements`."""
-    if not isinstance(elements, asyncio.Future):
-        return _Only(elements)
-    element: asyncio.Future[T] = elements.get_loop().create_future()
-    elements.add_done_callback(partial(_pass_on, element))
-    return element
-
-
-class _Only(Generic[T]):
-    __slots__ = ("_elements",)
-
-    def __init__(self, elements: Awaitable[list[T]]) -> None:
-        self._elements = elements
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        (element,) = yield from self._elements.__await__()
-        return element
-
-
-def _pass_on(element: asyncio.Future[T], elements: asyncio.Future[list[T]]) -> None:
-    """Give `element` the outcome of `elements`, which has ended."""
-    if element.cancelled():
-        if not elements.cancelled():
-            elements.exception()  # mark it as retrieved: nobody waits for it
-    elif elements.cancelled():
-        element.cancel()
-    elif (error := elements.exception()) is not None:
-        element.set_exception(error)
-    else:
-        element.set_result(elements.result()[0])

@@ -24,7 +24,6 @@ were enqueued before it.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final, NamedTuple
 
 from quackmq import limits
@@ -33,6 +32,7 @@ from quackmq.broker.settings import Caller
 from quackmq.errors import OffsetOutOfRange, RecordTooLarge
 from quackmq.model.topic import AppendResult, PartitionKey
 from quackmq.records.batch import Headers, Record
+from quackmq.tasks import map_result
 
 #: The header that holds the publisher's id of an entry.
 PUBLISHER_HEADER: Final = "publisher"
@@ -141,7 +141,7 @@ class TopicQueue:
             partition=self._key.partition,
             wait_for_room=wait_for_room,
         )
-        return None if begun is None else _entry_number(begun.appended)
+        return None if begun is None else map_result(begun.appended, _entry_number)
 
     async def _put_when_possible(
         self, publisher_id: str, content: bytes, wait_for_room: bool
@@ -163,21 +163,5 @@ def _make_entry(record: Record) -> QueueEntry:
     return QueueEntry(record.offset + 1, record.timestamp_ms, publisher_id, record.value or b"")
 
 
-def _entry_number(appended: asyncio.Future[AppendResult]) -> asyncio.Future[int]:
-    """Return a future of the entry's number, from the future of its append."""
-    number: asyncio.Future[int] = appended.get_loop().create_future()
-    appended.add_done_callback(partial(_resolve_number, number))
-    return number
-
-
-def _resolve_number(number: asyncio.Future[int], appended: asyncio.Future[AppendResult]) -> None:
-    """Set the entry's number when its append has ended, or pass on the error."""
-    if number.cancelled():
-        if not appended.cancelled():
-            appended.exception()  # mark it as retrieved: no caller is left
-    elif appended.cancelled():
-        number.cancel()
-    elif (error := appended.exception()) is not None:
-        number.set_exception(error)
-    else:
-        number.set_result(appended.result().base_offset + 1)
+def _entry_number(appended: AppendResult) -> int:
+    return appended.base_offset + 1

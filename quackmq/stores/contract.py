@@ -47,6 +47,7 @@ from quackmq.model.topic import (
     TimeKind,
     Topic,
 )
+from quackmq.tasks import map_result
 
 
 class Watch(Protocol):
@@ -108,10 +109,9 @@ class Store(ABC):
         durable at once; await `room()` before a call with many.
         """
 
-    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        """Append one batch without a producer, if the store has a faster way for this. Else do
-        nothing and return None."""
-        return None
+    def append_one(self, append: Append) -> asyncio.Future[AppendResult]:
+        """Append one batch, as `append` does. A store may have a faster way for this."""
+        return map_result(asyncio.ensure_future(self.append((append,))), _first)
 
     @abstractmethod
     def is_repeat(self, append: Append) -> bool:
@@ -287,3 +287,7 @@ def changes_of_time(times: Iterable[OffsetTime]) -> list[OffsetTime]:
         if not changes or changes[-1].timestamp_ms != each.timestamp_ms:
             changes.append(each)
     return changes
+
+
+def _first(results: list[AppendResult]) -> AppendResult:
+    return results[0]

@@ -64,8 +64,8 @@ class DelegatingStore(Store):
     ) -> Awaitable[list[AppendResult]]:
         return self.inner.append(appends, cursors, states)
 
-    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        return self.inner.append_plain(append)
+    def append_one(self, append: Append) -> asyncio.Future[AppendResult]:
+        return self.inner.append_one(append)
 
     def is_repeat(self, append: Append) -> bool:
         return self.inner.is_repeat(append)

@@ -131,8 +131,8 @@ class ArchivingStore(TieredStore):
         appended = self.inner.append(appends, cursors, states)
         return asyncio.ensure_future(self._archive_behind(appends, appended))
 
-    def append_plain(self, append: Append) -> None:
-        return None
+    def append_one(self, append: Append) -> asyncio.Future[AppendResult]:
+        return Store.append_one(self, append)
 
     def _bind_log_methods(self) -> None:
         self._archiving = asyncio.Lock()

@@ -73,7 +73,7 @@ async def test_publishing_takes_no_detour(home: Home) -> None:
     """Q13: what is new has nothing to do with what is old."""
     store = home.store
     assert store.append == store.inner.append
-    assert store.append_plain == store.inner.append_plain
+    assert store.append_one == store.inner.append_one
 
 
 async def test_one_read_goes_on_from_the_archive_into_the_log(home: Home) -> None:

@@ -88,9 +88,9 @@ async def test_each_topic_has_turns_of_its_own() -> None:
                 if number < 4:
                     await broker.messages.put(CALLER, topic, [record(b"free")])
                     continue
-                at_once = broker.messages.put_at_once(CALLER, topic, b"free")
+                at_once = broker.messages.begin_put(CALLER, topic, b"free")
                 assert at_once is not None
-                await at_once
+                await at_once.appended
         for topic in ("ducks", "geese"):
             sizes = [len(await values_in(broker, topic, partition=each)) for each in range(2)]
             assert sizes == [4, 4]
@@ -116,12 +116,12 @@ async def test_keys_of_several_partitions_are_one_unit_and_ids_keep_the_order(po
 
 async def test_a_door_that_cannot_wait_puts_at_once_or_not_at_all(pond: Pond) -> None:
     async with pond.open(default_partitions=2) as broker:
-        assert broker.messages.put_at_once(CALLER, TOPIC, b"a") is None, "there is no topic yet"
+        assert broker.messages.begin_put(CALLER, TOPIC, b"a") is None, "there is no topic yet"
         await broker.create_topic(CALLER, TOPIC)
-        begun = [broker.messages.put_at_once(CALLER, TOPIC, b"a") for _ in range(4)]
+        begun = [broker.messages.begin_put(CALLER, TOPIC, b"a") for _ in range(4)]
         for each in begun:
             assert each is not None
-            await each
+            await each.appended
         held = [await values_in(broker, partition=each) for each in (0, 1)]
         assert held == [[b"a", b"a"], [b"a", b"a"]], "partitions take turns"
 

@@ -13,8 +13,8 @@ from tests.broker.support import CALLER, TOPIC, open_broker, publish, subscribed
 async def test_a_message_is_put_without_waiting_for_anything_first() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        puts = [broker.messages.put_at_once(CALLER, TOPIC, value) for value in (b"one", b"two")]
-        assert [(await put).base_offset for put in puts if put is not None] == [0, 1]
+        puts = [broker.messages.begin_put(CALLER, TOPIC, value) for value in (b"one", b"two")]
+        assert [(await put.appended).base_offset for put in puts if put is not None] == [0, 1]
         assert await values_in(broker) == [b"one", b"two"]
 
 
@@ -22,9 +22,9 @@ async def test_partitions_take_turns() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=3)
         for _ in range(6):
-            put = broker.messages.put_at_once(CALLER, TOPIC, b"quack")
+            put = broker.messages.begin_put(CALLER, TOPIC, b"quack")
             assert put is not None
-            await put
+            await put.appended
         for partition in range(3):
             assert await values_in(broker, partition=partition) == [b"quack"] * 2
 
@@ -33,24 +33,24 @@ async def test_where_something_has_to_be_waited_for_it_is_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with open_broker() as broker:
-        assert broker.messages.put_at_once(CALLER, TOPIC, b"quack") is None, "no topic"
+        assert broker.messages.begin_put(CALLER, TOPIC, b"quack") is None, "no topic"
         await broker.create_topic(CALLER, TOPIC)
         monkeypatch.setattr(type(broker._store), "pending_bytes", limits.PENDING_BYTES + 1)
-        assert broker.messages.put_at_once(CALLER, TOPIC, b"quack") is None, "no room"
+        assert broker.messages.begin_put(CALLER, TOPIC, b"quack") is None, "no room"
 
 
 async def test_policies_count_for_it_too() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=Policy(needs_subscriber=True))
         with pytest.raises(NoSubscriber):
-            broker.messages.put_at_once(CALLER, TOPIC, b"quack")
+            broker.messages.begin_put(CALLER, TOPIC, b"quack")
         await broker.create_topic(CALLER, "small", policy=Policy(batch_bytes=100))
         with pytest.raises(RecordTooLarge):
-            broker.messages.put_at_once(CALLER, "small", b"x" * 100)
+            broker.messages.begin_put(CALLER, "small", b"x" * 100)
     async with open_broker() as broker:
         await subscribed(broker, policy=Policy(live_entries=1, when_full=WhenFull.WAIT))
         await publish(broker, b"first")
-        put = broker.messages.put_at_once(CALLER, TOPIC, b"second")
+        put = broker.messages.begin_put(CALLER, TOPIC, b"second")
         assert put is not None
-        assert not put.done()
-        put.cancel()
+        assert not put.appended.done()
+        put.appended.cancel()

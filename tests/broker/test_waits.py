@@ -14,7 +14,6 @@ from quackmq.broker.lifecycle import (
     NamedLocks,
     Waits,
     finish_before_cancelling,
-    only,
 )
 from quackmq.errors import StoreReadOnly
 from tests.kit.support import let_others_run
@@ -143,41 +142,3 @@ async def test_a_lock_is_passed_on_when_its_holder_fails_or_a_waiter_leaves() ->
     await asyncio.gather(failing, leaving, return_exceptions=True)
     async with asyncio.timeout(60), locks.hold("a"):
         pass
-
-
-async def test_the_only_answer_of_a_future_is_a_future() -> None:
-    loop = asyncio.get_running_loop()
-    many: asyncio.Future[list[int]] = loop.create_future()
-    one = only(many)
-    assert isinstance(one, asyncio.Future)
-    many.set_result([7])
-    assert await one == 7
-
-
-async def test_an_error_and_a_cancellation_are_passed_on() -> None:
-    loop = asyncio.get_running_loop()
-    failing: asyncio.Future[list[int]] = loop.create_future()
-    one = only(failing)
-    failing.set_exception(Ended())
-    with pytest.raises(Ended):
-        await one
-    cancelled: asyncio.Future[list[int]] = loop.create_future()
-    one = only(cancelled)
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await one
-
-
-async def test_who_leaves_takes_nothing_along_and_its_error_is_nobodys() -> None:
-    loop = asyncio.get_running_loop()
-    many: asyncio.Future[list[int]] = loop.create_future()
-    one = only(many)
-    assert isinstance(one, asyncio.Future)
-    one.cancel()
-    assert not many.cancelled()
-    many.set_exception(Ended())
-    await let_others_run()
-
-
-async def test_anything_awaitable_has_an_only_answer() -> None:
-    assert await only(asyncio.sleep(0, [7])) == 7

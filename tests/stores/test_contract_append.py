@@ -401,21 +401,16 @@ async def test_the_partitions_that_know_a_producer_are_found_also_before_its_bat
         store.producers_of(uuid.uuid4(), 5)
 
 
-async def test_the_shorter_way_of_one_batch_does_what_the_longer_one_does_or_nothing(
-    store: Store,
-) -> None:
+async def test_the_shorter_way_of_one_batch_does_what_the_longer_one_does(store: Store) -> None:
     key = await new_partition(store)
     await append_values(store, key, b"a")
-    values = [b"a"]
-    for batch in (batch_of(b"b"), numbered(0, b"c")):
-        appending = store.append_plain(Append(key, batch))
-        if appending is not None:
-            assert (await soon(appending)).base_offset == len(values)
-            values.append(b"b")
-    assert await read_all(store, key) == list(enumerate(values))
+    for offset, batch in enumerate((batch_of(b"b"), numbered(0, b"c")), start=1):
+        assert (await soon(store.append_one(Append(key, batch)))).base_offset == offset
+    assert (await soon(store.append_one(Append(key, numbered(0, b"c"))))).repeated
+    assert await read_all(store, key) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
 async def test_the_shorter_way_refuses_what_the_longer_one_refuses(store: Store) -> None:
     elsewhere = Append(no_such_topic(), batch_of(b"a"))
     with pytest.raises(UnknownTopic):
-        await (store.append_plain(elsewhere) or store.append([elsewhere]))
+        await store.append_one(elsewhere)

@@ -165,13 +165,6 @@ class Messages:
         shares = await self._distribute(topic, records, partition)
         return _make_put(topic, shares, await self._append(caller, topic, shares))
 
-    def put_at_once(
-        self, caller: Caller, topic_name: str, value: bytes
-    ) -> asyncio.Future[AppendResult] | None:
-        """Put one message without a key, as `begin_put`, for callers that do not need its id."""
-        begun = self.begin_put(caller, topic_name, value)
-        return None if begun is None else begun.appended
-
     def begin_put(
         self,
         caller: Caller,
@@ -202,8 +195,6 @@ class Messages:
         appended = self._publishing.publish(
             topic, partition, Batch.peek(encoded), wait_for_room=wait_for_room
         )
-        if not isinstance(appended, asyncio.Future):
-            appended = asyncio.ensure_future(appended)
         return BegunPut(topic, partition, appended)
 
     async def last_sequence(self, caller: Caller, topic_name: str, publisher: str) -> int | None:

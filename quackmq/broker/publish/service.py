@@ -8,10 +8,11 @@ Not thread-safe: call from the broker's event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
-from quackmq.broker.lifecycle import Lifecycle, closing_error, only
+from quackmq.broker.lifecycle import Lifecycle, closing_error
 from quackmq.broker.publish.admission import check_publishable
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
@@ -70,7 +71,7 @@ class PublishService:
         *,
         owned: bool = False,
         wait_for_room: bool = True,
-    ) -> Awaitable[AppendResult]:
+    ) -> asyncio.Future[AppendResult]:
         """Append a batch, see `Broker.publish`."""
         if self._lifecycle.is_closing:
             raise closing_error()
@@ -93,8 +94,7 @@ class PublishService:
             # A queued batch is checked again: its transaction may have ended while it waited.
             check = partial(self._transactions.check_admitted, key, serial=transaction)
             return self._retention.publish(key, batch, check)
-        append = Append(key, batch, owned)
-        return self._store.append_plain(append) or only(self._store.append((append,)))
+        return self._store.append_one(Append(key, batch, owned))
 
     def publish_together(
         self, topic: Topic, appends: Sequence[Append], cursors: Sequence[Cursor] = ()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from quackmq.broker import limits
@@ -57,7 +57,7 @@ class PublisherQueues:
         start: Callable[[Partition, Batch], asyncio.Future[_Result]],
         check: Callable[[Batch], object] | None = None,
         wait_for_room: bool = True,
-    ) -> Awaitable[_Result]:
+    ) -> asyncio.Future[_Result]:
         """Call `start` now if there is room and nobody waits; otherwise queue the publisher, and
         call `check` and `start` when it is the first and there is room. Return the result of
         `start`, which is carried out even if the publisher is cancelled. Without `wait_for_room`,

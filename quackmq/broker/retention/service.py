@@ -130,7 +130,7 @@ class Retention:
         check: Callable[[Batch], object] | None = None,
         *,
         wait_for_room: bool = True,
-    ) -> Awaitable[AppendResult]:
+    ) -> asyncio.Future[AppendResult]:
         """Append a batch when there is room; copy its bytes before this returns. If the batch must
         wait, call `check` when it is admitted; `check` raises if the batch is no longer allowed.
         With `wait_for_room` false, raise TopicFull instead of waiting for room. Raise, here or when
@@ -333,18 +333,18 @@ class Retention:
         return reserved
 
     def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[AppendResult]:
-        appended = self._store.append([Append(partition.key, batch)])
+        appended = self._store.append_one(Append(partition.key, batch))
         partition.in_flight += batch.record_count
         return start_quietly(
             self._lifecycle, self._await_append(partition, batch.record_count, batch.size, appended)
         )
 
     async def _await_append(
-        self, partition: Partition, entries: int, size: int, appended: Awaitable[list[AppendResult]]
+        self, partition: Partition, entries: int, size: int, appended: Awaitable[AppendResult]
     ) -> AppendResult:
         """Count an append when it is durable, then drop the oldest entries."""
         try:
-            (result,) = await appended
+            result = await appended
             partition.apply_append(result, size)
         finally:
             partition.in_flight -= entries

@@ -64,9 +64,9 @@ def begin_request(broker: Broker, requester: Requester, frame: bytes) -> Pending
         request = parse_request(frame)
         caller = requester.caller(request.client)
         if isinstance(request, Put) and request.sequence is None:
-            put = broker.messages.put_at_once(caller, request.topic, request.content)
+            put = broker.messages.begin_put(caller, request.topic, request.content)
             if put is not None:
-                return put
+                return put.appended
         return _reply(broker, caller, requester, request, frame)
     except Exception as error:
         return error_reply(error)

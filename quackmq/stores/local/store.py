@@ -193,8 +193,6 @@ class LocalStore(Store):
         changes: list[tuple[Change, bytes]] = []
         if cursors or states:
             changes = self._encode_changes(cursors, states)
-        elif len(appends) == 1 and _is_plain(appends[0].batch):
-            return committer.submit([self._accept_plain(appends[0])])
         # Everything that may raise comes first: the checks, then the reservation.
         checked = self._check_appends(appends, now_ms)
         new_count = sum(effect.repeats is None for _, effect in checked)
@@ -221,15 +219,13 @@ class LocalStore(Store):
             return _finished_future(results)
         return committer.submit(results)
 
-    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        self._committer.check_writable()
-        if not _is_plain(append.batch):
-            return None
-        return self._committer.submit(self._accept_plain(append))
-
-    def _accept_plain(self, append: Append) -> AppendResult:
-        """Accept a batch without producer or transaction, as most single messages are."""
+    def append_one(self, append: Append) -> asyncio.Future[AppendResult]:
+        """Append one batch. A batch without producer or transaction, as most single messages are,
+        needs few checks."""
         key, batch, owned = append
+        if not _is_plain(batch):
+            return super().append_one(append)
+        self._committer.check_writable()
         log = self._last_log
         # Mostly it is the same log as before; then no id has to be hashed.
         if log is None or log.key != key or log.being_deleted or log.is_deleted:
@@ -238,7 +234,7 @@ class LocalStore(Store):
         commit_queue.reserve_entries(BATCH_ENTRY_BYTES)
         appended = log.accept(batch, self._committer.now_ms(), None, owned)
         commit_queue.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
-        return appended
+        return self._committer.submit(appended)
 
     def _encode_changes(
         self, cursors: Sequence[Cursor], states: Sequence[StatePut]

@@ -33,9 +33,6 @@ class SlowStore(MemoryStore):
         self.released = asyncio.Event()
         self.appends = 0
 
-    def append_plain(self, append: Append) -> asyncio.Future[AppendResult] | None:
-        return None
-
     def append(
         self,
         appends: Sequence[Append],
@@ -155,9 +152,9 @@ class Served:
 
     async def put(self, topic: str, *values: bytes) -> None:
         for value in values:
-            put = self.broker.messages.put_at_once(TESTER, topic, value)
+            put = self.broker.messages.begin_put(TESTER, topic, value)
             assert put is not None
-            await put
+            await put.appended
 
     async def values(self, topic: str, partition: int = 0) -> list[bytes]:
         """All that a topic holds."""

@@ -38,9 +38,9 @@ async def subscribed(running: Served, content: bytes = b"") -> None:
     """A subscription of donald to ducks, with a message if there is a content."""
     await running.broker.subscribe(TESTER, "donald", "ducks")
     if content:
-        put = running.broker.messages.put_at_once(TESTER, "ducks", content)
+        put = running.broker.messages.begin_put(TESTER, "ducks", content)
         assert put is not None
-        await put
+        await put.appended
 
 
 # --- bad bytes -------------------------------------------------------------------------------

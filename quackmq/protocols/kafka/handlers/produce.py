@@ -319,11 +319,7 @@ def _publish(
             )
             if transactional_refusal is not None:
                 return transactional_refusal
-        appended = call.broker.publish(call.caller, topic, partition, batch, owned=owned)
-        if isinstance(appended, asyncio.Future):
-            return appended
-        # The usual publish is a future already. A coroutine starts only as a task.
-        return asyncio.ensure_future(appended)
+        return call.broker.publish(call.caller, topic, partition, batch, owned=owned)
     except QuackError as error:
         return Refusal(_produce_code_of(error, call.version), str(error))
 
