@@ -109,5 +109,8 @@ AUDIT_RUNS: Final = 200_000
 AUDIT_FINDINGS: Final = 1_000_000
 #: Offsets without a timestamp that an audit looks up together; Spark has their numbers in memory.
 AUDIT_LOOKUP_OFFSETS: Final = 10_000
+#: Times that an audit asks the broker about the holes of a partition, if retention or the archive
+#: changes it meanwhile: one change is likely, and a second one within milliseconds is not.
+AUDIT_EXPLANATIONS: Final = 5
 #: Findings of each kind that an audit prints; further ones are only counted.
 AUDIT_PRINTED: Final = 10

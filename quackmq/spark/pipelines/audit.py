@@ -233,7 +233,7 @@ class _Audit:
 
         The broker's offsets are fetched before the records are read. If the first offset of a
         partition is 0 then, nothing was deleted from it, so its producers must start at number
-        0."""
+        0. What retention deletes later is asked last: `explain` subtracts it."""
         self._job.show_progress(
             f"reading {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1))
         )
@@ -344,7 +344,8 @@ class _Audit:
     def _judge_lost(
         self, verdict: _Verdict, read_partition: ReadPartition, explanation: Explanation, row: Any
     ) -> None:
-        """Count the sequence numbers of a `lost` finding that no aborted transaction explains."""
+        """Count the sequence numbers of a `lost` finding that neither an aborted transaction nor
+        retention explains."""
         span = Span(row["first_offset"], row["next_offset"])
         producer = row["producer_id"], row["producer_epoch"], row["first_sequence"]
         unexplained = explanation.count_lost(*producer, row["records"], span)
@@ -525,8 +526,8 @@ class _Audit:
         """Draw the share of records that the subscriber had after each latency."""
         for (topic, subscription), steps in sorted(self._distribution.items()):
             total = sum(count for _, count in steps)
-            # The upper end of each step of latency + 1 ms, as in `_record_latencies`.
-            milliseconds = [1.1 ** (step + 1) for step, _ in steps]
+            # The upper end of each step. `_record_latencies` has added 1 ms to the latencies.
+            milliseconds = [1.1 ** (step + 1) - 1 for step, _ in steps]
             shares = [
                 sum(count for _, count in steps[: index + 1]) / total for index in range(len(steps))
             ]

@@ -16,7 +16,7 @@ import pytest
 
 from quackmq.broker import Commit, MemberRef
 from quackmq.broker.push.push_subscription import PushSubscription
-from quackmq.errors import DamagedData, NotFound, QuackTimeout, UnknownTopic
+from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange, QuackTimeout, UnknownTopic
 from quackmq.model.leases import LeaseRange
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.topic import PartitionKey
@@ -114,6 +114,15 @@ def test_numbers_of_aborted_transactions_are_not_lost() -> None:
     assert known.count_lost(8, 0, 3, 6, Span(19, 30)) == 6
 
 
+def test_numbers_of_deleted_records_are_not_lost() -> None:
+    known = Explanation(deleted=Spans([Span(0, 10)]), archived=Spans([Span(20, 26)]))
+    assert known.count_lost(7, 0, 0, 10, Span(0, 12)) == 0
+    assert known.count_lost(7, 0, 0, 12, Span(0, 12)) == 2
+    assert known.count_lost(7, 0, 0, 5, Span(8, 12)) == 3, "only two of its offsets are deleted"
+    assert known.count_lost(7, 0, 0, 5, Span(12, 15)) == 5
+    assert known.count_lost(7, 0, 0, 15, Span(0, 30)) == 0, "the rest fits into an archived hole"
+
+
 @pytest.mark.parametrize("seed", range(effort.of(20)))
 def test_numbers_of_very_many_aborted_transactions_are_found_among_them(seed: int) -> None:
     """Also where they begin at 0 again."""
@@ -159,6 +168,46 @@ def test_what_is_damaged_in_the_log_is_named_and_ends_no_audit() -> None:
     assert found.unreadable == [Damage(Span(5, 8), 3, "the batch at offset 5 is damaged")]
     assert found.reasons == {"marker": 1}
     assert [damage.span for damage in found.damages] == [Span(12, 13)]
+
+
+class Trimming:
+    """A broker without an archive, whose retention deletes one more offset at each question about
+    the log, `trims` times."""
+
+    def __init__(self, trims: int) -> None:
+        self.first_offset = 0
+        self.questions = 0
+        self._trims = trims
+
+    def get(self, path: str, **query: Any) -> Any:
+        if path.endswith("archive"):
+            raise NotFound("no archive")
+        self.questions += 1
+        if self.questions <= self._trims:
+            self.first_offset += 1
+            raise OffsetOutOfRange(f"the log begins at {self.first_offset}")
+        hole = {"first_offset": 2, "next_offset": 4, "reason": "marker"}
+        return SimpleNamespace(json={"holes": [hole], "next_offset": 20, "end_offset": 20})
+
+    def post(self, path: str, asked: Any) -> Any:
+        topic = {"id": "id", "partitions": [{"first_offset": self.first_offset}]}
+        return SimpleNamespace(json={"topics": [topic]})
+
+
+def test_holes_are_asked_for_again_if_retention_deletes_some_meanwhile() -> None:
+    read = ReadPartition("ducks", "id", 0, Span(0, 20), Spans([Span(0, 4)]))
+    found = explain(cast(Any, Trimming(trims=2)), read)
+    assert found.reasons == {"let go of": 2, "marker": 2}
+    assert found.damages == []
+    assert list(found.deleted) == [Span(0, 2)]
+
+
+def test_holes_of_a_partition_that_always_changes_stay_unexplained() -> None:
+    broker = Trimming(trims=1000)
+    read = ReadPartition("ducks", "id", 0, Span(0, 20), Spans([Span(0, 20)]))
+    found = explain(cast(Any, broker), read)
+    assert broker.questions == spark_limits.AUDIT_EXPLANATIONS
+    assert found.unexplained == 20 - spark_limits.AUDIT_EXPLANATIONS + 1
 
 
 def chain(*steps: tuple[str, int, int, int], lent_to: int = 0) -> pa.Table:
@@ -333,6 +382,25 @@ def test_what_is_whole_is_proved_whole_and_its_holes_are_explained_s5(
     assert 0 <= of_subscription["p50_ms"] <= of_subscription["max_ms"]
     assert report.plot is not None
     assert broker.client().get("/v1/archive/plans").json["plans"] == [], "no file is kept for it"
+
+
+@pytest.mark.needs("java")
+def test_what_retention_deletes_during_the_audit_is_not_lost_s5(
+    broker: Broker, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(topic)
+    broker.publish(topic, [f"{at}" for at in range(20)], **{"enable.idempotence": True})
+    make_table = pipeline._Audit._table
+
+    def trim_first(self: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        broker.trim(topic, 12)
+        return make_table(self, name, *arguments, **options)
+
+    monkeypatch.setattr(pipeline._Audit, "_table", trim_first)
+    report = audited(broker, spark, topic)
+    assert report.facts == {"verdict": "nothing was lost, doubled or reordered"}
+    told = line(report)
+    assert (told["records"], told["lost"], told["explained"]) == (8, 0, 12)
 
 
 @pytest.mark.needs("java")

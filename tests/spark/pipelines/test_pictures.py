@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -48,6 +49,22 @@ def waits(axes: Any) -> None:
 def test_a_pipelines_picture_is_drawn(plot: Callable[[Any], None], tmp_path: Path) -> None:
     Report("ducks", (), [], plot=plot).save_plot(tmp_path / "ducks.png")
     assert (tmp_path / "ducks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_audits_picture_shows_latencies_without_the_added_millisecond() -> None:
+    drawn: list[list[float]] = []
+    axes = SimpleNamespace(
+        step=lambda milliseconds, shares, **style: drawn.append(milliseconds),
+        **dict.fromkeys(
+            ("set_xscale", "set_xlabel", "set_ylabel", "set_ylim", "grid", "legend"),
+            lambda *_, **__: None,
+        ),
+    )
+    latencies(axes)
+    # Step 7 is of 1.1^7 to 1.1^8, which is a latency of 0.95 to 1.14 ms, and 1 ms.
+    assert drawn == [
+        [pytest.approx(0.1), pytest.approx(1.1436, rel=1e-3), pytest.approx(48.8, 1e-2)]
+    ]
 
 
 def test_a_picture_of_nothing_is_drawn_too(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ Three sources are asked:
 
 Batches that the archive has quarantined as unreadable, and damage in the log, are not holes. They
 are reported as lost records.
+
+Retention and the archive continue meanwhile. If they change the partition while its holes are being
+explained, the answers do not fit together: then everything is asked again.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from quackmq.archive.manifest import ArchiveFile
+from quackmq.archive.manifest import ArchiveFile, Manifest
 from quackmq.errors import DamagedData, NotFound, OffsetOutOfRange
+from quackmq.spark import limits
 from quackmq.spark.broker.archive import fetch_manifest
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.pipelines.audit_checks.runs import SEQUENCES
@@ -92,6 +96,8 @@ class Explanation:
     aborted: list[AbortedNumbers] = field(default_factory=list)
     #: Holes that archive files were made with.
     archived: Spans = field(default_factory=Spans)
+    #: Holes before the partition's first offset, whose records retention has deleted.
+    deleted: Spans = field(default_factory=Spans)
     #: The aborted numbers by producer and epoch, sorted; built on first use.
     _aborted_by_producer: dict[tuple[int, int], list[AbortedNumbers]] | None = None
 
@@ -106,9 +112,11 @@ class Explanation:
     def count_lost(
         self, producer_id: int, epoch: int, first_sequence: int, count: int, span: Span
     ) -> int:
-        """Return how many of a producer's missing numbers belong to no aborted transaction.
-        `span` is the range of offsets where their records would be."""
+        """Return how many of a producer's missing numbers belong to no aborted transaction, and
+        not to deleted records. `span` is the range of offsets where their records would be."""
         missing = count - self._count_aborted(producer_id, epoch, first_sequence, count)
+        # Any of the deleted offsets may have had one of the numbers: they do not prove a loss.
+        missing -= self.deleted.size(*span)
         # An aborted transaction also has a marker. So an archived hole with more offsets than
         # missing numbers is one; a hole of exactly these numbers is not.
         if missing > 0 and self.archived.size(*span) > missing:
@@ -157,19 +165,41 @@ class ReadPartition(NamedTuple):
         return max(0, end - first) - self.holes.size(first, end)
 
 
+class _PartitionState(NamedTuple):
+    """The broker's present archive of a partition, and its first offset."""
+
+    manifest: Manifest | None
+    first_offset: int
+
+
 def explain(broker: Http, read: ReadPartition) -> Explanation:
-    """Return the explanations that the broker can give now for the holes of a partition."""
-    explanation = Explanation()
+    """Return the explanations that the broker can give now for the holes of a partition. If holes
+    are left without one, ask again while retention or the archive changes the partition, at most
+    `AUDIT_EXPLANATIONS` times in all."""
     if not list(read.holes):
-        return explanation
-    manifest = fetch_manifest(broker, read.topic, read.topic_id, read.partition)
+        return Explanation()
+    state = _fetch_state(broker, read)
+    for _ in range(limits.AUDIT_EXPLANATIONS):
+        explanation = _explain_by_state(broker, read, state)
+        if not explanation.damages:
+            break
+        state, earlier_state = _fetch_state(broker, read), state
+        if state == earlier_state:
+            break
+    return explanation
+
+
+def _explain_by_state(broker: Http, read: ReadPartition, state: _PartitionState) -> Explanation:
+    """Return the explanations that fit to one state of the archive and of the first offset."""
+    explanation = Explanation()
+    manifest, first_offset = state
     files = () if manifest is None else manifest.files
     quarantined = Spans(
         Span(batch.first_offset, batch.next_offset)
         for batch in (() if manifest is None else manifest.quarantined)
     )
-    first_offset = _fetch_first_offset(broker, read)
-    explanation._add("let go of", read.holes.size(read.seen.first, first_offset))
+    explanation.deleted = Spans(read.holes.parts_within(read.seen.first, first_offset))
+    explanation._add("let go of", explanation.deleted.size(read.seen.first, first_offset))
     for span in quarantined:
         for hole in read.holes.parts_within(max(span.first, first_offset), span.next):
             reason = "the archive has quarantined a batch that cannot be decoded"
@@ -236,7 +266,7 @@ def _explain_by_log(
             try:
                 page = broker.get(path, offset=offset, topic_id=read.topic_id).json
             except (NotFound, OffsetOutOfRange):
-                break  # the records were deleted meanwhile: the hole stays unexplained
+                break  # deleted meanwhile: `explain` asks again, with the new first offset
             except DamagedData as error:
                 # Advance by one offset at least, so that the loop ends.
                 part = Span(offset, max(offset + 1, min(error.next_offset or hole.next, hole.next)))
@@ -273,6 +303,13 @@ def _add_log_hole(explanation: Explanation, hole_fields: Any) -> Span:
             AbortedNumbers(*producer, hole_fields["first_sequence"], span.size)
         )
     return span
+
+
+def _fetch_state(broker: Http, read: ReadPartition) -> _PartitionState:
+    """Return the present archive and the first offset of a partition. The manifest comes first:
+    records that retention deletes in between are before the first offset then."""
+    manifest = fetch_manifest(broker, read.topic, read.topic_id, read.partition)
+    return _PartitionState(manifest, _fetch_first_offset(broker, read))
 
 
 def _fetch_first_offset(broker: Http, read: ReadPartition) -> int:
