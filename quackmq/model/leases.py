@@ -166,15 +166,22 @@ class Leases:
             begin = end
         return ranges
 
-    def count_unfinished(self, first_offset: int, end_offset: int) -> int:
-        """Count the offsets in [first, end) that are not done: fresh or outstanding."""
-        return self._fresh_ranges.count(first_offset, end_offset) + len(self._lease_by_offset)
+    def count_fresh(self, first_offset: int, end_offset: int) -> int:
+        """Count the fresh offsets in [first, end)."""
+        return self._fresh_ranges.count(first_offset, end_offset)
+
+    def lag(self, first_offset: int, end_offset: int) -> int:
+        """Count the unfinished entries of a log with the offsets [first, end): fresh ones in the
+        log, and all outstanding ones. Outstanding entries before `first` are included: a subscriber
+        still works on them, although retention has deleted them.
+        """
+        return self.count_fresh(first_offset, end_offset) + self.outstanding
 
     @property
     def is_even(self) -> bool:
         """Whether no entry above the low-water mark is done."""
         low, frontier = self.low_water_mark, self.frontier
-        return self.count_unfinished(low, frontier) == frontier - low
+        return self.lag(low, frontier) == frontier - low
 
     def is_done(self, offset: int) -> bool:
         return offset not in self._lease_by_offset and not self._fresh_ranges.contains(offset)

@@ -284,6 +284,22 @@ async def test_what_is_gone_when_it_is_to_be_lent_again_is_lost() -> None:
             assert peer.channel.counts() == Counts(lost=1)
 
 
+async def test_deleted_entries_that_a_subscriber_works_on_are_lag_and_others_are_lost() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC)
+        await pushed(broker)
+        async with peer_of(broker) as peer:
+            await publish_each(broker, b"a", b"b", b"c", b"d")
+            await until(lambda: peer.channel.lag() == 4)
+            (a,) = await peer.take(1)
+            await broker.trim(CALLER, key_of(broker.topic(TOPIC)), 3)
+            standing = await broker.lag_and_losses(CALLER, NAME, TOPIC)
+            assert (standing.lag, standing.lost) == (2, 2), "a and d; b and c"
+            peer.ack([a])
+            standing = await broker.lag_and_losses(CALLER, NAME, TOPIC)
+            assert (standing.lag, standing.lost) == (1, 2)
+
+
 async def test_a_batch_that_cannot_be_opened_is_lost_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -81,8 +81,9 @@ def test_every_entry_is_lent_once_in_order_and_then_there_is_nothing_to_do() -> 
 def test_what_is_left_is_fresh_or_lent_and_the_rest_is_done() -> None:
     leases = lent()
     assert leases.ack(1)
-    assert leases.count_unfinished(0, 8) == 4 + 3
-    assert leases.count_unfinished(6, 8) == 4 + 2, "what is lent counts, wherever the log begins"
+    assert (leases.count_fresh(0, 8), leases.outstanding, leases.lag(0, 8)) == (3, 4, 7)
+    assert leases.count_fresh(6, 8) == 2
+    assert leases.lag(6, 8) == 4 + 2, "what is lent counts, wherever the log begins"
     assert [leases.is_done(offset) for offset in (0, 1, 4, 5, 99)] == [False, True, *[False] * 3]
 
 

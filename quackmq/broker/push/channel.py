@@ -197,9 +197,7 @@ class Channel:
         if self.live_tail is None:
             return 0
         both = zip(self._subscription.partition_progress, self.live_tail.windows, strict=False)
-        return sum(
-            progress.leases.count_unfinished(window.first, window.end) for progress, window in both
-        )
+        return sum(progress.leases.lag(window.first, window.end) for progress, window in both)
 
     def low_water_mark(self, partition: int) -> int:
         """Return the offset before which all entries of a partition are done; 0 for an unknown

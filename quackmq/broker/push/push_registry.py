@@ -176,9 +176,8 @@ class PushRegistry:
         lag = lost = 0
         for progress in subscription.partition_progress:
             offsets = await self._store.offsets(progress.key)
-            lag += progress.leases.count_unfinished(offsets.first, offsets.stable)
-            # `count_unfinished` includes all outstanding entries, and these are not lost.
-            lost += progress.leases.count_unfinished(0, offsets.first) - progress.leases.outstanding
+            lag += progress.leases.lag(offsets.first, offsets.stable)
+            lost += progress.leases.count_fresh(0, offsets.first)
         counts = subscription.counts()
         counts = counts._replace(lost=counts.lost + lost)
         return PushProgress(lag, counts, subscription.outstanding())
