@@ -10,6 +10,7 @@ import asyncio
 from typing import Final
 
 from quackmq.broker import Broker
+from quackmq.errors import BrokerClosing
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import LastResponse, Node
 from quackmq.protocols.kafka.codec.framing import ReceiveMemory
@@ -98,13 +99,18 @@ class KafkaServer(Server[Connection]):
     # --- internal ----------------------------------------------------------------------------
 
     async def _pump_with_room(self) -> None:
+        """Let waiting connections start requests when the broker has room."""
         try:
             while self._waiting_for_room:
-                await self.broker.room()
+                try:
+                    await self.broker.room()
+                except BrokerClosing:
+                    pass  # the broker refuses these requests, and the clients get its answer
                 waiting, self._waiting_for_room = self._waiting_for_room, {}
                 for connection in waiting:
                     connection.pump(has_room=True)
-                # `room` returns at once each time after the store has failed: let other tasks run.
+                # `room` ends at once each time when the store has failed or the broker closes: let
+                # other tasks run.
                 await asyncio.sleep(0)
         finally:
             self._room_task = None

@@ -225,6 +225,39 @@ async def test_a_store_that_never_has_room_again_still_answers_its_errors() -> N
             assert part.error_code == ErrorCode.unknown_topic_or_partition
 
 
+class FullBroker(Broker):
+    """A broker whose store has no room until the broker closes."""
+
+    @property
+    def pending_bytes(self) -> int:
+        return limits.PENDING_BYTES + 1
+
+    async def room(self) -> None:
+        self._lifecycle.check_open()
+        await self._lifecycle.wait(asyncio.Event().wait())
+
+
+@on_both_loops
+async def test_a_broker_that_closes_answers_the_requests_that_wait_for_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(FullBroker) as running:
+        await running.broker.create_topic(TESTER, "news")
+        clients = [await running.client() for _ in range(2)]
+        for client in clients:
+            for _ in range(3):
+                client.send(PRODUCE, 9, **produce_fields(news()))
+            await client.writer.drain()
+        await until(lambda: len(running.door._waiting_for_room) == 2)
+        await running.broker.close()
+        for client in clients:
+            for _ in range(3):
+                part = only_partition(await client.receive())
+                assert part.error_code == ErrorCode.not_leader_or_follower
+        gc.collect()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 @on_both_loops
 async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_nobody() -> None:
     async with served(HeldBroker) as running:
