@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quackmq.archive import limits as archive_limits
+from quackmq.archive.archiving.archiver import Archiver
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings, Commit, MemberRef
 from quackmq.broker import limits as broker_limits
@@ -28,6 +29,7 @@ from tests.broker.support import CALLER, NAME, NEVER_MS, TOPIC, key_of, open_bro
 from tests.kit import effort
 from tests.kit.loop_cpu import measured_callbacks
 from tests.kit.support import Clock
+from tests.kit.waiting import until
 
 TOPICS = effort.of(1_000)
 PRODUCERS = effort.of(10_000)
@@ -86,6 +88,28 @@ async def clean(broker: Broker, times: int = 3) -> None:
         await broker.clean()
 
 
+class ArchiverPasses:
+    """Counts how often the archiver has checked all partitions and archived those that are due."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        archive_due = Archiver.archive_due
+
+        async def count_pass(archiver: Archiver) -> bool:
+            was_due = await archive_due(archiver)
+            self._count += 1
+            return was_due
+
+        monkeypatch.setattr(Archiver, "archive_due", count_pass)
+        # Several passes a second, so that the test is fast.
+        monkeypatch.setattr(archive_limits, "ARCHIVE_CHECK_MS", 50)
+
+    async def wait(self) -> None:
+        """Wait for a whole pass that begins after now: the second one that ends."""
+        awaited_count = self._count + 2
+        await until(lambda: self._count >= awaited_count)
+
+
 @pytest.mark.sweep
 async def test_no_housekeeping_holds_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +117,7 @@ async def test_no_housekeeping_holds_the_loop(
     # Thousands of files are synced, which takes the disk a minute and the loop nothing.
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
+    passes = ArchiverPasses(monkeypatch)
     clock = Clock()
     async with opened(tmp_path, clock) as broker:
         await fill(broker, clock)
@@ -101,7 +126,7 @@ async def test_no_housekeeping_holds_the_loop(
             clock.advance(passed_ms)
             with measured_callbacks() as times:
                 await clean(broker)
-                await asyncio.sleep(2 * archive_limits.ARCHIVE_CHECK_MS / 1000)
+                await passes.wait()
             times.check(MOST_MS)
         assert broker.groups.all(CALLER) == []
         with measured_callbacks() as times:
