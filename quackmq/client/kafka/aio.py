@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -195,7 +195,9 @@ class AsyncClient:
         lock.release()
         return message
 
-    async def listen(self, topic: str, timeout: float | None = None) -> AsyncIterator[Message]:
+    async def listen(
+        self, topic: str, timeout: float | None = None
+    ) -> AsyncGenerator[Message, None]:
         """See `Client.listen`. To stop in the middle, close it: `contextlib.aclosing`."""
         session = self._client.session
         # With on_crash="skip", the position must be on disk before each message is delivered. So
