@@ -21,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ LONGEST = (
 LEFT_OUT = pytest.StashKey[dict[str, str]]()
 
 #: By the test's file, the CPU time of its tests in this process.
-CPU_S = pytest.StashKey[Counter[str]]()
+CPU_S = pytest.StashKey[defaultdict[str, float]]()
 #: How many files the end of a run names.
 CPU_FILES = 5
 #: `--durations` leaves out what takes less.
@@ -189,7 +190,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         share()
     PROBED.update(getattr(config, "workerinput", {}).get("probed", {}))
-    config.stash[CPU_S] = Counter()
+    config.stash[CPU_S] = defaultdict(float)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,14 +213,16 @@ def pytest_testnodedown(node: Any) -> None:
     """A worker of xdist ended; what it left out, all left out."""
     output = getattr(node, "workeroutput", {})
     node.config.stash[LEFT_OUT] = output.get("left_out", {})
-    node.config.stash[CPU_S].update(output.get("cpu_s", {}))
+    for file, cpu_s in output.get("cpu_s", {}).items():
+        node.config.stash[CPU_S][file] += cpu_s
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     left_out = session.config.stash.get(LEFT_OUT, {})
     if hasattr(session.config, "workeroutput"):
+        cpu_s = session.config.stash[CPU_S]
         session.config.workeroutput["left_out"] = left_out
-        session.config.workeroutput["cpu_s"] = dict(session.config.stash[CPU_S])
+        session.config.workeroutput["cpu_s"] = dict(cpu_s)
     elif left_out and in_continuous_integration():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -230,8 +233,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"LEFT OUT {test}: no working {missing} here")
     cpu_s = terminalreporter.config.stash[CPU_S]
     if len(cpu_s) > CPU_FILES:
-        terminalreporter.write_line(f"CPU time of the tests: {cpu_s.total():.0f} s, of which")
-        for file, seconds in cpu_s.most_common(CPU_FILES):
+        terminalreporter.write_line(f"CPU time of the tests: {sum(cpu_s.values()):.0f} s, of which")
+        for file, seconds in sorted(cpu_s.items(), key=itemgetter(1), reverse=True)[:CPU_FILES]:
             terminalreporter.write_line(f"{seconds:6.1f} s {file}")
     if left_out and in_continuous_integration():
         terminalreporter.write_line("FAILED, because CI=true and tests were left out", red=True)

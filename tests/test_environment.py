@@ -103,6 +103,6 @@ def test_the_lock_file_has_a_version_that_fits_every_requirement() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for each in (project["dependencies"], *project["optional-dependencies"].values()):
         for requirement in map(Requirement, each):
-            version = locked.get(canonicalize_name(requirement.name))
-            assert version is not None, f"{requirement.name} is not locked: make lock"
-            assert version in requirement.specifier, f"{requirement} is locked at {version}"
+            pinned = locked.get(canonicalize_name(requirement.name))
+            assert pinned is not None, f"{requirement.name} is not locked: make lock"
+            assert pinned in requirement.specifier, f"{requirement} is locked at {pinned}"

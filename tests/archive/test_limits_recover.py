@@ -101,7 +101,7 @@ async def test_an_archiver_lets_go_of_its_process_each_time_that_it_is_idle_and_
             rests = file_builder.rests
             await put_some(home, key, 5)
             await until(partial(home.is_archived_to, key, end))
-            await until(lambda rests=rests: file_builder.rests > rests)
+            await until(lambda rests: file_builder.rests > rests, rests)
         running.cancel()
         await asyncio.wait([running])
 

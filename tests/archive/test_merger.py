@@ -87,7 +87,12 @@ async def test_partitions_take_turns_and_those_that_did_not_change_are_not_looke
     assert len(listed(partitions).files) == len(listed(partitions, OTHER).files) == 1
     looked: list[PartitionKey] = []
     pin = partitions.pin
-    monkeypatch.setattr(partitions, "pin", lambda key: (looked.append(key), pin(key))[1])
+
+    def noted_pin(key: PartitionKey) -> object:
+        looked.append(key)
+        return pin(key)
+
+    monkeypatch.setattr(partitions, "pin", noted_pin)
     assert await merger.merge_due() == MergeResult()
     await archive(partitions, 3)
     assert await merger.merge_due() == MergeResult()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 from math import log2
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -234,6 +235,6 @@ def test_a_plan_has_no_file_twice_and_only_neighbours(sizes: list[int], before: 
     "wrong",
     [{"target_bytes": 0}, {"growth": 1}, {"most_files": 1}, {"edge_share": 0}, {"edge_share": 1.0}],
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
         MergeSettings(**wrong)

@@ -124,6 +124,11 @@ def values_of(messages: Sequence[Message]) -> list[bytes | None]:
     return [message.record.value for message in messages]
 
 
+def contents_of(messages: Sequence[Message]) -> list[bytes]:
+    """The values of messages that all have one, so that they can be sorted."""
+    return [message.record.value or b"" for message in messages]
+
+
 def poison_batch(*values: bytes, timestamp_ms: int = START_MS) -> Batch:
     """A batch with a good checksum whose content is no records."""
     good = batch_of(*values, timestamp_ms=timestamp_ms)

@@ -75,7 +75,8 @@ async def test_a_long_list_comes_in_pages_of_whole_partitions(
                 await publish(here.broker, b"x", partition=partition)
                 await here.archive.archive(CALLER, TOPIC)
         plan = await here.archive.plan(CALLER, TOPIC, HOUR_MS)
-        pages, start = [], 0
+        pages: list[list[int]] = []
+        start: int | None = 0
         while start is not None:
             page = await here.archive.describe(CALLER, TOPIC, start)
             _, held = await here.archive.describe_plan(CALLER, plan.id, start)

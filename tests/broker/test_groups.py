@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from quackmq import limits
-from quackmq.broker import Broker, GroupSettings, GroupState, LeaveRequest, MemberRef
+from quackmq.broker import (
+    Broker,
+    GroupSettings,
+    GroupState,
+    LeaveRequest,
+    MemberDescription,
+    MemberRef,
+)
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import (
     BrokerClosing,
@@ -74,9 +81,11 @@ async def test_members_share_a_generation_of_which_one_leads(pond: Pond) -> None
         assert {each.member_id for each in described.members} == {
             member.member_id for member in members
         }
-        assert {each.assignment for each in described.members} == {
-            member.member_id.encode() for member in members
-        }
+        assignments = set()
+        for each in described.members:
+            assert isinstance(each, MemberDescription)
+            assignments.add(each.assignment)
+        assert assignments == {member.member_id.encode() for member in members}
 
 
 async def test_a_newcomer_makes_all_join_again(pond: Pond) -> None:

@@ -59,8 +59,8 @@ async def opened(directory: Path, clock: Clock) -> AsyncIterator[Broker]:
 
 def batch_of_producer(producer_id: int, sequence: int, clock: Clock) -> Batch:
     record = Record(0, clock(), None, b"quack", ())
-    numbered = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
-    return Batch.parse(bytearray(codec.encode([record], **numbered)))
+    data = codec.encode([record], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    return Batch.parse(bytearray(data))
 
 
 async def fill(broker: Broker, clock: Clock) -> None:

@@ -82,7 +82,7 @@ async def test_the_setting_can_be_changed_and_lasts(pond: Pond) -> None:
 
 
 async def keys_by_partition(broker: Broker, name: str) -> dict[bytes, int]:
-    found = {}
+    found: dict[bytes, int] = {}
     for partition in range(broker.topic(name).partitions):
         page = await broker.messages.read(
             CALLER, name, partition, 0, max_records=1000, max_bytes=2**20

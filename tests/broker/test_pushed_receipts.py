@@ -60,7 +60,7 @@ async def steps(broker: Broker) -> list[tuple[str, int, int, int, int]]:
     """What each receipt says of its partition: kind, from where, what was taken, what was lost."""
     names = ("kind", "from_offset", "first_offset", "next_offset", "lost")
     found = await receipts(broker)
-    return [tuple(each[name] for name in names) for each in found]  # type: ignore[misc]
+    return [tuple(each[name] for name in names) for each in found]
 
 
 BEGUN = ("begun", 0, 0, 0, 0)

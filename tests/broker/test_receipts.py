@@ -47,7 +47,7 @@ async def steps(broker: Broker) -> list[tuple[str, int, int, int, int]]:
     """What each receipt says of its partition: kind, from where, what was taken, what was lost."""
     names = ("kind", "from_offset", "first_offset", "next_offset", "lost")
     found = await receipts(broker)
-    return [tuple(each[name] for name in names) for each in found]  # type: ignore[misc]
+    return [tuple(each[name] for name in names) for each in found]
 
 
 async def test_each_message_that_is_named_leaves_a_receipt_with_its_times() -> None:

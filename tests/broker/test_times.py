@@ -98,7 +98,7 @@ async def test_records_without_a_time_are_not_the_latest() -> None:
 class ChangedMeanwhile(MemoryStore):
     """Runs `change` once the offset of a time is known and before the record there is read."""
 
-    change: Callable[[], Awaitable[None]] | None = None
+    change: Callable[[], Awaitable[object]] | None = None
     read_error: QuackError | None = None
 
     async def offset_for_time(

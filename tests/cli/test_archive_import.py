@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from quackmq.cli import limits as cli_limits
@@ -164,7 +165,7 @@ def held(broker: RunningBroker, topic: str) -> int:
 def breaking(step: str, after: int) -> type[Any]:
     """A producer whose process is as good as dead within a transaction."""
 
-    class Breaking(archive_import.AIOKafkaProducer):  # type: ignore[misc]
+    class Breaking(AIOKafkaProducer):  # type: ignore[misc]  # its base has no types
         ended = 0
 
         async def send_batch(self, *arguments: Any, **more: Any) -> Any:

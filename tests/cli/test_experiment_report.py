@@ -44,7 +44,8 @@ from tests.kit.tables import each
 
 def publisher(entries: int = 10, **changes: Any) -> PublisherAccount:
     report = Report(entries={"1": entries}, terminated=True)
-    fields = {"id": "p1", "behaviour": Behaviour.STEADY, "report": report, "end": "terminated"}
+    fields: dict[str, Any] = {"id": "p1", "behaviour": Behaviour.STEADY, "report": report}
+    fields["end"] = "terminated"
     return PublisherAccount(**(fields | changes))
 
 
@@ -82,7 +83,7 @@ def test_accounts_that_add_up_have_no_problems() -> None:
     assert outcome(subscriber(7, skipped=3)).problems() == []
 
 
-SILENT = {"behaviour": Behaviour.SILENT, "left": 7}
+SILENT: dict[str, Any] = {"behaviour": Behaviour.SILENT, "left": 7}
 CUT_SHORT = Report(entries={"1": 10}, terminated=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from quackmq import Client
 from quackmq.cli import get as getting

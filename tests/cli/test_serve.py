@@ -129,9 +129,8 @@ def test_settings_reach_the_broker_from_the_file_and_the_environment(tmp_path: P
     with Server("serve", environment=environment) as server:
         admin = AdminClient({"bootstrap.servers": server.ready(), "log_level": 0})
         metadata = admin.list_topics(timeout=DEADLINE_S)
-    assert [(node.host, node.port) for node in metadata.brokers.values()] == [
-        ("broker.example", 4711)
-    ]
+    (node,) = metadata.brokers.values()
+    assert (str(node.host), node.port) == ("broker.example", 4711)
 
 
 def test_the_default_number_of_partitions_is_that_of_new_topics(tmp_path: Path) -> None:

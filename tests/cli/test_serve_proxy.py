@@ -60,8 +60,8 @@ def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_ope
         return describe_closed_listeners(loaded, plan_listeners(loaded))
 
     assert said() == ""
-    every = dict.fromkeys(("kafka", "http", "zmq", "line"), "127.0.0.1:0")
-    assert said(**every) == ""
+    here = "127.0.0.1:0"
+    assert said(kafka=here, http=here, zmq=here, line=here) == ""
     assert said(kafka="127.0.0.1:0", sync="os") == (
         "only kafka opens, because of the option --kafka; closed: http, zmq and line. To open "
         "these too, add --http 127.0.0.1:8002 --zmq 127.0.0.1:5555 --line 127.0.0.1:5550"

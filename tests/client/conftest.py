@@ -43,8 +43,9 @@ class Clients:
 
     def __call__(self, name: str = "billing", **options: Any) -> Client:
         whole = f"{name}-{self._suffix}"
-        settings = {"serialiser": "str", "directory": self._directory / whole} | options
-        settings.setdefault("timeout", 20.0)  # machines can be busy
+        settings: dict[str, Any] = {"serialiser": "str", "directory": self._directory / whole}
+        settings["timeout"] = 20.0  # machines can be busy
+        settings.update(options)
         client = Client(self.address, whole, **settings)
         self._made.append(client)
         return client

@@ -277,7 +277,7 @@ def test_a_seek_goes_back_and_forth(clients: Clients, topic: str) -> None:
 
 
 def test_a_new_partition_is_read_from_its_beginning(client: Client, topic: str) -> None:
-    from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, NewPartitions
 
     client.create_topic(topic, partitions=1)
     client.subscribe(topic)

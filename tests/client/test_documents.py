@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_an_example_in_a_docstring_does_what_it_shows(
     example: doctest.DocTest, broker: RunningBroker, tmp_path: Path
 ) -> None:
     """`client` has subscribed to `news`, of which nobody has heard before."""
-    options = {"serialiser": "str", "timeout": 20, "directory": tmp_path}
+    options: dict[str, Any] = {"serialiser": "str", "timeout": 20, "directory": tmp_path}
     with quackmq.Client(broker.address, "reader", **options) as reader:
         reader.subscribe("news")
         example.globs = {

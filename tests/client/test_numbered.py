@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -193,7 +194,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 @pytest.mark.processes
 def test_a_put_lasts_through_a_broker_that_is_killed(broker: Broker, tmp_path: Path) -> None:
     """R6: what returned is there, numbered or not, and a client goes on with the next life."""
-    options = {"serialiser": "str", "timeout": 30}
+    options: dict[str, Any] = {"serialiser": "str", "timeout": 30}
     with (
         Client(broker.address, "press", directory=tmp_path / "press", **options) as press,
         Client(broker.address, "billing", directory=tmp_path / "billing", **options) as billing,

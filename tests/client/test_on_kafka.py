@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_tour_is_the_same_on_a_kafka_cluster(kafka: str, tmp_path: Path) -> None:
-    options = {"serialiser": "str", "timeout": TIMEOUT_S, "directory": tmp_path}
+    options: dict[str, Any] = {"serialiser": "str", "timeout": TIMEOUT_S, "directory": tmp_path}
     with Client(kafka, "billing", **options) as client:
         client.create_topic("news", partitions=2, retention_ms=3_600_000)
         assert client.topics() == ["news"]

@@ -206,7 +206,7 @@ def test_a_late_answer_is_not_taken_for_that_of_another_request() -> None:
     try:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         with ZmqClient(f"127.0.0.1:{port}", "donald", timeout=DEADLINE_S) as client:
-            while not router.poll(IMPATIENT_S * 1000):  # until one has gone out in time
+            while not router.poll(int(IMPATIENT_S * 1000)):  # until one has gone out in time
                 with pytest.raises(QuackTimeout):
                     client.get("ducks", timeout=IMPATIENT_S)
             router.send_multipart(router.recv_multipart())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -118,8 +121,8 @@ async def test_where_the_system_does_not_do_it_a_thread_does(tmp_path: Path, kno
     disk = RealDisk(tmp_path)
     file = disk.open("file", create=True)
     file.write_some(b"quack", 0)
-    patches = {
-        "elsewhere": mock.patch.object(kernel_sync.sys, "platform", "plan9"),
+    patches: dict[str, AbstractContextManager[Any]] = {
+        "elsewhere": mock.patch.object(sys, "platform", "plan9"),
         "forbidden": mock.patch.object(KernelSync, "_system_call", side_effect=PermissionError),
         "refused": mock.patch.object(KernelSync, "begin", return_value=False),
     }

@@ -86,8 +86,10 @@ class Installed:
             self._fails("quackmq[spark]", *audit)
             return []
         picture = self._directory / "simulate.png"
-        drawn = ("pipeline", "run", "simulate", "--requests", "20", "--workers", "1")
-        drawn += ("--broker", kafka, "--plot", str(picture))
+        drawn = (
+            *("pipeline", "run", "simulate", "--requests", "20", "--workers", "1"),
+            *("--broker", kafka, "--plot", str(picture)),
+        )
         if "plot" not in extras:
             self._fails("quackmq[plot]", *drawn)
             return [self._run(*audit, extras=extras)]

@@ -162,6 +162,7 @@ class Stage:
         for waiter, outcome in answers:
             assert waiter in self.waiting, f"{waiter} does not wait"
             self.waiting.remove(waiter)
+            assert isinstance(outcome, JoinResponse | SyncResponse | QuackError), repr(outcome)
             self.told[waiter] = outcome
 
     def joined(self, waiter: int) -> JoinResponse:

@@ -386,7 +386,10 @@ def test_a_new_member_asks_again_when_a_join_takes_too_long() -> None:
     """It may be gone, and its id unknown to it: it must not haunt the group."""
     stage = Stage()
     hour = 3_600_000
-    session = {"session_timeout_ms": limits.SESSION_MAX_MS, "rebalance_timeout_ms": hour}
+    session: dict[str, Any] = {
+        "session_timeout_ms": limits.SESSION_MAX_MS,
+        "rebalance_timeout_ms": hour,
+    }
     (busy,) = stage.stable(1, **session)
     newcomer = stage.join(**session)
     stage.advance(groups_limits.NEW_MEMBER_WAIT_MS - 1)

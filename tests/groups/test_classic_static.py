@@ -174,7 +174,7 @@ def test_a_static_member_that_comes_back_during_a_join_has_joined() -> None:
 
 def test_a_static_member_that_came_back_during_its_first_join_waits_as_long_as_it_takes() -> None:
     stage = Stage()
-    patience = {
+    patience: dict[str, Any] = {
         "rebalance_timeout_ms": 2 * groups_limits.NEW_MEMBER_WAIT_MS,
         "session_timeout_ms": limits.SESSION_MAX_MS,
     }

@@ -41,8 +41,7 @@ def test_a_new_member_gets_partitions_only_when_others_have_let_go_of_them() -> 
     stage = Stage()
     ann = stage.client("ann")
     ben = stage.client("ben")
-    assert (ben.shown, ben.epoch) == ([], 2)
-    assert stage.group.state is GroupState.RECONCILING
+    assert (ben.shown, ben.epoch, stage.group.state) == ([], 2, GroupState.RECONCILING)
     answer = ann.beat()
     assert ann.epoch == 1, "it keeps its epoch until it has let go"
     assert answer.assignment is not None and len(answer.assignment) == 3

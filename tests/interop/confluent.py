@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -22,7 +23,7 @@ def producer(broker: RunningBroker, **settings: Any) -> Producer:
     )
 
 
-def produced(client: Producer, topic: str, *values: bytes, **more: Any) -> list[Any]:
+def produced(client: Producer, topic: str, *values: bytes | None, **more: Any) -> list[Any]:
     """What became of each record: its offset, or the error."""
     outcomes: list[Any] = []
 
@@ -33,6 +34,23 @@ def produced(client: Producer, topic: str, *values: bytes, **more: Any) -> list[
         client.produce(topic, value, on_delivery=delivered, **more)
     assert client.flush(DEADLINE_SECONDS) == 0
     return outcomes
+
+
+def wait_for(
+    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
+) -> None:
+    """Poll until something is so; what comes is of no interest, but errors are kept."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        message = client.poll(0.05)
+        error = None if message is None else message.error()
+        if error is not None and errors is not None:
+            errors.append(error)
+
+
+def has_partitions(client: Consumer, count: int) -> bool:
+    return len(client.assignment()) == count
 
 
 class Reader:

@@ -25,6 +25,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 import quackmq
 from quackmq.archive.manifest import Manifest
 from quackmq.cli.inspect.archive_directory import ArchiveDirectory, ArchivedPartition
+from quackmq.client.kafka.types import StartLike
 from quackmq.client.zmq import ZmqClient
 
 DEADLINE_S: Final = 60
@@ -33,6 +34,8 @@ DEADLINE_S: Final = 60
 ARCHIVED_S: Final = 240
 Doors = Mapping[str, str]
 Headers = tuple[tuple[str, bytes | None], ...]
+#: As a producer of confluent-kafka takes them.
+HeaderList = list[tuple[str, str | bytes | None]]
 
 
 class Told(NamedTuple):
@@ -54,9 +57,9 @@ Reader = Callable[[Doors, str, int | None, int], Sequence[Told]]
 # --- putting --------------------------------------------------------------------------------------
 
 
-def record(number: int, start_ms: int) -> tuple[bytes, bytes, int, list[tuple[str, bytes]]]:
+def record(number: int, start_ms: int) -> tuple[bytes, bytes, int, HeaderList]:
     """Key, value, time and headers of a record that is like no other."""
-    headers = [("number", b"%d" % number)] if number % 3 == 0 else []
+    headers: HeaderList = [("number", b"%d" % number)] if number % 3 == 0 else []
     return b"key %d" % (number % 11), b"record %06d" % number, start_ms + number * 1000, headers
 
 
@@ -75,7 +78,8 @@ def put(
         assert error is None, error
         # A report does not tell the headers again.
         *_, headers = record(int(message.value().split()[1]), start_ms)
-        told = (message.offset(), message.timestamp()[1], message.key(), tuple(headers))
+        kept: Any = tuple(headers)
+        told = (message.offset(), message.timestamp()[1], message.key(), kept)
         found.append(Told(message.value(), *told))
 
     def send(chosen: Sequence[int], listener: Any) -> None:
@@ -233,7 +237,9 @@ def by_zmq(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[T
 
 
 def by_python_client(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
-    start = "beginning" if since_ms is None else datetime.fromtimestamp(since_ms / 1000, UTC)
+    start: StartLike = "beginning"
+    if since_ms is not None:
+        start = datetime.fromtimestamp(since_ms / 1000, UTC)
     found: list[Told] = []
     with (
         tempfile.TemporaryDirectory() as directory,

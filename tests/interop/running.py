@@ -18,7 +18,7 @@ from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.records.batch import Batch
 from quackmq.records.codec import decode
 from quackmq.stores.memory import MemoryStore
-from tests.kit.support import batches_of
+from tests.kit.support import batches_of, listening
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class RunningBroker:
         self.broker = WatchedBroker(store, self._settings)
         await self.broker.open()
         door = KafkaServer(self.broker, "127.0.0.1", 0, advertise=self._advertise)
-        host, port = await door.start()
+        host, port = await listening(door)
         self.address = f"{host}:{port}"
         self._started.set_result(asyncio.get_running_loop())
         await self._stop.wait()

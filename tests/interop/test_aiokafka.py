@@ -62,7 +62,7 @@ async def admin(broker: RunningBroker) -> AsyncIterator[AIOKafkaAdminClient]:
         await made.close()
 
 
-async def publish(broker: RunningBroker, *values: bytes, **more: Any) -> None:
+async def publish(broker: RunningBroker, *values: bytes | None, **more: Any) -> None:
     async with producer(broker) as client:
         for value in values:
             await client.send_and_wait("news", value, **more)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,15 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 from quackmq import limits
 from tests.interop import scenarios
-from tests.interop.confluent import Reader, admin, produced, producer, quiet
+from tests.interop.confluent import (
+    Reader,
+    admin,
+    has_partitions,
+    produced,
+    producer,
+    quiet,
+    wait_for,
+)
 from tests.interop.programs import Client
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 from tests.interop.table import each_compression
@@ -183,7 +191,7 @@ def test_members_hear_of_new_topics_and_partitions(broker: RunningBroker) -> Non
     with member(broker, "^news.*") as client:
         for wanted, count in ((NewTopic("news"), 1), (NewTopic("newsletter", 2), 3)):
             administrator.create_topics([wanted])[wanted.topic].result(DEADLINE_SECONDS)
-            wait_for(client, lambda count=count: len(client.assignment()) == count)
+            wait_for(client, partial(has_partitions, client, count))
         grown = administrator.create_partitions([NewPartitions("news", 3)])
         grown["news"].result(DEADLINE_SECONDS)
         wait_for(client, lambda: len(client.assignment()) == 5)
@@ -209,18 +217,6 @@ def member(broker: RunningBroker, topic: str, **settings: Any) -> Iterator[Consu
         yield made
     finally:
         made.close()
-
-
-def wait_for(
-    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
-) -> None:
-    """Poll until something is so; what comes is of no interest, but errors are kept."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        message = client.poll(0.05)
-        if message is not None and message.error() is not None and errors is not None:
-            errors.append(message.error())
 
 
 # --- bad neighbours ------------------------------------------------------------------------------

@@ -57,4 +57,5 @@ def test_tenures_are_put_in_the_order_in_which_they_began() -> None:
 
 def test_a_member_holds_what_was_assigned_and_not_revoked() -> None:
     events = [assigned(1, 0, 1), revoked(2, 1), assigned(3, 2), *records(4, 0, 7)]
-    assert reduce(held_after, events, frozenset()) == {0, 2}
+    nothing: frozenset[int] = frozenset()
+    assert reduce(held_after, events, nothing) == {0, 2}

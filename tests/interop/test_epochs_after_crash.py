@@ -69,7 +69,7 @@ def take(reader: Consumer, count: int) -> list[str]:
         message = reader.poll(DEADLINE_SECONDS)
         assert message is not None, f"{len(values)} of {count} records came"
         if (error := message.error()) is None:
-            values.append(message.value().decode())
+            values.append((message.value() or b"").decode())
         else:
             assert error.retriable(), error
     return values

@@ -130,8 +130,10 @@ def test_all_input_is_one_transaction_which_is_seen_when_it_is_committed(
 def writer(broker: RunningBroker, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """kcat with an input that stays open."""
     command = ["kcat", "-b", broker.address, *arguments]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **quiet) as process:
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, text=True
+    ) as process:
         try:
             yield process
         finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupType, KafkaError
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from tests.interop import scenarios
-from tests.interop.confluent import admin, produced, producer, quiet
+from tests.interop.confluent import admin, has_partitions, produced, producer, quiet, wait_for
 from tests.interop.driver import Client as DriverClient
 from tests.interop.driver import Driver, Session
 from tests.interop.languages import java
@@ -87,7 +88,7 @@ def test_members_hear_of_new_topics_and_partitions_by_a_regular_expression(
     with member(broker, "^news.*") as client:
         for wanted, count in ((NewTopic("news"), 1), (NewTopic("newsletter", 2), 3)):
             administrator.create_topics([wanted])[wanted.topic].result(DEADLINE_SECONDS)
-            wait_for(client, lambda count=count: len(client.assignment()) == count)
+            wait_for(client, partial(has_partitions, client, count))
         grown = administrator.create_partitions([NewPartitions("news", 3)])
         grown["news"].result(DEADLINE_SECONDS)
         wait_for(client, lambda: len(client.assignment()) == 5)
@@ -125,7 +126,7 @@ def test_a_group_moves_from_one_protocol_to_the_other_and_back(broker: RunningBr
                 message = client.poll(0.1)
             assert message.error() is None
             assert message.value() == b"%d" % number, "it goes on where the others were"
-            client.commit(message, asynchronous=False)
+            client.commit(message=message, asynchronous=False)
 
 
 def test_a_group_is_described_by_its_kind(broker: RunningBroker) -> None:
@@ -161,18 +162,6 @@ def member(broker: RunningBroker, topic: str, **settings: Any) -> Iterator[Consu
         yield made
     finally:
         made.close()
-
-
-def wait_for(
-    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
-) -> None:
-    """Poll until something is so; what comes is of no interest, but errors are kept."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        message = client.poll(0.05)
-        if message is not None and message.error() is not None and errors is not None:
-            errors.append(message.error())
 
 
 # --- Java ---------------------------------------------------------------------------------------

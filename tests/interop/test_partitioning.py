@@ -65,7 +65,8 @@ def placed_by(
         for partition in range(PARTITIONS)
         for batch in broker.batches(topic, partition)
         for record in decode(batch)
-        if record.key in keys  # markers of transactions have keys of their own
+        # Markers of transactions have keys of their own.
+        if record.key is not None and record.key in keys
     }
 
 

@@ -189,8 +189,7 @@ def test_offsets_and_sizes_are_told(session: Session) -> None:
         (topic,) = admin.method("listOffsets", asked)
         (partition,) = topic["partitions"]
         assert (partition["offset"], partition["timestamp"]) == found
-    asked = {"topics": [{"name": "news", "partitions": [0]}]}
-    (told,) = admin.method("describeLogDirs", asked)
+    (told,) = admin.method("describeLogDirs", {"topics": [{"name": "news", "partitions": [0]}]})
     ((topic,),) = [result["topics"] for result in told["results"]]
     assert topic["partitions"][0]["partitionSize"] > 0
 

@@ -85,7 +85,7 @@ def test_a_member_of_the_group_subscribes_reads_and_unsubscribes(broker: Running
         message = client.poll(DEADLINE_SECONDS)
         assert message is not None
         assert (message.error(), message.value()) == (None, b"a")
-        client.commit(message, asynchronous=False)
+        client.commit(message=message, asynchronous=False)
         assert subscriptions(broker) == {NAME: (0, 1)}
         note(client, UNSUBSCRIBED, 0, 1)
         assert subscriptions(broker) == {}

@@ -33,12 +33,12 @@ def measured_callbacks() -> Iterator[CallbackTimes]:
     times = CallbackTimes()
     run = asyncio.Handle._run
 
-    def measuring(handle: asyncio.Handle) -> None:
+    def measuring(self: asyncio.Handle) -> None:
         began = time.thread_time()
-        run(handle)
+        run(self)
         took_ms = (time.thread_time() - began) * 1000
         if took_ms > 1:
-            times.slow.append((took_ms, repr(handle)))
+            times.slow.append((took_ms, repr(self)))
 
     gc.collect()
     gc.disable()

@@ -30,12 +30,13 @@ AS_ON_A_TERMINAL = [
 class Server:
     """A process that announces its doors on stdout. Killed on leaving the block, whatever happens.
 
-    `environment` is all the environment that it has.
+    Arguments are passed as text: paths and numbers need not be converted. `environment` is all the
+    environment that it has.
     """
 
     def __init__(
         self,
-        *arguments: str | Path,
+        *arguments: object,
         environment: dict[str, str] | None = None,
         command: Sequence[str] = SCRIPT,
     ) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from quackmq.model.topic import Slice
 from quackmq.records.batch import Batch, spans
+from quackmq.serving.server import Server
 
 #: Some moment; tests count from it.
 START_MS = 1_700_000_000_000
@@ -71,6 +73,13 @@ def batches_of(chunks: Iterable[bytes | bytearray | memoryview]) -> list[Batch]:
         for chunk in chunks
         for span in spans(chunk)
     ]
+
+
+async def listening(door: Server[Any]) -> tuple[str, int]:
+    """Start a door that listens on TCP; return its host and port."""
+    address = await door.start()
+    assert isinstance(address, tuple), address
+    return address
 
 
 async def let_others_run(turns: int = 10) -> None:

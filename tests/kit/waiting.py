@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 #: For anything that takes milliseconds on an idle machine. Long, since machines can be busy.
 DEADLINE_S: Final = 60.0
@@ -21,15 +22,16 @@ async def soon(awaitable: Awaitable[T]) -> T:
         return await awaitable
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
     """Wait until `condition` returns something true, or a coroutine that does, while other tasks
-    run. TimeoutError.
+    run. Raise TimeoutError after the deadline. In a loop, pass the loop's variables as `arguments`:
+    a lambda would see their later values.
 
     It looks in every turn of the loop at first, so that a condition that holds for a moment only is
     not missed."""
     async with asyncio.timeout(DEADLINE_S):
         for turn in count():
-            found = condition()
+            found = condition(*arguments)
             if await found if isinstance(found, Awaitable) else found:
                 return
             await asyncio.sleep(0 if turn < _EAGER_TURNS else 0.001)

@@ -121,7 +121,7 @@ async def a_topics_configs_replaced_wrongly(broker: Broker) -> Any:
     full = await broker.topic()
     none = broker.named("none")
     told = []
-    for name, configs in [
+    wishes: list[tuple[str, list[tuple[str, str | None]]]] = [
         (none, [("retention.ms", "1")]),
         (none, [("none", "1")]),
         (none, []),
@@ -133,11 +133,10 @@ async def a_topics_configs_replaced_wrongly(broker: Broker) -> Any:
         (full, [("retention.ms", "1"), ("retention.ms", "2")]),
         (full, []),
         (full, [("retention.ms", "5000")]),
-    ]:
+    ]
+    for name, configs in wishes:
         for validate_only in (True, False):
-            told.append(
-                await replaced(broker, TOPIC, name, list(configs), validate_only=validate_only)
-            )
+            told.append(await replaced(broker, TOPIC, name, configs, validate_only=validate_only))
     return told
 
 
@@ -184,15 +183,16 @@ async def resources_that_are_not_there(broker: Broker) -> Any:
 async def a_groups_configs_altered(broker: Broker) -> Any:
     group = broker.named("readers")
     told = []
-    for configs in [
+    wishes: list[list[tuple[Any, ...]]] = [
         [("none", SET, "1")],
         [("consumer.session.timeout.ms", SET, None)],
         [("consumer.session.timeout.ms", SET, "x")],
         [("consumer.session.timeout.ms", SET, "50000")],
         [("consumer.session.timeout.ms", APPEND, "1")],
         [("consumer.session.timeout.ms", DELETE, None)],
-    ]:
-        told.append(await altered(broker, (GROUP, group, list(configs))))
+    ]
+    for configs in wishes:
+        told.append(await altered(broker, (GROUP, group, configs)))
     return told
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from quackmq.model import leases as module
 from quackmq.model import limits as model_limits
 from quackmq.model.leases import Counts, LeaseRange, Leases
-from quackmq.model.subscription import Terms
+from quackmq.model.subscription import Reading, Terms
 from tests.kit import effort
 
 OUTSTANDING = 6
@@ -42,7 +42,7 @@ class LeasesMachine(RuleBasedStateMachine):
         self.wanted: LeaseRange | None = None
 
     @initialize(reading=st.sampled_from(["every", "live"]), window=st.integers(1, 4))
-    def begin(self, reading: module.Reading, window: int) -> None:
+    def begin(self, reading: Reading, window: int) -> None:
         self.terms = Terms(reading, 10, OUTSTANDING, window)
         self.leases = Leases(self.terms, self.start)
         self.keep()

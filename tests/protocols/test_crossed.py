@@ -21,7 +21,9 @@ from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
 from quackmq.protocols.zmq.proxy.xpub import XpubServer
 from quackmq.protocols.zmq.proxy.xsub import XsubServer
 from quackmq.protocols.zmq.server import ZmqServer
+from quackmq.serving.server import Server
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import listening
 from tests.kit.tables import each
 from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
@@ -85,7 +87,7 @@ CROSSINGS: Final = [
 class Opened:
     """A broker with every door open."""
 
-    def __init__(self, broker: Broker, doors: Mapping[str, object]) -> None:
+    def __init__(self, broker: Broker, doors: Mapping[str, Server[Any]]) -> None:
         self.broker = broker
         self.doors = doors
         self._stack = AsyncExitStack()
@@ -158,7 +160,7 @@ async def opened() -> AsyncIterator[Opened]:
         await broker.open()
         stack.push_async_callback(broker.close)
         xpub = XpubServer(broker, HOST, 0)
-        doors = {
+        doors: dict[str, Server[Any]] = {
             "kafka": KafkaServer(broker, HOST, 0),
             "http": HttpServer(broker, HOST, 0),
             "zmq": ZmqServer(broker, HOST, 0),
@@ -168,9 +170,7 @@ async def opened() -> AsyncIterator[Opened]:
             "line": LineServer(broker, (HOST, 0)),
         }
         for name, door in doors.items():
-            where = await door.start()
-            assert isinstance(where, tuple)
-            broker.doors[name] = where
+            broker.doors[name] = await listening(door)
             stack.push_async_callback(door.close)
         running = Opened(broker, doors)
         stack.push_async_callback(running.close_peers)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ SHARED_STATE = {
 }
 
 
-def connections(running: Opened, door: str) -> Iterable[Any]:
+def connections(running: Opened, door: str) -> list[Any]:
     opened_door: Any = running.doors[door]
     return list(opened_door.connections)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
@@ -274,7 +275,7 @@ async def test_a_newer_member_lives_whose_answer_waits_for_the_disk() -> None:
     async with served(store=disk) as running:
         client = await running.client()
         disk.is_stuck = True
-        fields = {"group_id": "group", "member_id": "ann", "topic_partitions": []}
+        fields: dict[str, Any] = {"group_id": "group", "member_id": "ann", "topic_partitions": []}
         joining = {"rebalance_timeout": 60_000, "subscribed_topic_names": ["news"]}
         client.send(CONSUMER_GROUP_HEARTBEAT, 1, **fields, **joining, member_epoch=0)
         await until(lambda: disk.writes == 1)

@@ -18,6 +18,7 @@ from quackmq.broker.subscriptions import pull as delivery
 from quackmq.broker.subscriptions.pull_subscription import PullSubscription
 from quackmq.model import subscription
 from quackmq.model.offset_notes import number_before_offset
+from quackmq.model.producer_state import FIRST_KEY_ID
 from tests.real import small
 
 
@@ -43,12 +44,12 @@ def without_sequence() -> None:
         topic = self._topics.named(topic_name)
         return number_before_offset(held(self, topic, messages._check_publisher(publisher)))
 
-    messages.Messages.last_sequence = last_sequence  # type: ignore[assignment,method-assign]
+    messages.Messages.last_sequence = last_sequence  # type: ignore[method-assign]
     messages.Messages._last_number = lambda self, topic, group: 0  # type: ignore[method-assign]
 
 
 def without_key() -> None:
-    others = count(messages.FIRST_KEY_ID)
+    others = count(FIRST_KEY_ID)
     messages._key_producer_id = lambda topic, key: next(others)
 
 

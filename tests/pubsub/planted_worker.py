@@ -26,9 +26,9 @@ def without_last_id() -> None:
     begun: WeakSet[Reader] = WeakSet()
 
     def forgetful(
-        self: Reader, named: Iterable[RecordPosition] | None, deadline: Deadline
+        self: Reader, positions: Iterable[RecordPosition] | None, deadline: Deadline
     ) -> Record:
-        record = get_after(self, named if self in begun else (), deadline)
+        record = get_after(self, positions if self in begun else (), deadline)
         begun.add(self)
         return record
 

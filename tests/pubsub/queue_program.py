@@ -57,7 +57,12 @@ def consume(address: str, file: Path, topics: list[str]) -> None:
     print(REGISTERED, flush=True)
     sys.stdin.readline()
     is_over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        is_over.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     with file.open("w") as output:
         while True:
             is_last_round = is_over.is_set()

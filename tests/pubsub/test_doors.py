@@ -68,7 +68,7 @@ class Http:
         data = None if body is None else json.dumps(body)
         self._connection.request(method, path, data, {"Content-Type": "application/json"})
         response = self._connection.getresponse()
-        answer = json.loads(response.read() or b"{}")
+        answer: dict[str, Any] = json.loads(response.read() or b"{}")
         if answer.get("code") == "unknown_subscription":
             raise UnknownSubscription(answer["detail"])
         assert response.status < 400, answer
@@ -118,12 +118,15 @@ class Opened:
         self._clients: list[Http | Zmq | Python] = []
 
     def __call__(self, door: str, name: str) -> Http | Zmq | Python:
+        client: Http | Zmq | Python
         if door == "python":
-            directory = self._directory / name
-            self._clients.append(Python(self._addresses["kafka"], name, directory))
+            client = Python(self._addresses["kafka"], name, self._directory / name)
+        elif door == "http":
+            client = Http(self._addresses[door], name)
         else:
-            self._clients.append({"http": Http, "zmq": Zmq}[door](self._addresses[door], name))
-        return self._clients[-1]
+            client = Zmq(self._addresses[door], name)
+        self._clients.append(client)
+        return client
 
     def close(self) -> None:
         for client in self._clients:
@@ -180,7 +183,8 @@ def test_a_publishers_numbers_are_the_same_by_every_door(opened: Opened) -> None
             assert author.last_sequence("numbered") == sequence
     opened("http", "numberer").put("numbered", "end", 3)
     reader = opened("http", "counter")
-    last_id, got = None, []
+    last_id: str | None = None
+    got: list[str] = []
     while len(got) < 4:
         last_id, text = reader.get("numbered", last_id)
         got.append(text)

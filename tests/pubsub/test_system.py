@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_d7_systemtest1_nothing_is_lost_or_doubled_when_the_server_crashes(
             tell(program, "go\n")
         # What C1 has received, all producers together have at least logged.
         for share in (0.2, 0.6):
-            wait_until(lambda share=share: len(received(tmp_path, "C1")) >= share * MESSAGES)
+            wait_until(partial(has_received, tmp_path, "C1", share * MESSAGES))
             broker.kill()
             broker.start()
         for program in producers:
@@ -80,8 +81,8 @@ def check_received(directory: Path) -> None:
             for producer in registered:
                 assert [text for text in got if text.startswith(producer)] == log_lines(producer)
             assert len(got) == LINES * len(registered)
-    for got in orders.values():
-        assert all(order == got[0] for order in got), "consumers of one topic disagree"
+    for seen in orders.values():
+        assert all(order == seen[0] for order in seen), "consumers of one topic disagree"
 
 
 def test_d7_systemtest2_a_message_is_retrieved_as_it_was_logged(broker: Broker) -> None:
@@ -144,6 +145,10 @@ def log_file(directory: Path, producer: str) -> Path:
 
 def received_file(directory: Path, consumer: str) -> Path:
     return directory / f"consumer_{consumer.removeprefix('C')}.txt"
+
+
+def has_received(directory: Path, consumer: str, count: float) -> bool:
+    return len(received(directory, consumer)) >= count
 
 
 def received(directory: Path, consumer: str) -> list[tuple[str, str]]:

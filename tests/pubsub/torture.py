@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer
 
-from tests.pubsub.checker import END, Told, violations
+from tests.pubsub.checker import END, Stored, Told, violations
 from tests.pubsub.network import (
     Again,
     UnreliableProxy,
@@ -209,13 +209,13 @@ class Torture:
         return []
 
     def _outcome(self) -> Outcome:
-        puts = {}
+        puts: dict[tuple[str, str], Told] = {}
         for producer in self._producers:
             told = Notes(producer.path).told()
             puts |= {
                 (producer.name, topic): Told(self._puts, told.get(topic, ())) for topic in TOPICS
             }
-        stores = {}
+        stores: dict[tuple[str, str], list[Stored]] = {}
         for subscriber in self._subscribers:
             stored = Results(subscriber.path).stored()
             stores |= {(subscriber.name, topic): stored.get(topic, []) for topic in TOPICS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise
+from typing import Any
 
 import cramjam
 import pytest
@@ -126,7 +127,7 @@ def test_a_batch_with_holes_keeps_them() -> None:
 @each("size", [0, 1, 57, 58, 59, 63, 64, 100, 8_185, 8_192, 65_536, 65_537])
 def test_a_single_value_is_written_as_any_other_batch(size: int) -> None:
     """Around the sizes at which a length takes one byte more, and where another way is taken."""
-    fields = {"producer_id": 6, "producer_epoch": 1, "base_sequence": 7}
+    fields: dict[str, Any] = {"producer_id": 6, "producer_epoch": 1, "base_sequence": 7}
     record = Record(0, 123, None, bytes(size))
     assert single(bytes(size), timestamp_ms=123) == encode([record])
     assert single(bytes(size), timestamp_ms=123, **fields) == encode([record], **fields)

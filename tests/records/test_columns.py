@@ -137,7 +137,7 @@ def test_a_time_beyond_microseconds_becomes_the_last_that_they_can_tell() -> Non
 
 def test_large_and_small_batches_mix_in_order() -> None:
     sizes = [1, 1, 9_000, 3, 20_000, 1]
-    run = []
+    run: list[Batch] = []
     for size in sizes:
         start = run[-1].next_offset if run else 0
         records = [Record(0, i, None, b"%d" % (start + i)) for i in range(size)]

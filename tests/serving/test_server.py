@@ -16,8 +16,8 @@ import pytest
 from quackmq.serving.budgets import SendBudget
 from quackmq.serving.connection import ConnectionBounds, ServedConnection
 from quackmq.serving.server import Address, Bounds, Server
-from tests.kit.waiting import until
-from tests.protocols.kafka.client import on_both_loops, soon
+from tests.kit.waiting import soon, until
+from tests.protocols.kafka.client import on_both_loops
 
 
 class Echo(ServedConnection, asyncio.Protocol):

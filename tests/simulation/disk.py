@@ -443,15 +443,15 @@ class SimulatedFile:
             if self.path.startswith("journal/"):
                 disk.machine.journal_written(self.path, range(position, position + wanted))
             if source.random() < faults.write_errors:
-                self.node.write(position, data[: source.randint(0, wanted)])
+                self.node.write(position, bytes(data[: source.randint(0, wanted)]))
                 disk._fail("write errors", errno.EIO, self.path)
             wanted = self._fitting(position, wanted)
             # The other threads may see a write that is half done.
             half = source.randint(0, wanted) if source.random() < 0.2 else wanted
-            self.node.write(position, data[:half])
+            self.node.write(position, bytes(data[:half]))
             if half < wanted:
                 disk.pause_here(1.0)
-                self.node.write(position + half, data[half:wanted])
+                self.node.write(position + half, bytes(data[half:wanted]))
             return wanted
 
     def read_some(self, length: int, position: int) -> bytes:

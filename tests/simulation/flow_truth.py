@@ -123,8 +123,8 @@ async def check(store: Store, ledger: Ledger) -> None:
     _check_deals(ledger, truths)
     below: set[bytes] = set()
     cursors = await store.cursors(GROUP)
-    for key, cursor in cursors.items():
-        truth = truths[SOURCE, key.partition]
+    for read, cursor in cursors.items():
+        truth = truths[SOURCE, read.partition]
         below.update(value for offset, value in truth.committed if offset < (cursor.offset or 0))
     images = [
         value.partition(IMAGE)[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from quackmq.errors import LimitReached, QuackError, StateChanged
@@ -27,16 +28,18 @@ class History:
         self._first = first
         self._operations: list[Operation[Seen]] = []
 
-    def begin(self, life: Together, name: str, apply: Callable[[Seen], Seen | None]) -> Operation:
+    def begin(
+        self, life: Together, name: str, apply: Callable[[Seen], Seen | None]
+    ) -> Operation[Seen]:
         """Note an operation that begins; until it ends, nobody knows whether it happened."""
         operation = Operation(name, life.tick(), apply, is_unknown=True)
         self._operations.append(operation)
         return operation
 
-    def end(self, life: Together, operation: Operation) -> None:
+    def end(self, life: Together, operation: Operation[Seen]) -> None:
         operation.ended, operation.is_unknown = life.tick(), False
 
-    def refused(self, operation: Operation) -> None:
+    def refused(self, operation: Operation[Seen]) -> None:
         self._operations.remove(operation)
 
     def settle(self, life: Together, seen: Seen) -> None:
@@ -135,7 +138,7 @@ class SharedCursors:
             metadata = f"m{life.tick()}"
             cursors.append(Cursor(key, life.source.randint(0, 9), metadata, life.now_ms()))
             operation = self._histories[key].begin(
-                life, f"set {metadata}", lambda now, metadata=metadata: Seen(metadata, 0)
+                life, f"set {metadata}", partial(_replace_by, Seen(metadata, 0))
             )
             begun.append((self._histories[key], operation))
         try:
@@ -156,3 +159,7 @@ class SharedCursors:
         seen = Seen(None if cursor is None else cursor.metadata, 0)
         looking.name = f"look {seen}"
         history.end(life, looking)
+
+
+def _replace_by(new: Seen, _: Seen) -> Seen:
+    return new

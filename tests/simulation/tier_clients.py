@@ -35,7 +35,7 @@ from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Clock as WorldClock
 from tests.simulation.model import Register, Violation, make_body
 from tests.simulation.platter import Counts
-from tests.simulation.tier_truth import Sent, Transaction, Truth
+from tests.simulation.tier_truth import End, Sent, Transaction, Truth
 
 NAMES = ("ducks", "geese")
 #: The second lets go of what is old. The age of a record is known to a second.
@@ -134,21 +134,21 @@ async def publish(life: Tiers, batches: list[Sent], sequence: int = 0) -> None:
     life.counts["batches published"] += len(batches)
 
 
-async def end(life: Tiers, transaction: Transaction, how: str) -> None:
+async def end(life: Tiers, transaction: Transaction, how: End) -> None:
     marker = Marker.COMMIT if how == "commit" else Marker.ABORT
     body = marker_batch(transaction.producer_id, 0, marker, life.clock.now_ms())
     keys = sorted(await life.store.open_transactions(transaction.producer_id))
     if {key.topic_id for key in transaction.keys} & (life.truth.doomed - life.truth.gone):
         return  # nobody can say whether it ends there, too
     appends = [Append(key, Batch.parse(body)) for key in keys]
-    transaction.ends.add(how)  # type: ignore[arg-type]
+    transaction.ends.add(how)
     if appends:
         try:
             await life.store.append(appends)
         except NotFound as error:
             if not {key.topic_id for key in keys} & life.truth.doomed:
                 raise Violation("a topic is gone, and nobody deleted it") from error
-            transaction.ends.discard(how)  # type: ignore[arg-type]
+            transaction.ends.discard(how)
             return
     transaction.ends.discard("open")
     life.counts[f"transactions ended by {how}"] += 1
@@ -281,7 +281,7 @@ class _NoHolds:
     def lowest_hold(self, key: PartitionKey) -> int | None:
         return None
 
-    def behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+    def names_behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
         return ()
 
     def holders(self, key: PartitionKey, offset: int) -> None:

@@ -37,7 +37,7 @@ class Transaction:
 
     producer_id: int
     keys: set[PartitionKey] = field(default_factory=set)
-    ends: set[End] = field(default_factory=lambda: {"open"})  # type: ignore[arg-type]
+    ends: set[End] = field(default_factory=lambda: {"open"})
 
     @property
     def may_be_missing(self) -> bool:

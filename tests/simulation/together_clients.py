@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+from uuid import UUID
 
 from quackmq.broker import Broker, Commit, Heartbeat, MemberRef, Message
 from quackmq.errors import (
@@ -18,7 +19,7 @@ from quackmq.errors import (
     UnknownMember,
 )
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
-from quackmq.model.subscription import parse_position
+from quackmq.model.subscription import RecordPosition, parse_position
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.stores.contract import Store
@@ -134,8 +135,8 @@ class KeyedPuts:
                     raise Violation(f"{name} lies at {where[value]}, not at {place}")
 
 
-def _place(topic_id: object) -> Callable[[str], object]:
-    return lambda token: parse_position(token, topic_id)  # type: ignore[arg-type]
+def _place(topic_id: UUID) -> Callable[[str], RecordPosition]:
+    return lambda token: parse_position(token, topic_id)
 
 
 class Registrar:

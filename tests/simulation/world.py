@@ -19,6 +19,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Final
 from unittest import mock
@@ -101,7 +102,7 @@ class World(ABC):
         for number in range(lives + 1):
             last = number == lives
             faults = Faults() if last else self._faults()
-            self._live(number, faults, lambda disk, last=last: self._life(disk, last=last))
+            self._live(number, faults, partial(self._life, last=last))
 
     @abstractmethod
     async def _life(self, disk: SimulatedDisk, *, last: bool) -> bool:

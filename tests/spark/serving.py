@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.spark.source.source import QuackSource
 from quackmq.stores.contract import Store
+from tests.kit.support import listening
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
 
 
@@ -24,7 +26,7 @@ class Broker(Serving):
     def __init__(self, store: Store | None = None, directory: Path | None = None) -> None:
         super().__init__(store, directory)
         self.kafka_door = KafkaServer(self.broker, "127.0.0.1", 0)
-        host, port = self.run(self.kafka_door.start())
+        host, port = self.run(listening(self.kafka_door))
         self.address = f"{host}:{port}"
         self.broker.doors["http"] = (self.host, self.port)
 
@@ -58,8 +60,13 @@ class Broker(Serving):
         return self.run(self.broker.offsets(CALLER, key)).first
 
     def publish(
-        self, topic: str, values: Sequence[str | bytes | None], partition: int = 0, **settings: Any
+        self,
+        topic: str,
+        values: Sequence[str | bytes | None],
+        partition: int = 0,
+        settings: Mapping[str, str | int] = MappingProxyType({}),
     ) -> None:
+        """Publish values with a producer of confluent-kafka that has these settings."""
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 20, **settings})
         for value in values:
             producer.produce(topic, value=value, partition=partition)
@@ -90,10 +97,14 @@ class Broker(Serving):
             while len(ended) < partitions:
                 message = consumer.poll(DEADLINE_S)
                 assert message is not None, "the consumer hears nothing"
+                partition = message.partition()
+                assert partition is not None
                 if message.error() is not None:
-                    ended.add(message.partition())
-                else:
-                    found.append((message.partition(), message.offset(), message.value()))
+                    ended.add(partition)
+                    continue
+                offset = message.offset()
+                assert offset is not None
+                found.append((partition, offset, message.value()))
             return sorted(found)
         finally:
             consumer.close()

@@ -63,7 +63,8 @@ def batch_sink(
 ) -> BatchSink:
     given = options(served, topic, **more)
     made = BatchSink(given, schema_of(*(columns or ("value",))), overwrite)
-    return pickle.loads(pickle.dumps(made))  # as it travels
+    travelled: BatchSink = pickle.loads(pickle.dumps(made))
+    return travelled
 
 
 def stream_sink(served: Serving, topic: str | None, *columns: str) -> StreamSink:

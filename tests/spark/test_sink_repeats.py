@@ -187,7 +187,8 @@ def test_the_last_batch_again_is_a_repeat_and_another_number_of_rows_a_warning(
     run_batch(broker, topic, 0, [b"a", b"b"])
     assert repeats(caplog) == []
     batch_of(task, topic, 0, "restarted")
-    for tasks in ([[b"c"], [b"d"]], [[b"a"]], [[]]):
+    batches: list[list[list[bytes]]] = [[[b"c"], [b"d"]], [[b"a"]], [[]]]
+    for tasks in batches:
         run_batch(broker, topic, 0, *tasks)
     levels = [level for level, _ in repeats(caplog)]
     assert levels == ["INFO", "WARNING", "WARNING"]

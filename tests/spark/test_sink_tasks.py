@@ -34,7 +34,7 @@ from quackmq.errors import (
     UnknownTopic,
 )
 from quackmq.spark import limits as spark_limits
-from quackmq.spark.sink import sink
+from quackmq.spark.broker.http import Http
 from quackmq.spark.sink.sink import BatchSink, StreamSink
 from tests.protocols.http.v1.serving import Client, Serving, serving
 from tests.spark.sinking import (
@@ -201,7 +201,8 @@ def test_large_writes_go_in_many_calls_in_the_order_of_the_rows(
 def test_batches_may_be_compressed(
     served: Serving, api: Client, topic: str, compression: str
 ) -> None:
-    writer = batch_sink(served, topic, **{"kafka.compression.type": compression})
+    settings: dict[str, Any] = {"kafka.compression.type": compression}
+    writer = batch_sink(served, topic, **settings)
     writer.commit([writer.write(iter([rows(value=[b"x" * 1000] * 10)]))])
     assert values(api, topic) == ["x" * 1000] * 10
 
@@ -374,7 +375,7 @@ def test_a_broker_that_comes_back_in_time_is_not_noticed(
 def _failing(monkeypatch: pytest.MonkeyPatch, fails: int) -> Iterator[int]:
     """The first answers are lost, whatever was asked: the broker did it all the same."""
     asked = count(1)
-    ask: Callable[..., Any] = sink.Http._send
+    ask: Callable[..., Any] = Http._send
 
     def lossy(self: Any, *arguments: Any) -> Any:
         answer = ask(self, *arguments)
@@ -382,5 +383,5 @@ def _failing(monkeypatch: pytest.MonkeyPatch, fails: int) -> Iterator[int]:
             raise ConnectionResetError("the answer is lost")
         return answer
 
-    monkeypatch.setattr(sink.Http, "_send", lossy)
+    monkeypatch.setattr(Http, "_send", lossy)
     return asked

@@ -77,7 +77,7 @@ def test_records_come_back_whatever_they_were_compressed_with(
     broker: Broker, topic: str, compression: str
 ) -> None:
     values = [f"{number:05d}" * 20 for number in range(2_000)]
-    broker.publish(topic, values, **{"compression.type": compression, "batch.size": 20_000})
+    broker.publish(topic, values, settings={"compression.type": compression, "batch.size": 20_000})
     rows = read(broker.options(topic))
     assert [row["value"].decode() for row in rows] == values
     assert numbers(rows) == [(0, offset) for offset in range(2_000)]
@@ -198,7 +198,7 @@ def test_only_what_is_committed_is_read_and_publishers_have_their_names(
 def test_tasks_share_a_topic_and_lose_nothing_between_them(broker: Broker, topic: str) -> None:
     broker.create(topic, partitions=3)
     for partition, count in ((0, 1_000), (1, 10), (2, 300)):
-        broker.publish(topic, ["x" * 50] * count, partition, **{"batch.size": 2_000})
+        broker.publish(topic, ["x" * 50] * count, partition, {"batch.size": 2_000})
     reader: Any = batch_reader(broker.options(topic, minPartitions=7))
     tasks = reader.partitions()
     assert len(tasks) >= 7
@@ -440,7 +440,7 @@ def test_batches_that_come_to_too_much_together_are_opened_as_they_are_wanted(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
-        broker.publish(topic, [str(number) * 10_000], **{"compression.type": "zstd"})
+        broker.publish(topic, [str(number) * 10_000], settings={"compression.type": "zstd"})
     monkeypatch.setattr(spark_limits, "SPARK_DECODED_BYTES", 20_000)
     sizes: list[int] = []
 

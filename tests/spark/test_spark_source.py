@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka._types import HeadersType
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -78,13 +79,18 @@ def run(frame: DataFrame, output: Path) -> list[dict[str, Any]]:
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
+def only_value(frame: DataFrame) -> Any:
+    ((value,),) = frame.collect()
+    return value
+
+
 def test_the_format_is_found_without_registration_and_has_kafkas_columns_first_s1(
     spark: SparkSession, broker: Broker, topic: str
 ) -> None:
     broker.create(topic, partitions=2)
     producer = Producer({"bootstrap.servers": broker.address})
     for number in range(1_000):
-        headers = [("h", b"x")] if number % 2 else None
+        headers: HeadersType | None = [("h", b"x")] if number % 2 else None
         producer.produce(topic, f"{number}", f"{number % 7}", headers=headers)
     assert producer.flush(DEADLINE_S) == 0
     broker.archive(topic)
@@ -99,7 +105,7 @@ def test_the_format_is_found_without_registration_and_has_kafkas_columns_first_s
     assert by_key[b"3"] == 143 and by_key[None] == 2
     assert frame.where("headers is not null").count() == 500
     narrow = spark.read.format("quackmq").schema("offset bigint").options(**broker.options(topic))
-    assert narrow.load().agg({"offset": "max"}).first()[0] == max(offset for _, offset, _ in rows)
+    assert only_value(narrow.load().agg({"offset": "max"})) == max(offset for _, offset, _ in rows)
 
 
 def test_a_stream_goes_on_where_its_checkpoint_says_and_repeats_a_batch_as_it_was_s2(
@@ -144,7 +150,7 @@ def test_latest_misses_nothing_that_comes_before_the_first_batch(
 
     def has_begun() -> bool:
         told = admin.list_consumer_group_offsets(wanted)[group].result(QUERY_S)
-        return told.topic_partitions[0].offset == 1
+        return bool(told.topic_partitions[0].offset == 1)
 
     def begun() -> StreamingQuery:
         """What was begun under a checkpoint cannot be again, for a sink in memory."""
@@ -177,7 +183,7 @@ def test_a_topic_is_a_view_of_sql(spark: SparkSession, broker: Broker, topic: st
     broker.publish(topic, ["a", "b"])
     options = ", ".join(f"`{name}` '{value}'" for name, value in broker.options(topic).items())
     spark.sql(f"create temporary view seen using quackmq options ({options})")
-    assert spark.sql("select count(*) from seen").first()[0] == 2
+    assert only_value(spark.sql("select count(*) from seen")) == 2
 
 
 def test_filters_are_pushed_down_where_spark_does_so(
@@ -258,12 +264,12 @@ def test_a_table_is_sparks_own_scan_of_the_archive_united_with_the_log_s1(
         spark, topic, "turn int, n int", bootstrap_servers=broker.address, files=False
     )
     assert typed.where("value.turn = 2").count() == 1
-    assert typed.where("value.turn = 1").agg({"value.n": "sum"}).first()[0] == 2 * sum(range(50))
+    assert only_value(typed.where("value.turn = 1").agg({"value.n": "sum"})) == 2 * sum(range(50))
     flat = quack.table(
         spark, topic, "turn int, n int", bootstrap_servers=broker.address, flatten=True
     )
     assert flat.columns[:5] == ["key", "turn", "n", "topic", "partition"]
-    assert flat.where("turn = 1").agg({"n": "sum"}).first()[0] == 2 * sum(range(50))
+    assert only_value(flat.where("turn = 1").agg({"n": "sum"})) == 2 * sum(range(50))
     for schema, what in (("n int, Offset bigint", "columns named Offset"), (None, "value_schema")):
         with pytest.raises(InvalidRequest, match=what):
             quack.table(spark, topic, schema, bootstrap_servers=broker.address, flatten=True)

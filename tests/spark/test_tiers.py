@@ -82,7 +82,7 @@ def test_whatever_is_read_is_the_same_from_files_through_the_broker_and_from_the
     broker.run(transactor.abort())
     broker.run(transactor.send(b"a", b"b", topic=topic))
     broker.run(transactor.commit())
-    broker.publish(topic, ["plain", None], **{"compression.type": "zstd"})
+    broker.publish(topic, ["plain", None], settings={"compression.type": "zstd"})
     reader: Any = batch_reader(broker.options(topic, includeHeaders="true"))
     planned = reader.partitions()
     in_log = rows_of(reader, planned)
@@ -272,7 +272,7 @@ def test_the_seam_holds_with_archiver_and_merger_flat_out(broker: Broker, topic:
         for turn in range(6):
             for partition in (0, 1):
                 values = [f"{turn}.{each}" for each in range(300)]
-                broker.publish(topic, values, partition, **{"batch.size": 1_000})
+                broker.publish(topic, values, partition, {"batch.size": 1_000})
             reader: Any = batch_reader(broker.options(topic, splitBytes=4_096))
             batches.append((turn, found(rows_of(reader, reader.partitions()))))
             query.step()
@@ -329,7 +329,7 @@ def test_the_seam_holds_while_retention_takes_the_oldest_too(broker: Broker, top
             for partition in (0, 1):
                 first = published[partition]
                 values = [f"{partition}.{first + each}" for each in range(300)]
-                broker.publish(topic, values, partition, **{"batch.size": 1_000})
+                broker.publish(topic, values, partition, {"batch.size": 1_000})
                 published[partition] = first + len(values)
             rows = read(broker.options(topic, **options))
             check(rows, [broker.first(topic, each) for each in (0, 1)], published)

@@ -260,10 +260,10 @@ def _until_the_end(consumer: Consumer) -> Iterator[Record]:
         message = consumer.poll(DEADLINE_S)
         assert message is not None, "the consumer hears nothing"
         if message.error() is not None:
-            ended.add(message.partition())
+            ended.add(message.partition() or 0)
             continue
-        headers = tuple((name, value) for name, value in message.headers() or ())
-        yield Record(message.key(), message.value(), headers, message.timestamp()[1])
+        headers: Any = message.headers() or ()
+        yield Record(message.key(), message.value(), tuple(headers), message.timestamp()[1])
 
 
 def seeded(seed: int, count: int, batches: int, kinds: Sequence[How]) -> list[Blow]:

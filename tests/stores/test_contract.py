@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -216,7 +217,7 @@ async def test_a_partition_that_is_not_there_is_unknown_to_every_call(store: Sto
 
 async def test_a_topic_made_anew_inherits_nothing(store: Store) -> None:
     old = await new_partition(store)
-    numbered = {"producer_id": 5, "producer_epoch": 3}
+    numbered: dict[str, Any] = {"producer_id": 5, "producer_epoch": 3}
     await append(store, old, batch_of(b"old", base_sequence=0, **numbered))
     await store.trim(old, 1)
     await store.set_cursors([cursor("reader", old, 1)])

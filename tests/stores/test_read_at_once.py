@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quackmq.model.log_transactions import Marker, marker_batch
-from quackmq.model.topic import Append, PartitionKey, Read
+from quackmq.model.topic import Append, PartitionKey, Read, Slice
 from quackmq.records.batch import Batch
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
@@ -60,9 +61,12 @@ async def check_all(store: Store, key: PartitionKey) -> int:
                     continue
                 answered += 1
                 (found,) = await store.read([read], max_bytes=PLENTY_BYTES)
-                joined = [part._replace(chunks=b"".join(part.chunks)) for part in (at_once, found)]
-                assert joined[0] == joined[1]
+                assert joined(at_once) == joined(found)
     return answered
+
+
+def joined(part: Slice) -> Slice:
+    return part._replace(chunks=(b"".join(part.chunks),))
 
 
 async def test_what_is_given_at_once_is_what_a_read_gives(store: Store) -> None:
@@ -74,7 +78,7 @@ async def test_what_is_given_at_once_is_what_a_read_gives(store: Store) -> None:
     await store.trim(key, 3)
     await check_all(store, key)
     for sequence, marker in ((0, Marker.ABORT), (1, Marker.COMMIT)):
-        of_producer = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+        of_producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
         await append(store, key, batch_of(b"open", base_sequence=sequence, **of_producer))
         await check_all(store, key)
         await append(store, key, Batch.parse(marker_batch(7, 0, marker, START_MS)))
@@ -154,7 +158,7 @@ async def test_a_watch_ends_when_its_offset_is_trimmed_and_when_its_topic_goes(
 @WATCHING
 async def test_a_watch_of_committed_records_ends_when_a_transaction_does(store: Store) -> None:
     key = await new_partition(store)
-    of_producer = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    of_producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     await append(store, key, batch_of(b"open", base_sequence=0, **of_producer))
     woken = Woken()
     store.watch(Read(key, 0, 1000, True), 1, LONG_MS, woken)

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     ResourceType,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -156,11 +157,11 @@ class KafkaPythonWriter(Writer):
 
     def send(self, *values: str) -> None:
         sent = [
-            self._do(lambda value=value: self._producer.send(TOPIC, value.encode(), partition=0))
+            self._do(partial(self._producer.send, TOPIC, value.encode(), partition=0))
             for value in values
         ]
         for each in sent:
-            self._do(lambda each=each: each.get(DEADLINE_SECONDS))
+            self._do(partial(each.get, DEADLINE_SECONDS))
 
     def send_offset(self, group: str, topic: str, offset: int) -> None:
         offsets = {PythonPartition(topic, 0): OffsetAndMetadata(offset, "", -1)}

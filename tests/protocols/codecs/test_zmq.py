@@ -185,9 +185,9 @@ def test_an_answer_is_read_as_it_was_meant(
 
 def test_an_error_comes_back_as_what_it_was() -> None:
     put = Put("donald", "ducks", b"quack")
-    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
-    assert UnknownTopic in kinds
-    for kind in kinds:
+    kinds: dict[str, type[QuackError]] = dict(inspect.getmembers(errors, inspect.isclass))
+    assert UnknownTopic in kinds.values()
+    for kind in kinds.values():
         with pytest.raises(QuackError, match="^why it was$") as raised:
             read_reply(put, encode_error(kind.code, "why it was"))
         has_more_to_say = "__init__" in kind.__dict__

@@ -17,6 +17,7 @@ from quackmq.protocols.http.router import Route
 from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import listening
 from tests.kit.waiting import soon
 
 TESTER = Caller("tester")
@@ -145,7 +146,7 @@ async def served(
     door = HttpServer(
         broker, "127.0.0.1", 0, names=names, advertised_host=advertised_host, routes=routes
     )
-    running = Served(broker, door, await door.start())
+    running = Served(broker, door, await listening(door))
     try:
         yield running
     finally:

@@ -26,7 +26,7 @@ from quackmq.protocols.kafka.codec.writer import write_entity
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
-from tests.kit.support import batch_of
+from tests.kit.support import batch_of, listening
 from tests.kit.waiting import soon
 
 T = TypeVar("T")
@@ -66,8 +66,8 @@ class Client:
     def frame(self, api_key: int, version: int, **fields: Any) -> bytes:
         """A request from plain fields; structures are dicts in lists, durations milliseconds."""
         self._correlation_id += 1
-        schema = load_request_schema(api_key, version)
-        header = schema.__header_schema__(  # type: ignore[operator]
+        schema: Any = load_request_schema(api_key, version)
+        header = schema.__header_schema__(
             request_api_key=api_key,
             request_api_version=version,
             correlation_id=self._correlation_id,
@@ -137,7 +137,7 @@ async def served(
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
     door = KafkaServer(broker, "127.0.0.1", 0, advertise=advertise)
-    running = Served(broker, door, await door.start())
+    running = Served(broker, door, await listening(door))
     try:
         yield running
     finally:
@@ -170,17 +170,20 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     signature = inspect.signature(test)
     loop = inspect.Parameter("loop_factory", inspect.Parameter.KEYWORD_ONLY)
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), loop]
-    )
-    return run
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), loop])
+    test_on_both: Callable[..., None] = run
+    return test_on_both
 
 
 # --- requests that many tests send -----------------------------------------------------------
 
 
 def produce_fields(
-    *batches: bytes, topic: Any = "news", partition: int = 0, acks: int = -1, by: str = "name"
+    *batches: bytes | None,
+    topic: Any = "news",
+    partition: int = 0,
+    acks: int = -1,
+    by: str = "name",
 ) -> dict[str, Any]:
     return {
         "acks": acks,

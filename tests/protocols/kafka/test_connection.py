@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -45,8 +45,15 @@ class HeldBroker(Broker):
         self.reads = 0
 
     def publish(
-        self, caller: Caller, topic: Topic, partition: int, batch: Batch, *, owned: bool = False
-    ) -> Awaitable[AppendResult]:
+        self,
+        caller: Caller,
+        topic: Topic,
+        partition: int,
+        batch: Batch,
+        *,
+        owned: bool = False,
+        wait_for_room: bool = True,
+    ) -> asyncio.Future[AppendResult]:
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         self.held.append(future)
         return future
@@ -188,7 +195,7 @@ async def test_a_connection_has_a_bounded_number_of_requests_in_flight() -> None
         await other.ask(METADATA, 1, topics=None)
         assert len(held(running).held) == most
         for number in range(most + 50):
-            await until(lambda number=number: len(held(running).held) > number)
+            await until(lambda number: len(held(running).held) > number, number)
             held(running).release(number)
             assert only_partition(await client.receive()).base_offset == number
 
@@ -298,7 +305,12 @@ async def test_a_peer_that_takes_nothing_of_its_answers_is_disconnected_in_the_e
         running.door.sweep()
         assert len(running.door.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_SEND_WAIT_MS", 1)
-        await until(lambda: (running.door.sweep(), len(running.door.connections) == 1)[1])
+
+        def one_is_left_after_a_sweep() -> bool:
+            running.door.sweep()
+            return len(running.door.connections) == 1
+
+        await until(one_is_left_after_a_sweep)
         assert "read no responses" in caplog.text
         assert running.door.send_budget.unsent_bytes == 0
         await other.ask(METADATA, 1, topics=None)

@@ -93,7 +93,8 @@ async def test_an_answer_keeps_within_its_bounds_but_has_one_batch_at_least(boun
         await publish(running, *[batch] * 10)
         client = await running.client()
         for size, count in ((1, 1), (len(batch), 1), (3 * len(batch) + 10, 3), (2**30, 10)):
-            fields = fetch_fields(**{bound: size})
+            wanted: dict[str, Any] = {bound: size}
+            fields = fetch_fields(**wanted)
             assert len(records(only_partition(await client.ask(FETCH, 11, **fields)))) == count
 
 
@@ -105,7 +106,7 @@ async def test_offsets_out_of_range_and_unknown_partitions_have_their_codes() ->
 
         async def code(version: int = 11, **fields: Any) -> int:
             answer = await client.ask(FETCH, version, **fetch_fields(wait_ms=60_000, **fields))
-            return only_partition(answer).error_code
+            return int(only_partition(answer).error_code)
 
         assert await code(offset=1) == ErrorCode.offset_out_of_range
         assert await code(offset=6) == ErrorCode.offset_out_of_range

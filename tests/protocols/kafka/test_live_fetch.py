@@ -13,6 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from quackmq.model.topic import PartitionKey
+from quackmq.protocols.kafka.codec.fetch import write_one
 from quackmq.protocols.kafka.handlers import fetch
 from quackmq.stores.local import LocalStore
 from quackmq.stores.local.tail import PartitionTail
@@ -59,7 +60,7 @@ async def test_the_answer_to_the_same_fetch_is_prepared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    write_one, read_tail = fetch.write_one, PartitionTail.read
+    read_tail = PartitionTail.read
 
     def counting_write(*arguments: Any) -> Any:
         made.append("answer")

@@ -45,7 +45,7 @@ VERSIONS = [
 
 def request_of(api_key: int, version: int) -> dict[str, Any]:
     """A sound request of any API, for a topic that is not there."""
-    by_id = {"by": "topic_id", "topic": None} if version >= 13 else {}
+    by_id: dict[str, Any] = {"by": "topic_id", "topic": None} if version >= 13 else {}
     requests: dict[int, dict[str, Any]] = {
         PRODUCE: produce_fields(news(), **by_id),
         FETCH: fetch_fields(**by_id),

@@ -52,7 +52,7 @@ async def test_what_is_left_to_the_broker_is_as_its_settings_say() -> None:
     settings = BrokerSettings(default_partitions=4, default_policy=Policy(keep_for_ms=5))
     async with served(settings=settings) as running:
         client = await running.client()
-        fields = {"num_partitions": -1, "replication_factor": -1}
+        fields: dict[str, Any] = {"num_partitions": -1, "replication_factor": -1}
         (made,) = await create(client, wish(**fields, configs=configs(retention__bytes="9")))
         assert (made.error_code, made.num_partitions) == (0, 4)
         topic = running.broker.topic("news")
@@ -141,8 +141,8 @@ async def test_partitions_can_be_assigned_to_this_node_only(
         assignments = [
             {"partition_index": index, "broker_ids": ids} for index, ids in nodes.items()
         ]
-        fields = {"num_partitions": -1, "replication_factor": -1, "assignments": assignments}
-        (made,) = await create(await running.client(), wish(**fields))
+        wanted = wish(num_partitions=-1, replication_factor=-1, assignments=assignments)
+        (made,) = await create(await running.client(), wanted)
         assert made.error_code == code
         if code == ErrorCode.none:
             assert running.broker.topic("news").partitions == 2
@@ -185,8 +185,8 @@ async def test_a_topic_that_is_given_twice_is_not_deleted(version: int) -> None:
     async with served() as running:
         topic = await running.broker.create_topic(TESTER, "news")
         await running.broker.create_topic(TESTER, "olds")
-        by_name = {"name": "news", "topic_id": None}
-        by_id = {"name": None, "topic_id": topic.id}
+        by_name: dict[str, object] = {"name": "news", "topic_id": None}
+        by_id: dict[str, object] = {"name": None, "topic_id": topic.id}
         old = {"name": "olds", "topic_id": None}
         repeats = [[by_name, by_name], [by_id, by_id], [by_name, by_id], [by_id, by_name]]
         if version < NEWEST_DELETE:

@@ -73,7 +73,7 @@ async def test_a_transaction_is_seen_by_who_reads_committed_when_it_is(
     async with begun(new_way=new_way) as (running, producer):
         reader = await running.client()
         topic = running.broker.topic("news").id
-        by_id = {"topic": topic, "by": "topic_id"} if version >= 13 else {}
+        by_id: dict[str, Any] = {"topic": topic, "by": "topic_id"} if version >= 13 else {}
 
         async def read(isolation: int) -> Any:
             fields = fetch_fields(isolation_level=isolation, **by_id)
@@ -273,7 +273,7 @@ async def test_a_member_that_the_group_does_not_know_commits_no_offsets() -> Non
         only = await member(running)
         await only.settle()
         producer = await transactor(running)
-        named = {"member_id": only.id, "generation_id": only.generation}
+        named: dict[str, Any] = {"member_id": only.id, "generation_id": only.generation}
         stranger = {**named, "member_id": "nobody"}
         older = {**named, "generation_id": only.generation - 1}
         assert await producer.commit_offset(5, **stranger) == ErrorCode.unknown_member_id

@@ -11,7 +11,7 @@ from tests.protocols.line.peers import TESTER, Peer, served
 
 async def numbers(peer: Peer, topic: str, last: int = 0) -> list[int]:
     """The numbers that a subscriber gets one after the other, and the answer that ends them."""
-    found = []
+    found: list[int] = []
     while not found or found[-1] > 0:
         answer = await peer.ask(f"getentry {topic} {found[-1] if found else last}")
         assert answer.startswith(f"entry {topic} "), answer

@@ -16,6 +16,7 @@ from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import listening
 from tests.kit.waiting import soon
 from tests.protocols.codecs.zmtp_frames import HELLO, request
 
@@ -194,7 +195,7 @@ async def served(
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
     door = ZmqServer(broker, host, 0)
-    running = Served(broker, door, await door.start())
+    running = Served(broker, door, await listening(door))
     try:
         yield running
     finally:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -16,8 +17,10 @@ from quackmq.protocols.zmq.proxy.proxy_server import ProxyServer
 from quackmq.protocols.zmq.proxy.xpub import Subscriber, XpubServer
 from quackmq.protocols.zmq.proxy.xsub import XsubServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
+from quackmq.serving.server import Server
 from quackmq.stores.contract import Store
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import listening
 from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import greeting, ready
 from tests.protocols.zmq.peers import DEADLINE_S, TESTER, Raw
@@ -39,8 +42,9 @@ class Proxied:
         self._raws: list[Raw] = []
 
     async def start(self) -> None:
-        for name, door in (("xsub", self.xsub), ("xpub", self.xpub), ("proxy", self.proxy)):
-            self.broker.doors[name] = await door.start()
+        doors: dict[str, Server[Any]] = {"xsub": self.xsub, "xpub": self.xpub, "proxy": self.proxy}
+        for name, door in doors.items():
+            self.broker.doors[name] = await listening(door)
 
     async def close(self) -> None:
         self._context.destroy(linger=0)

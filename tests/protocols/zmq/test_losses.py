@@ -105,4 +105,4 @@ async def test_the_python_client_raises_it_by_its_name() -> None:
             with pytest.raises(EntriesLost, match="offsets 0 to 1"):
                 await asyncio.to_thread(client.get, "ducks")
             message = await asyncio.to_thread(client.get, "ducks")
-            assert message is not None and message.text == "c"
+            assert message.text == "c"

@@ -140,7 +140,7 @@ async def test_x3_it_is_sent_until_it_is_acknowledged_and_the_others_are_not_hel
             assert content == b"busy"
             await client.answer("not_yet", token)
         await running.put("ducks", b"next")
-        contents = {}
+        contents: dict[bytes, str] = {}
         while len(contents) < 2:
             token, content = await client.missed()
             contents[content] = token

@@ -108,13 +108,13 @@ async def kept(store: LocalStore) -> dict[str, Leases]:
     """By client, as the broker that comes next will find it."""
     states = await store.states("leases/")
     return {
-        key.rpartition("/")[2]: Leases.decode(state.value, Terms(), 0)
+        key.rpartition("/")[2]: Leases.decode(state.value or b"", Terms(), 0)
         for key, state in states.items()
     }
 
 
 async def kept_bytes(store: LocalStore) -> int:
-    return sum(len(state.value) for state in (await store.states("leases/")).values())
+    return sum(len(state.value or b"") for state in (await store.states("leases/")).values())
 
 
 async def until_kept(store: LocalStore, condition: Callable[[Leases], bool], *names: str) -> None:

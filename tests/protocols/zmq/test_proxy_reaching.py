@@ -18,6 +18,7 @@ from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.proxy import callback_connection as outgoing
 from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
+from tests.kit.support import listening
 from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import command, greeting, ready, request
 from tests.protocols.http.v1.serving import Client as HttpClient
@@ -342,7 +343,7 @@ async def test_a_host_that_has_all_its_turns_leaves_some_for_others() -> None:
 async def health(running: Proxied) -> AsyncIterator[Callable[[], asyncio.Future[list[str]]]]:
     """Asks, over HTTP, who cannot be reached."""
     door = HttpServer(running.broker, HOST, 0)
-    client = HttpClient(*await door.start())
+    client = HttpClient(*await listening(door))
 
     def ask_health() -> asyncio.Future[list[str]]:
         return asyncio.ensure_future(

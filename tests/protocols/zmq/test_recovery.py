@@ -67,7 +67,7 @@ async def test_requests_of_peers_that_hung_up_leave_room_for_others(envelopes: s
                     envelope = b"%d" % number if envelopes == "many" else b"same"
                     greedy.writer.write(message(envelope, b"", b"PUT d ducks x"))
                 under_way = 9 if envelopes == "many" else 1
-                await until(lambda count=under_way: store.appends == count)
+                await until(lambda count: store.appends == count, under_way)
                 greedy.writer.transport.abort()
                 await until(lambda: running.connections == 0)
                 store.released.set()

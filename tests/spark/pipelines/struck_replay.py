@@ -19,10 +19,10 @@ from quackmq.spark.pipelines import replay
 def strike_at(portion: int) -> None:
     remember = replay._store_progress
 
-    def struck(directory: Path | None, done: replay._Progress) -> None:
-        if done.portions == portion:
+    def struck(directory: Path | None, progress: replay._Progress) -> None:
+        if progress.portions == portion:
             os.kill(os.getpid(), signal.SIGKILL)
-        remember(directory, done)
+        remember(directory, progress)
 
     replay._store_progress = struck
 

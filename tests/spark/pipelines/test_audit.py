@@ -351,9 +351,8 @@ def filled(broker: Broker, topic: str) -> None:
     transactor = Transactor(broker.broker, f"till of {topic}")
     broker.run(transactor.init())
     for half in range(2):
-        broker.publish(
-            topic, [f"numbered {at}" for at in range(20)], **{"enable.idempotence": True}
-        )
+        values = [f"numbered {at}" for at in range(20)]
+        broker.publish(topic, values, settings={"enable.idempotence": True})
         broker.run(transactor.send(*[b"committed"] * 3, topic=topic))
         broker.run(transactor.commit())
         broker.run(transactor.send(*[b"aborted"] * 4, topic=topic))
@@ -389,7 +388,7 @@ def test_what_retention_deletes_during_the_audit_is_not_lost_s5(
     broker: Broker, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.create(topic)
-    broker.publish(topic, [f"{at}" for at in range(20)], **{"enable.idempotence": True})
+    broker.publish(topic, [f"{at}" for at in range(20)], settings={"enable.idempotence": True})
     make_table = pipeline._Audit._table
 
     def trim_first(self: Any, name: str, *arguments: Any, **options: Any) -> Any:

@@ -20,7 +20,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import duckdb
 import pytest
 from confluent_kafka import Producer
 
@@ -36,6 +35,7 @@ from tests.kit.server import Server
 from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import DEADLINE_S, Client
 from tests.spark.addresses import reserved
+from tests.spark.pipelines.parquet_files import fetched
 from tests.spark.pipelines.struck_compaction import offered
 from tests.spark.session import STARVED
 
@@ -256,7 +256,7 @@ def files_of(pond: Pond, topic: str) -> list[str]:
 def rows(files: list[str]) -> list[tuple[Any, ...]]:
     """By a reader that knows nothing of brokers."""
     found = f'SELECT "offset", value FROM read_parquet({files}) ORDER BY "offset"'
-    return duckdb.sql(found).fetchall()
+    return fetched(found)
 
 
 def test_an_audit_proves_nothing_and_says_so(
@@ -379,7 +379,7 @@ def test_trending_is_gone_on_with_and_tells_every_window_once_s5(
         (of_moment(end_ms), entries) for end_ms, entries in wanted
     ]
     of_table = "SELECT epoch_ms(window_end), entries FROM '{}/*/*.parquet' ORDER BY window_end"
-    assert duckdb.sql(of_table.format(table)).fetchall() == wanted
+    assert fetched(of_table.format(table)) == wanted
 
 
 def publish_windows(pond: Pond, topic: str, first: int, end: int) -> None:

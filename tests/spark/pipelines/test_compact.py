@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -38,6 +37,7 @@ from tests.broker.transacting import Transactor
 from tests.kit.server import SCRIPT
 from tests.kit.waiting import wait_until
 from tests.spark.cluster import CONFIGS
+from tests.spark.pipelines.parquet_files import fetched
 from tests.spark.pipelines.struck_compaction import DEADLINE_S, offered, prolong_plans
 from tests.spark.serving import Broker, serving
 
@@ -84,11 +84,10 @@ def sizes(files: list[str]) -> int:
 
 def rows(files: list[str]) -> list[tuple[Any, ...]]:
     """Everything in them, by a reader that knows nothing of brokers."""
-    table = duckdb.sql(
+    return fetched(
         "SELECT * REPLACE (epoch_us(timestamp) AS timestamp, epoch_us(append_time) AS append_time) "
         f'FROM read_parquet({files}) ORDER BY partition, "offset"'
     )
-    return table.fetchall()
 
 
 def fill(broker: Broker, topic: str, files: int = FILES, partitions: int = 2) -> None:

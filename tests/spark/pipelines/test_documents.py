@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 from confluent_kafka import Producer
 
@@ -28,6 +27,7 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import options_of
 from tests.kit.readme import INDENTED, ROOT, blocks, commands
 from tests.protocols.http.v1.serving import DEADLINE_S
+from tests.spark.pipelines.parquet_files import fetched
 from tests.spark.serving import Broker, serving
 from tests.spark.session import STARVED, patiently
 
@@ -93,7 +93,7 @@ def test_what_the_document_runs_does_what_it_says(
     table = f"SELECT sum(entries) FROM '{tmp_path}/trends/table/*/*.parquet'"
     told = [json.loads(value or b"")["entries"] for _, _, value in broker.consumed("trends")]
     # The last window is open.
-    assert duckdb.sql(table).fetchall() == [(sum(told),)] == [(3,)]
+    assert fetched(table) == [(sum(told),)] == [(3,)]
     assert reports["audit"]["is_good"]  # and nothing to draw: there are no receipts
     again = [value for _, _, value in broker.consumed("orders-again")]
     assert again == [b"bread paid", b"milk paid"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,7 +46,7 @@ def test_each_request_has_one_result_and_the_right_one_though_workers_are_killed
         kills=2,
     )
     first = simulate.run(job(None), options)
-    again = simulate.run(job(None), simulate.Options(**fields(options) | {"kills": 0}))
+    again = simulate.run(job(None), replace(options, kills=0))
     partitions = 2 * WORKERS
     results = [
         json.loads(value or b"")
@@ -130,7 +131,3 @@ def test_a_broker_is_away_from_when_it_was_first_missed(monkeypatch: pytest.Monk
         now_s += away_s
         with pytest.raises(QuackTimeout, match=f"away for {away_s:.0f} s: nobody is there"):
             watch.check()
-
-
-def fields(options: simulate.Options) -> dict[str, object]:
-    return {name: getattr(options, name) for name in options.__dataclass_fields__}

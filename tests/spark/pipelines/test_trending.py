@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
@@ -36,7 +36,7 @@ WINDOW_MS = 10_000
 WATERMARK_MS = 15_000
 #: The beginning of a window.
 BEGIN_MS = 1_790_000_000_000
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "window": timedelta(milliseconds=WINDOW_MS),
     "watermark": timedelta(milliseconds=WATERMARK_MS),
 }

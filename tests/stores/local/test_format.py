@@ -51,7 +51,7 @@ STEPS = (
 )
 
 
-def frame(*parts: Buffer, number: int = 9) -> bytes:
+def frame(*parts: Buffer, number: int = 9) -> bytearray:
     return format.encode_frame(Sync.ALWAYS, 3, number, 8, parts, SALT)
 
 

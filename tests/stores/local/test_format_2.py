@@ -88,8 +88,8 @@ async def test_an_opening_that_is_killed_anywhere_leaves_a_directory_that_opens(
         directory = unpacked(state, tmp_path / str(fail_at))
         disk = FailingDisk(directory, fail_at)
         with suppress(QuackError, OSError):
-            store = await LocalStore.open_on(disk, options=SMALL_PACKED, now_ms=Clock())
-            await store.close()
+            killed = await LocalStore.open_on(disk, options=SMALL_PACKED, now_ms=Clock())
+            await killed.close()
         formats.add(format_of(directory))
         store = await open_store(directory, SMALL_PACKED)
         assert await content_of(store) == EXPECTED, f"killed at operation {fail_at}"

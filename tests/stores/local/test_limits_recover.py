@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,6 @@ import pytest
 
 from quackmq import limits
 from quackmq.disk import limits as disk_limits
-from quackmq.disk import real as disks
 from quackmq.disk.real import Lane, RealDisk, RealFile
 from quackmq.errors import StoreReadOnly
 from quackmq.stores import limits as stores_limits
@@ -140,7 +140,7 @@ async def test_files_of_a_second_trim_are_removed_like_those_of_the_first(
         await append_values(store, key, b"x")
     for left in (6, 3, 1):
         await store.trim(key, 9 - left)
-        await until(lambda left=left: len(list(tmp_path.glob("log/*/*.log"))) == left)
+        await until(lambda left: len(list(tmp_path.glob("log/*/*.log"))) == left, left)
     await store.close()
 
 
@@ -175,6 +175,7 @@ class CountedSyncs(RealDisk):
 
 class _CountedFile(RealFile):
     __slots__ = ("disk",)
+    disk: CountedSyncs | None
 
     def sync(self) -> None:
         if self.disk is not None:
@@ -191,7 +192,7 @@ async def test_with_sync_interval_each_rest_is_followed_by_a_sync(tmp_path: Path
     for _ in range(3):
         before = disk.syncs
         await append_values(store, key, b"x")
-        await until(lambda before=before: disk.syncs > before)
+        await until(lambda before: disk.syncs > before, before)
     await store.close()
 
 
@@ -256,21 +257,23 @@ async def test_a_system_that_held_one_write_up_is_trusted_again_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1_000.0
-    monkeypatch.setattr(disks.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
 
     def write(takes_ms: float) -> None:
         nonlocal now_s
         now_s += takes_ms / 1000
 
     disk = RealDisk(tmp_path)
+    trusted = []
     disk.run_on_loop(lambda: write(disk_limits.LOOP_WRITE_MS / 2))
-    assert disk.is_fast_on_loop
+    trusted.append(disk.is_fast_on_loop)
     disk.run_on_loop(lambda: write(2 * disk_limits.LOOP_WRITE_MS))
-    assert not disk.is_fast_on_loop
+    trusted.append(disk.is_fast_on_loop)
     now_s += disk_limits.LOOP_WRITE_PAUSE_MS / 1000 - 1
-    assert not disk.is_fast_on_loop
+    trusted.append(disk.is_fast_on_loop)
     now_s += 1
-    assert disk.is_fast_on_loop
+    trusted.append(disk.is_fast_on_loop)
+    assert trusted == [True, False, False, True]
 
 
 async def test_readers_that_were_held_up_by_a_failure_are_read_to_after_reopening(

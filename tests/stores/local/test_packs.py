@@ -28,6 +28,7 @@ SMALL = 100
 
 class FlakyFile(RealFile):
     __slots__ = ("disk",)
+    disk: FlakyDisk
 
     def read_some(self, length: int, position: int) -> bytes:
         if self.disk.is_unreadable:

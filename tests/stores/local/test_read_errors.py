@@ -23,6 +23,8 @@ OPTIONS = LocalOptions(
 
 class BadFile(RealFile):
     __slots__ = ("disk", "path")
+    disk: BadDisk
+    path: str
 
     def read_some(self, length: int, position: int) -> bytes:
         if self.disk.bad and self.disk.bad in self.path:

@@ -20,6 +20,8 @@ BATCHES = 10
 
 class CountedFile(RealFile):
     __slots__ = ("opened", "path")
+    opened: Counter[str]
+    path: str
 
     def close(self) -> None:
         self.opened[self.path] -= 1

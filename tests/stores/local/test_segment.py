@@ -16,6 +16,7 @@ from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import batches, spans, stamp
 from quackmq.stores.local.files.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
 from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import (
     BadRange,
     ReadPlan,
@@ -207,6 +208,7 @@ class OnDisk:
         self.disk = RealDisk(directory)
         self.disk.make_directory("log")
         self.files = OpenFiles(self.disk, max_open=2)
+        self.packs = Packs(self.disk, self.files)
         self.segment = Segment(KEY, 100)
         content = run_of(2) + run_of(2, base_offset=104)
         first = region_of(content[: 2 * SIZE])
@@ -290,7 +292,7 @@ def test_a_file_that_was_cut_is_damage(on_disk: OnDisk) -> None:
 
 
 def test_an_index_is_loaded_as_far_as_it_is_vouched_for(on_disk: OnDisk) -> None:
-    index = load_index(on_disk.files, on_disk.segment, 1)
+    index = load_index(on_disk.packs, on_disk.segment, 1)
     assert len(index) == REGION_ENTRY_BYTES
 
 
@@ -298,11 +300,11 @@ def test_an_index_is_loaded_as_far_as_it_is_vouched_for(on_disk: OnDisk) -> None
 def test_a_damaged_index_entry_is_named(on_disk: OnDisk, position: int) -> None:
     on_disk.damage(on_disk.segment.index_path, position)
     with pytest.raises(DamagedData) as caught:
-        load_index(on_disk.files, on_disk.segment, 2)
+        load_index(on_disk.packs, on_disk.segment, 2)
     where = f"bytes {REGION_ENTRY_BYTES} to {2 * REGION_ENTRY_BYTES}"
     assert f"{on_disk.segment.index_path}, {where}" in str(caught.value)
 
 
 def test_an_index_that_was_cut_is_damage(on_disk: OnDisk) -> None:
     with pytest.raises(DamagedData, match="an index entry has a wrong checksum"):
-        load_index(on_disk.files, on_disk.segment, 3)
+        load_index(on_disk.packs, on_disk.segment, 3)

@@ -21,6 +21,7 @@ from quackmq.protocols.http.server import HttpServer
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.memory import MemoryStore
+from tests.kit.support import listening
 
 #: For anything that takes milliseconds when all is well. Long, since machines can be busy.
 DEADLINE_S = 120
@@ -158,7 +159,7 @@ class Serving:
         self.broker = Broker(self._store, self._settings, self._clock, archive)
         await self.broker.open()
         self.door = HttpServer(self.broker, "127.0.0.1", 0)
-        return await self.door.start()
+        return await listening(self.door)
 
     async def _close(self) -> None:
         assert self._store is not None

@@ -13,6 +13,7 @@ import pytest
 
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.server import HttpServer
+from tests.kit.support import listening
 from tests.kit.waiting import soon, until
 from tests.protocols.http.v1.serving import Answered, Client
 from tests.protocols.line.peers import DEADLINE_S, Served, served
@@ -45,7 +46,7 @@ class Listing:
 async def listing(where: tuple[str, int] | str = ("127.0.0.1", 0)) -> AsyncIterator[Listing]:
     async with served(where=where) as running:
         door = HttpServer(running.broker, "127.0.0.1", 0)
-        client = Client(*await door.start())
+        client = Client(*await listening(door))
         try:
             yield Listing(running, client)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quackmq import limits
-from quackmq.broker.publish.messages import Page
+from quackmq.broker.log.page import Page
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.http import limits as http_limits
 from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Client, Serving, serving
@@ -59,7 +59,8 @@ def test_one_id_resumes_all_partitions(served: Serving, api: Client, topic: str)
     api.post("/v1/topics", {"name": topic, "partitions": 3})
     for number in range(30):
         api.publish(topic, str(number), query=f"?partition={number % 3}")
-    last, seen = None, []
+    last: str | None = None
+    seen: list[tuple[int, int]] = []
     while len(seen) < 30:
         with Events(served, path_of(topic, "?start=beginning"), last) as events:
             for event in events.take(min(4, 30 - len(seen))):

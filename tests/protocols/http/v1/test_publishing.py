@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -356,7 +357,9 @@ def test_between_the_steps_of_a_large_request_others_have_their_turn(
         body = json.dumps({"messages": messages}).encode()
         nobody: Any = None
         asked = Request(served.broker, CALLER, "POST", "/", {"topic": topic}, b"", [], body, nobody)
-        publishing = asyncio.ensure_future(publish(asked))
+        answer = publish(asked)
+        assert isinstance(answer, Awaitable), "many messages need a task"
+        publishing = asyncio.ensure_future(answer)
         turns = 0
         while not publishing.done():
             await asyncio.sleep(0)

@@ -121,7 +121,8 @@ def test_on_a_full_disk_the_broker_lives_reads_and_is_not_ready(tmp_path: Path) 
 def test_the_example_books_each_sale_once_m12(lives: Lives, tmp_path: Path) -> None:
     """Also when it is run again, and when the broker is killed between and during its runs."""
     books = tmp_path / "books"
-    command = [sys.executable, "examples/http_client.py", lives.broker.addresses["http"], books]
+    address = lives.broker.addresses["http"]
+    command = [sys.executable, "examples/http_client.py", address, str(books)]
     said = [run(command)]
     lives.restart()
     said.append(run(command))

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
-from kio.static.protocol import Entity
+from kio.static.protocol import Entity, RequestPayload
 
 from quackmq.protocols.kafka.codec.schema import Shape, field_shape
 from quackmq.protocols.kafka.registry import APIS
@@ -24,7 +24,7 @@ from quackmq.protocols.kafka.registry import APIS
 SPOKEN = set(APIS) - {0, 1}
 
 
-def all_requests() -> list[type[Entity]]:
+def all_requests() -> list[type[RequestPayload]]:
     return [
         load_request_schema(key, version)
         for key, name in api_key_map.items()
@@ -33,11 +33,11 @@ def all_requests() -> list[type[Entity]]:
     ]
 
 
-def spoken_requests() -> list[type[Entity]]:
+def spoken_requests() -> list[type[RequestPayload]]:
     return [schema for schema in all_requests() if schema.__api_key__ in SPOKEN]
 
 
-def response_to(request: type[Entity]) -> type[Entity]:
+def response_to(request: type[RequestPayload]) -> type[Entity]:
     return load_response_schema(request.__api_key__, int(request.__version__))
 
 

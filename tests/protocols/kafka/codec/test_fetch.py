@@ -233,4 +233,5 @@ def request_or_none(version: int, data: bytes | bytearray) -> fetch.FetchRequest
 
 
 def name_or_id(topic: Any) -> str | uuid.UUID:
-    return topic.topic if hasattr(topic, "topic") else topic.topic_id
+    named: str | uuid.UUID = topic.topic if hasattr(topic, "topic") else topic.topic_id
+    return named

@@ -17,6 +17,7 @@ from kio.schema.delete_topics.v5.request import DeleteTopicsRequest as DeleteTop
 from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.metadata.v1.request import MetadataRequest as MetadataV1
 from kio.schema.metadata.v12.request import MetadataRequest as MetadataV12
+from kio.static.primitive import i32, i32Timedelta
 from kio.static.protocol import Entity
 
 from quackmq.errors import ProtocolError
@@ -212,8 +213,8 @@ def test_tagged_fields_come_in_growing_order_and_once(tags: bytes) -> None:
 def test_a_known_tagged_field_must_fill_its_size_exactly() -> None:
     request = FetchRequest(
         cluster_id="abc",
-        max_wait=datetime.timedelta(0),
-        min_bytes=0,
+        max_wait=i32Timedelta.parse(datetime.timedelta(0)),
+        min_bytes=i32.parse(0),
         topics=(),
         forgotten_topics_data=(),
     )

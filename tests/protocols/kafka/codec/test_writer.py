@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kio.schema.api_versions.v0.response import ApiVersionsResponse as ApiVersionsV0
 from kio.schema.api_versions.v3.response import ApiVersionsResponse as ApiVersionsV3
 from kio.schema.errors import ErrorCode
-from kio.static.protocol import Entity
+from kio.static.protocol import RequestPayload
 
 from quackmq.protocols.kafka.codec.writer import write_entity
 from tests.kit import effort
@@ -30,7 +30,7 @@ from tests.protocols.kafka.codec.schemas import (
 @settings(max_examples=effort.of(5), deadline=None)
 @given(st.data())
 def test_what_is_written_from_plain_fields_is_what_kio_writes_and_reads(
-    request_schema: type[Entity], data: st.DataObject
+    request_schema: type[RequestPayload], data: st.DataObject
 ) -> None:
     schema = response_to(request_schema)
     entity = data.draw(entities(schema))
