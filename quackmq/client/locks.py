@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from quackmq.client.kafka.errors import Deadline
+from quackmq.client.deadline import Deadline
 
 
 class locked:

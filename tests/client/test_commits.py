@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from quackmq import QuackTimeout, errors
 from quackmq.client.consuming.commits import Commits
-from quackmq.client.kafka.errors import Deadline
+from quackmq.client.deadline import Deadline
 
 
 class SlowConsumer:

@@ -15,8 +15,8 @@ from quackmq import QuackTimeout, errors, limits
 from quackmq.client.consuming.directory import Directory, default_directory
 from quackmq.client.consuming.position_file import NotOwner, PositionFile
 from quackmq.client.consuming.start import choose_position
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Committed
-from quackmq.client.kafka.errors import Deadline
 
 TOPIC = uuid.uuid4()
 SOON = Deadline(60)

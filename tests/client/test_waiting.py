@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client, QuackTimeout, errors
-from quackmq.client.kafka.errors import Deadline
+from quackmq.client.deadline import Deadline
 from tests.client.conftest import Clients
 
 

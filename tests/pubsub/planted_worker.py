@@ -15,7 +15,7 @@ from weakref import WeakSet
 from confluent_kafka import Message as Record
 
 from quackmq.client.consuming.consumer import Reader
-from quackmq.client.kafka.errors import Deadline
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.numbered import Numbered
 from quackmq.model.subscription import RecordPosition
 from tests.pubsub import worker

@@ -193,7 +193,7 @@ class _ChaosRun:
         topic without messages."""
         address = self._options.address
         if self._options.door == _KAFKA:
-            from quackmq.client.kafka.errors import Deadline
+            from quackmq.client.deadline import Deadline
             from quackmq.client.kafka.reachable import wait_for_broker
 
             try:

@@ -28,9 +28,9 @@ from quackmq import limits as shared_limits
 from quackmq.cli import limits
 from quackmq.cli.inspect.parquet_source import Row, Source
 from quackmq.cli.text import progress_on_stderr
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import InvalidRequest, QuackError, UnknownTopic
 from quackmq.model.offset_notes import NUMBER_PARTITION, publisher_group

@@ -18,9 +18,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.consuming.commits import close
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.client import Client
 from quackmq.client.kafka.diagnostics import RECOVERABLE
-from quackmq.client.kafka.errors import Deadline, translate_error, translating_errors
+from quackmq.client.kafka.errors import translate_error, translating_errors
 from quackmq.client.kafka.types import Message, StartLike, make_origin, parse_start
 from quackmq.errors import QuackTimeout
 

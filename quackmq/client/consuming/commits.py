@@ -17,9 +17,10 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from quackmq.client import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import is_not_member, to_topic_partitions
 from quackmq.client.kafka.config import Settings
-from quackmq.client.kafka.errors import Deadline, translate_error
+from quackmq.client.kafka.errors import translate_error
 from quackmq.errors import MemberFenced, QuackError
 
 #: The result of a commit: the error, if any, and the offsets.

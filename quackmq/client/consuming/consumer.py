@@ -40,10 +40,11 @@ from quackmq.client.consuming.start import (
     is_subscribed,
     not_subscribed_error,
 )
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Cluster, Committed
 from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.diagnostics import OUT_OF_RANGE, Diagnostics
-from quackmq.client.kafka.errors import Deadline, translating_errors
+from quackmq.client.kafka.errors import translating_errors
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import QuackError, QuackTimeout
 from quackmq.model.subscription import RecordPosition

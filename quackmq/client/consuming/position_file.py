@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Final
 
 from quackmq.client import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.files.durable import sync_directory
-from quackmq.client.kafka.errors import Deadline
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import NewerFormat, UnusableDirectory
 

@@ -24,9 +24,9 @@ from typing import Any, Self, TypeVar, overload
 from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.consuming.consumer import Reader
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.client import IN_FILE, After, Client
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, KeyPartitioner
-from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.types import Headers, Message, StartLike, make_origin
 from quackmq.errors import ClientClosed, Refused

@@ -27,8 +27,8 @@ from typing import Any, Final, Literal, Self, overload
 from quackmq.client import limits
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.start import is_subscribed
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.producer import SerializedMessage
 from quackmq.client.kafka.reachable import check_addresses
 from quackmq.client.kafka.session import ReadOptions, Session

@@ -31,9 +31,10 @@ from confluent_kafka.admin import (
 )
 
 from quackmq.client import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.admin import NEVER_S, Admin
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, name_in_other_mode, translate_error
+from quackmq.client.kafka.errors import kafka_error, name_in_other_mode, translate_error
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     NameInOtherMode,

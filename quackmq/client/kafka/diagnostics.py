@@ -14,9 +14,10 @@ from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
 from quackmq import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, name_in_other_mode, translate_error
+from quackmq.client.kafka.errors import name_in_other_mode, translate_error
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     MemberFenced,

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from quackmq import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, translate_error
+from quackmq.client.kafka.errors import kafka_error, translate_error
 from quackmq.client.kafka.producer import PendingDeliveries, SerializedMessage
 from quackmq.client.locks import locked
 from quackmq.errors import (

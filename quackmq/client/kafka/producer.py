@@ -20,8 +20,9 @@ from confluent_kafka import Message as Record
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, illegal_topic_name, kafka_error, translate_error
+from quackmq.client.kafka.errors import illegal_topic_name, kafka_error, translate_error
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.model.subscription import RecordPosition
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
-from quackmq.client.kafka.errors import Deadline
+from quackmq.client.deadline import Deadline
 from quackmq.errors import InvalidRequest, NoBroker
 
 DEFAULT_PORT: Final = 9092

@@ -25,9 +25,9 @@ from quackmq.client.consuming.commits import commit_by_joining, evict
 from quackmq.client.consuming.consumer import OnCrash, Reader
 from quackmq.client.consuming.directory import Directory, default_directory
 from quackmq.client.consuming.start import choose_position, is_subscribed, not_subscribed_error
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import BY_LIBRDKAFKA, Cluster
 from quackmq.client.kafka.config import KafkaConfig, Settings
-from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.numbered import Numbered
 from quackmq.client.kafka.producer import PendingDeliveries, Publisher, SerializedMessage
 from quackmq.client.kafka.reachable import wait_for_broker

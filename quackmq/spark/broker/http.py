@@ -32,8 +32,9 @@ from confluent_kafka.admin import (
 )
 
 from quackmq import errors
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error
+from quackmq.client.kafka.errors import kafka_error
 from quackmq.errors import DamagedData, InvalidRequest, QuackError, QuackTimeout
 from quackmq.spark import limits
 

@@ -14,9 +14,9 @@ from typing import Any
 from confluent_kafka.admin import OffsetSpec
 
 from quackmq import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.cluster import Cluster
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
     InvalidRequest,

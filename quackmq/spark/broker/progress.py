@@ -26,10 +26,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient
 
 from quackmq import limits as shared_limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.admin import NEVER_S, Admin, GroupRequest
 from quackmq.client.kafka.cluster import read_metadata
 from quackmq.client.kafka.config import KafkaConfig
-from quackmq.client.kafka.errors import Deadline, kafka_error, translate_error
+from quackmq.client.kafka.errors import kafka_error, translate_error
 from quackmq.errors import InvalidRequest, NameInOtherMode, QuackError, QuackTimeout
 from quackmq.model.offset_notes import SUBSCRIBED, add_lease
 from quackmq.spark import limits
