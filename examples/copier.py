@@ -75,7 +75,8 @@ def copy(producer: Producer, consumer: Consumer, target: str, taken: list[Messag
         producer.produce(target, image(message.value() or b""))
     # Of each partition the last message counts: the next one is where to go on.
     ends = {
-        (message.topic(), message.partition()): (message.offset() or 0) + 1 for message in taken
+        (message.topic() or "", message.partition() or 0): (message.offset() or 0) + 1
+        for message in taken
     }
     producer.send_offsets_to_transaction(
         [TopicPartition(topic, partition, end) for (topic, partition), end in ends.items()],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Callable
 
 from quackmq import Client, QuackError, QuackTimeout
 
@@ -55,7 +56,7 @@ def follow(address: str, topic: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"put": put, "get": get, "follow": follow}
+    commands: dict[str, Callable[..., None]] = {"put": put, "get": get, "follow": follow}
     if len(sys.argv) < 5 or sys.argv[2] not in commands:
         sys.exit(__doc__)
     address, what, *arguments = sys.argv[1:]

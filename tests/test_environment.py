@@ -1,4 +1,4 @@
-"""What sets up a developer: `tools/venv.sh`, the lock file, the hooks of commits.
+"""What sets up a developer: `tools/venv.sh`, the lock file, the linters, the hooks of commits.
 
 `tools/venv.sh` tells what it does from its first second, and fails with one clear sentence.
 """
@@ -91,6 +91,14 @@ def test_the_hooks_of_a_commit_are_the_commands_of_lint() -> None:
     assert len(lint) == 3
     assert re.findall(r"entry: (.+)", hooks) == lint
     assert re.findall(r"repo: (.+)", hooks) == ["local"], "a hook of elsewhere is a download"
+
+
+def test_mypy_checks_every_program() -> None:
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    directories = {path.parent.name for path in ROOT.glob("[!.]*/*.py")}
+    assert set(checked["packages"]) == directories - {"examples"}
+    examples = [path.relative_to(ROOT / "examples") for path in ROOT.glob("examples/**/*.py")]
+    assert checked["modules"] == sorted(".".join(path.with_suffix("").parts) for path in examples)
 
 
 def test_the_lock_file_has_a_version_that_fits_every_requirement() -> None:
