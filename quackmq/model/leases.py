@@ -18,18 +18,20 @@ two are stored; the done ranges follow from them:
              |                           |
     done     | outstanding  done  gap    | fresh, up to the end of the log and beyond
     ---------+---------------------------+-----------------------------------------------
-                                   ^-- fresh, postponed by a `live` reading
+                                   ^-- fresh, postponed by a `newest` reading
 
-An `every` reading serves entries that are due again, then the oldest fresh entries. A `live`
-reading skips entries older than the topic's δ. It serves the newest window of entries that came
-since, then entries that are due again, then the newest gap: new entries come before old ones. A
-window is read in order.
+Every reading serves entries that are due again first. Then it serves fresh entries:
+
+- `every`: the oldest first, so in order.
+- `live`: the same, but entries older than the topic's δ are skipped.
+- `newest`: old entries are skipped as well. Of the others, the newest window comes first, then the
+  newest gap: new entries come before old ones. A window is read in order.
 
 Promised: an acked entry is not leased again. Any other entry is leased until it is acked, skipped
 or lost. `acked + skipped + lost + absent + outstanding` is the number of offsets that are not fresh
 any more. Outstanding entries and gaps are bounded; hence the done ranges between them and the
 encoded state are bounded too. An ack never fails for lack of room. When the number of gaps is at
-its bound, a live reading continues at the end of an older window until it reaches the next one.
+its bound, a `newest` reading continues at the end of an older window until it reaches the next one.
 
 Not promised: that leases survive a crash. The encoded state contains the entries that were
 outstanding when it was encoded. These are leased again, with their delivery count. Entries leased
@@ -196,15 +198,21 @@ class Leases:
     def next_range(self, now_ms: int, end_offset: int, live_from: int = 0) -> LeaseRange | None:
         """Return the offsets to read and lease next from a log that ends at `end_offset`; None if
         there are none, or no room. The range may hold more entries than there is room for, because
-        offsets without an entry need no room. Entries before `live_from` are older than δ: a live
-        reading skips them here."""
-        if self.terms.reading == "every":
-            return self._find_due(now_ms) or self._find_oldest(end_offset)
-        self.skip(now_ms, min(live_from, end_offset))
-        newest = self._find_newest(end_offset)
-        if newest is not None and newest.first_offset >= self.frontier:
-            return newest
-        return self._find_due(now_ms) or newest
+        offsets without an entry need no room. Entries before `live_from` are older than δ: all
+        readings but `every` skip them here."""
+        reading = self.terms.reading
+        if reading != "every":
+            self.skip(now_ms, min(live_from, end_offset))
+        due = self._find_due(now_ms)
+        if due is not None:
+            return due
+        if reading == "newest":
+            return self._find_newest(end_offset)
+        return self._find_oldest(end_offset)
+
+    def has_due(self, now_ms: int) -> bool:
+        """Return whether an entry is due again."""
+        return self._find_due(now_ms) is not None
 
     def has_nothing_to_lease(self, now_ms: int, end_offset: int) -> bool:
         """Return whether no entry before `end_offset` is fresh or due again."""
@@ -249,7 +257,7 @@ class Leases:
         offset = starts[0]
         if len(starts) > 1 or len(lease_by_offset) >= terms.outstanding:
             return False
-        if end_offset - offset > terms.window and terms.reading == "live":
+        if terms.reading == "newest" and end_offset - offset > terms.window:
             return False
         if due_times and due_times[0][0] <= now_ms:
             return False
@@ -307,7 +315,7 @@ class Leases:
         return self.lose(0, offset)
 
     def skip(self, now_ms: int, live_from: int) -> int:
-        """Skip entries before `live_from` for a live reading: those that are fresh or due again.
+        """Skip entries before `live_from`: those that are fresh or due again.
         Return how many. A subscriber that still works on an old entry may ack it."""
         skipped = self._fresh_ranges.remove(0, live_from)
         while (due := self._find_due(now_ms)) is not None and due.first_offset < live_from:

@@ -34,10 +34,10 @@ ARCHIVE_READY_BYTES: Final = 1024 * MIB
 #: Unacknowledged entries that a subscription may have per partition. Each takes about 250 bytes of
 #: memory, and all of them together must fit into one value of small state.
 LEASES: Final = 10_000
-#: Ranges per partition that a live subscription postponed in favour of newer entries. They are
+#: Ranges per partition that a `newest` subscription postponed in favour of newer entries. They are
 #: stored in the same value.
 LEASE_GAPS: Final = 1_000
-#: How many of the newest entries a live subscription that is behind receives in order. Entries
+#: How many of the newest entries a `newest` subscription that is behind receives in order. Entries
 #: appended later wait for no more than these.
 LIVE_WINDOW: Final = 100
 

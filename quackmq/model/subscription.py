@@ -73,14 +73,16 @@ _START: Final = re.compile(
 )
 
 
-#: A pushed subscription reads every entry, or only live ones.
-Reading = Literal["every", "live"]
+#: What a pushed subscription reads, and in which order: every entry in order, live entries in
+#: order, or live entries with the newest first.
+Reading = Literal["every", "live", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a pushed subscription is served. `outstanding` is how many entries of a partition may be
-    unacknowledged at once; `window` is how many of the newest a live reading serves in order."""
+    unacknowledged at once; `window` is how many of the newest the reading `newest` serves first, in
+    order."""
 
     reading: Reading = "every"
     lease_ms: int = shared_limits.LEASE_MS

@@ -1,4 +1,4 @@
-"""A live reading: new news first, old news skipped and counted, history as it was (Q7, Q10)."""
+"""Readings that skip old news: `live` in order, `newest` with new news first (Q7, Q10, Q13)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quackmq.errors import StorageError
 from quackmq.model import limits as model_limits
 from quackmq.model.policy import Policy, WhenFull
 from tests.broker.flock import Pond, in_virtual_time
-from tests.broker.pushed_peer import LEASE_MS, Peer, lent, peer_of, pushed, values
+from tests.broker.pushed_peer import LEASE_MS, PATIENT, Peer, lent, peer_of, pushed, values
 from tests.broker.support import (
     CALLER,
     NAME,
@@ -25,6 +25,7 @@ from tests.kit.support import Clock
 from tests.kit.waiting import until
 
 LIVE = Terms("live", lease_ms=LEASE_MS)
+NEWEST = Terms("newest", lease_ms=LEASE_MS)
 #: What a live reading of everything gets: nothing is ever too old.
 TIMELESS = Policy()
 
@@ -111,7 +112,7 @@ async def test_no_more_than_live_entries_are_live() -> None:
 async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, policy=TIMELESS)
-        await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=3), start="beginning")
+        await pushed(broker, Terms("newest", lease_ms=LEASE_MS, window=3), start="beginning")
         await publish_each(broker, *numbered(0, 10))
         async with peer_of(broker) as peer:
             first = await peer.take(2)
@@ -129,13 +130,95 @@ async def test_q13_the_newest_window_comes_first_then_what_was_left_behind() -> 
 async def test_q13_new_news_in_one_partition_comes_before_old_news_in_another() -> None:
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)
-        await pushed(broker, LIVE, start="beginning")
+        await pushed(broker, NEWEST, start="beginning")
         await publish(broker, b"old")
         async with peer_of(broker) as peer:
             await publish(broker, b"new", partition=1)
             await until(lambda: peer.channel.lag() == 2)
             assert values(await peer.take(1)) == [b"new"]
             assert values(await peer.take(1)) == [b"old"]
+
+
+async def test_q10_a_live_reading_that_is_behind_gets_all_that_is_live_in_order() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, policy=TIMELESS)
+        await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=3), start="beginning")
+        await publish_each(broker, *numbered(0, 10))
+        async with peer_of(broker) as peer:
+            first = await peer.take(2)
+            await publish_each(broker, *numbered(10, 12))
+            await until(lambda: peer.channel.lag() == 12)
+            rest = await peer.take_all()
+            assert values([*first, *rest]) == numbered(0, 12)
+
+
+async def test_q10_a_partition_that_must_be_read_does_not_wait_for_the_others() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=2)
+        await pushed(broker, LIVE, start="beginning")
+        await publish_each(broker, b"old", b"older")
+        async with peer_of(broker) as peer:
+            for number in range(4):
+                await publish(broker, b"new %d" % number, partition=1)
+            await until(lambda: peer.channel.lag() == 6)
+            found = [each for _ in range(6) for each in values(await peer.take(1))]
+            assert found == [b"old", b"new 0", b"older", b"new 1", b"new 2", b"new 3"]
+
+
+@pytest.mark.parametrize("terms", [PATIENT, LIVE, NEWEST])
+async def test_what_was_not_acknowledged_comes_before_the_entries_of_all_partitions(
+    terms: Terms,
+) -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=3)
+        await pushed(broker, terms)
+        async with peer_of(broker) as peer:
+            await publish(broker, b"unanswered", partition=1)
+            await peer.wait()
+        for partition in range(3):
+            await publish(broker, b"%d" % partition, partition=partition)
+        async with peer_of(broker) as peer:
+            assert peer.channel.has_due()
+            assert lent(await peer.take(1)) == [(b"unanswered", 2)]
+            assert not peer.channel.has_due()
+            found = [each for _ in range(3) for each in values(await peer.take(1))]
+            assert found == [b"2", b"0", b"1"], "the turn goes on behind it"
+
+
+async def test_what_was_handed_back_or_expired_comes_before_the_entries_of_all_partitions() -> None:
+    async with open_broker() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=3)
+        await pushed(broker, Terms(lease_ms=1))
+        async with peer_of(broker) as peer:
+            await publish(broker, b"expires", partition=1)
+            await peer.wait()
+            peer.told.clear()
+            await peer.until_told()
+            for partition in range(3):
+                await publish(broker, b"%d" % partition, partition=partition)
+            await until(lambda: peer.channel.lag() == 4)
+            (first,) = await peer.take(1)
+            assert first.record.value == b"expires"
+            assert peer.channel.ack(first.partition, first.offset)
+            (second,) = await peer.take(1)
+            assert second.partition == 2
+            await broker.pushing.subscribe(CALLER, NAME, TOPIC, PATIENT)
+            peer.channel.nack(second)
+            assert (await peer.take(1))[0].offset == second.offset
+
+
+async def test_after_a_restart_what_was_not_acknowledged_comes_first(pond: Pond) -> None:
+    async with pond.open() as broker:
+        await broker.create_topic(CALLER, TOPIC, partitions=3)
+        await pushed(broker, LIVE)
+        async with peer_of(broker) as peer:
+            await publish(broker, b"answered", b"unanswered", partition=1)
+            peer.ack((await peer.wait(2))[:1])
+        for partition in range(3):
+            await publish(broker, b"%d" % partition, partition=partition)
+    async with pond.open() as broker, peer_of(broker) as peer:
+        assert peer.channel.has_due()
+        assert lent(await peer.take(1)) == [(b"unanswered", 2)]
 
 
 @in_virtual_time
@@ -223,11 +306,13 @@ async def test_skipped_entries_stay_counted_through_a_restart(pond: Pond) -> Non
         assert lent(await peer.take_all()) == [(b"4", 2)]
 
 
-async def test_a_live_reader_left_far_behind_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_newest_reader_left_far_behind_stays_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model_limits, "LEASE_GAPS", 3)
     async with open_broker() as broker:
         await broker.create_topic(CALLER, TOPIC)
-        await pushed(broker, Terms("live", lease_ms=LEASE_MS, window=2))
+        await pushed(broker, Terms("newest", lease_ms=LEASE_MS, window=2))
         got: list[bytes | None] = []
         async with peer_of(broker) as peer:
             for number in range(0, 60, 6):

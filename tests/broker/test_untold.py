@@ -12,7 +12,7 @@ from quackmq.broker.push.receipt_ranges import PendingReceipts
 from quackmq.broker.subscriptions.receipts import ReceiptEvent
 from quackmq.model.leases import LeaseRange, Leases
 from quackmq.model.policy import Policy
-from quackmq.model.subscription import Terms
+from quackmq.model.subscription import Reading, Terms
 from quackmq.model.topic import Topic
 from tests.kit import effort
 
@@ -66,11 +66,11 @@ class Followed:
         return max(0, self.leases.frontier - self.chance.randrange(60))
 
 
-@pytest.mark.parametrize("reading", ["every", "live"])
+@pytest.mark.parametrize("reading", ["every", "live", "newest"])
 @pytest.mark.parametrize("seed", range(effort.of(8)))
-def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading: str) -> None:
+def test_each_offset_that_is_done_is_told_once_as_what_it_was(seed: int, reading: Reading) -> None:
     chance = random.Random(seed)
-    terms = Terms("live" if reading == "live" else "every", lease_ms=100, outstanding=20, window=5)
+    terms = Terms(reading, lease_ms=100, outstanding=20, window=5)
     followed = Followed(terms, chance)
     for _ in range(300):
         chance.choice([followed.lease, followed.lease, followed.ack, followed.pass_time])()

@@ -21,6 +21,7 @@ from tests.kit.tables import each
 LEASE_MS = limits.LEASE_MS
 EVERY = Terms()
 LIVE = Terms("live", window=3)
+NEWEST = Terms("newest", window=3)
 
 
 def serve(leases: Leases, end: int, now_ms: int = 0, live_from: int = 0) -> list[Lease]:
@@ -55,10 +56,10 @@ def test_the_next_entry_is_not_lent_beyond_the_room() -> None:
     assert leases.lease_next(0, 9), "an acknowledgement makes room again"
 
 
-def test_the_next_entry_of_a_live_reading_is_lent_only_within_its_window() -> None:
-    leases = Leases(LIVE, 0)
-    assert not leases.lease_next(0, LIVE.window + 1)
-    assert leases.lease_next(0, LIVE.window)
+def test_the_next_entry_of_a_newest_reading_is_lent_only_within_its_window() -> None:
+    leases = Leases(NEWEST, 0)
+    assert not leases.lease_next(0, NEWEST.window + 1)
+    assert leases.lease_next(0, NEWEST.window)
 
 
 def test_the_next_entry_waits_for_one_that_is_due_again() -> None:
@@ -189,7 +190,7 @@ def test_markers_and_aborted_records_are_done_without_being_lent() -> None:
     assert (leases.low_water_mark, leases.frontier) == (1, 6)
 
 
-@pytest.mark.parametrize("reading", ["every", "live"])
+@pytest.mark.parametrize("reading", ["every", "live", "newest"])
 def test_what_holds_nothing_needs_no_room(reading: Reading) -> None:
     leases = Leases(Terms(reading, outstanding=1, window=1_000), 0)
     wanted = leases.next_range(0, 1_000)
@@ -202,14 +203,14 @@ def test_what_holds_nothing_needs_no_room(reading: Reading) -> None:
 
 
 def test_a_loss_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
-    leases = Leases(LIVE, 0)
+    leases = Leases(NEWEST, 0)
     with patch.object(model_limits, "LEASE_GAPS", 1):
         serve(leases, 10)
         assert leases.lose(2, 4) == 0, "something else became of it since it was wanted"
         assert leases.gaps() == [(0, 7)]
         assert (leases.lose(0, 4), leases.lose(6, 8)) == (4, 1)
         assert (leases.gaps(), leases.counts) == ([(4, 6)], Counts(lost=5))
-        assert Leases.decode(leases.encode(), LIVE, 0).gaps() == leases.gaps()
+        assert Leases.decode(leases.encode(), NEWEST, 0).gaps() == leases.gaps()
 
 
 def test_what_was_not_read_stays_fresh() -> None:
@@ -241,7 +242,7 @@ def test_of_what_was_read_only_what_was_wanted_is_lent() -> None:
 
 
 def test_nothing_is_lent_of_a_wish_that_reaches_into_what_was_lent() -> None:
-    leases = Leases(LIVE, 0)
+    leases = Leases(NEWEST, 0)
     serve(leases, 10)
     assert lend_all(leases, LeaseRange(5, 8)) == []
     assert (leases.gaps(), leases.outstanding) == ([(0, 7)], 3)
@@ -263,30 +264,53 @@ def test_what_the_log_let_go_of_is_counted_as_lost() -> None:
 # --- live -----------------------------------------------------------------------------------------
 
 
-def test_a_live_reading_that_is_behind_begins_with_the_newest_window() -> None:
+def test_a_live_reading_that_is_behind_reads_in_order_from_the_oldest_live_entry_on() -> None:
     leases = Leases(LIVE, 0)
+    assert offsets(serve(leases, 10, live_from=4)) == [4, 5, 6, 7, 8, 9]
+    assert leases.counts == Counts(skipped=4)
+    assert offsets(serve(leases, 12, live_from=4)) == [10, 11]
+
+
+def test_what_is_due_again_goes_before_new_news_in_a_live_reading() -> None:
+    leases = lent(LIVE, end=5)
+    leases.nack(3, 1, now_ms=0)
+    leases.nack(2, 1, now_ms=0)
+    assert [offsets(serve(leases, 7)) for _ in range(4)] == [[2], [3], [5, 6], []]
+
+
+def test_a_live_reading_fills_the_gaps_that_a_newest_reading_has_left_in_order() -> None:
+    leases = Leases(NEWEST, 0)
+    assert [offsets(serve(leases, end)) for end in (10, 20)] == [[7, 8, 9], [17, 18, 19]]
+    found = Leases.decode(leases.encode(), LIVE, due_ms=LEASE_MS)
+    served = [offset for _ in range(3) for offset in offsets(serve(found, 22))]
+    assert served == [*range(7), *range(10, 17), 20, 21]
+    assert serve(found, 22) == []
+
+
+def test_a_newest_reading_that_is_behind_begins_with_the_newest_window() -> None:
+    leases = Leases(NEWEST, 0)
     assert offsets(serve(leases, 10)) == [7, 8, 9]
     assert leases.gaps() == [(0, 7)]
     assert leases.low_water_mark == 0
 
 
 def test_new_news_goes_before_what_was_left_behind() -> None:
-    leases = Leases(LIVE, 0)
+    leases = Leases(NEWEST, 0)
     served = [offsets(serve(leases, end)) for end in (10, 11, 11, 11, 13, 13, 13)]
     assert served == [[7, 8, 9], [10], [4, 5, 6], [1, 2, 3], [11, 12], [0], []]
 
 
-def test_what_is_due_again_goes_behind_new_news_and_before_old() -> None:
-    leases = Leases(LIVE, 0)
+def test_what_is_due_again_goes_before_new_news_also_of_a_newest_reading() -> None:
+    leases = Leases(NEWEST, 0)
     serve(leases, 10)
     leases.nack(8, 1, now_ms=0)
-    assert offsets(serve(leases, 11)) == [10]
     assert offsets(serve(leases, 11)) == [8]
+    assert offsets(serve(leases, 11)) == [10]
     assert offsets(serve(leases, 11)) == [4, 5, 6]
 
 
-def test_a_live_reading_skips_and_counts_what_is_too_old() -> None:
-    leases = Leases(LIVE, 0)
+def test_a_newest_reading_skips_and_counts_what_is_too_old() -> None:
+    leases = Leases(NEWEST, 0)
     serve(leases, 10)
     assert offsets(serve(leases, 10, live_from=6)) == [6]
     assert leases.counts == Counts(skipped=6)
@@ -316,7 +340,7 @@ def test_a_live_reading_wants_nothing_new_without_room() -> None:
 
 
 def test_a_window_that_would_leave_too_many_gaps_is_asked_for_anew() -> None:
-    leases = Leases(LIVE, 0)
+    leases = Leases(NEWEST, 0)
     with patch.object(model_limits, "LEASE_GAPS", 1):
         first, second = leases.next_range(0, 10), leases.next_range(0, 20)
         assert first is not None and second is not None
@@ -338,7 +362,7 @@ def test_nothing_is_skipped_that_was_not_published() -> None:
 
 
 def test_gaps_are_bounded_and_nothing_in_them_is_forgotten() -> None:
-    leases = Leases(Terms("live", window=1), 0)
+    leases = Leases(Terms("newest", window=1), 0)
     with patch.object(model_limits, "LEASE_GAPS", 3):
         served = [*(offset for end in range(2, 12, 2) for offset in offsets(serve(leases, end)))]
         assert served[:3] == [1, 3, 5] and len(leases.gaps()) <= 3
@@ -358,7 +382,7 @@ def test_gaps_are_bounded_and_nothing_in_them_is_forgotten() -> None:
         lambda: Terms(lease_ms=limits.LONGEST_LEASE_MS + 1),
         lambda: Terms(outstanding=0),
         lambda: Terms(outstanding=model_limits.LEASES + 1),
-        lambda: Terms("live", window=0),
+        lambda: Terms("newest", window=0),
         lambda: Leases(EVERY, -1),
         lambda: lent().extend(0, 1, 0, limits.LONGEST_LEASE_MS + 1),
         lambda: lent().extend(0, 1, 0, -1),

@@ -18,7 +18,7 @@ steps = st.lists(
 )
 
 
-@given(steps, st.sampled_from(["every", "live"]), st.integers(1, 5), st.integers(1, 5))
+@given(steps, st.sampled_from(["every", "live", "newest"]), st.integers(1, 5), st.integers(1, 5))
 def test_the_quick_way_is_the_long_way(
     happens: list[tuple[str, int]], reading: Reading, outstanding: int, window: int
 ) -> None:

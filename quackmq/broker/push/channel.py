@@ -112,7 +112,8 @@ class Channel:
     def take_now(self, max_entries: int = 1) -> list[LeasedEntry] | None:
         """Lease entries as `take` does, but without waiting: the fast path. Return None if
         something must be read first; call `take` then."""
-        self._check_usable()
+        if self._is_closed or self._subscription.end_error is not None:
+            self._check_usable()
         self._is_notified = False
         newest = self._lease_next() if max_entries == 1 else None
         if newest is not None:
@@ -136,6 +137,11 @@ class Channel:
             if not progress.leases.has_nothing_to_lease(now_ms, window.end):
                 return False
         return True
+
+    def has_due(self) -> bool:
+        """Return whether an entry is due again: it was sent and not acknowledged, and its lease has
+        ended. `take` leases such entries first."""
+        return self._subscription.has_due()
 
     def ack(self, partition: int, offset: int) -> bool:
         """Acknowledge an entry. Return False if it is not outstanding: acknowledged before, skipped
@@ -177,6 +183,7 @@ class Channel:
         if wait_ms:
             self._subscription.set_timer()
         else:
+            self._subscription.add_due(delivery.partition)
             self._subscription.notify()
         return True
 
@@ -247,7 +254,8 @@ class Channel:
             return
         now_ms = loop_ms()
         for (partition, offset), deliveries in self._delivery_counts.items():
-            subscription.partition_progress[partition].leases.nack(offset, deliveries, now_ms)
+            if subscription.partition_progress[partition].leases.nack(offset, deliveries, now_ms):
+                subscription.add_due(partition)
         self._delivery_counts.clear()
         if subscription.channels:
             subscription.notify()
@@ -276,19 +284,17 @@ class Channel:
         live_tail, subscription = self.live_tail, self._subscription
         assert live_tail is not None, "an open channel has a live tail"
         to_read = None
-        partition_count = min(len(subscription.partition_progress), len(live_tail.windows))
-        first_partition = subscription.next_partition % partition_count
-        for index in range(partition_count):
-            partition = (first_partition + index) % partition_count
-            progress = subscription.partition_progress[partition]
+        for progress in subscription.in_turn(len(live_tail.windows)):
             if progress in unreadable:
                 continue
             unread = self._lease_in_partition(progress, live_tail, max_entries, leased)
             to_read = to_read or unread
             if len(leased) >= max_entries:
                 break
-            if unread is not None and not leased and progress.leases.terms.reading == "every":
-                break  # read it first; a live subscription continues with other partitions
+            # Read this partition first, or other partitions could delay it for ever. With the
+            # reading `newest`, entries that must be read are old news, which may wait.
+            if unread is not None and not leased and progress.leases.terms.reading != "newest":
+                break
         if leased:
             subscription.next_partition = leased[-1].partition + 1
             self._tidy_after_lease()
@@ -311,7 +317,7 @@ class Channel:
         entry = window.entry_at(offset, self._log_reader.decoded, subscription.topic.name)
         if entry is None:
             return None
-        if live_tail.has_live_limit and leases.terms.reading == "live":
+        if live_tail.has_live_limit and leases.terms.reading != "every":
             if live_tail.needs_ages(0) or live_tail.live_from(0) > offset:
                 return None
         if not leases.lease_next(int(self._time() * 1000), end):
@@ -341,12 +347,12 @@ class Channel:
         window = live_tail.windows[partition]
         now_ms = loop_ms()
         counts = leases.counts
-        if leases.terms.reading == "live":
-            if live_tail.needs_ages(partition):
-                return progress, LeaseRange(0, 0)
-            live_from = live_tail.live_from(partition)
-        else:
+        if leases.terms.reading == "every":
             live_from = 0
+        elif live_tail.needs_ages(partition):
+            return progress, LeaseRange(0, 0)
+        else:
+            live_from = live_tail.live_from(partition)
         to_read = None
         while len(leased) < max_entries:
             next_range = leases.next_range(now_ms, window.end, live_from)
@@ -474,11 +480,11 @@ class Channel:
         self.notify()
 
     def _skip_old(self) -> None:
-        """Skip entries that are too old for a live subscription."""
+        """Skip entries that are too old, unless the subscription reads every entry."""
         live_tail, subscription = self.live_tail, self._subscription
         if live_tail is None or subscription.end_error is not None:
             return
-        if subscription.stored.terms.reading != "live":
+        if subscription.stored.terms.reading == "every":
             return
         both = zip(subscription.partition_progress, live_tail.windows, strict=False)
         for progress, window in both:

@@ -306,7 +306,7 @@ class PushRegistry:
     # --- progress -----------------------------------------------------------------------------
 
     def skip(self, progress: PartitionProgress, live_from: int) -> None:
-        """Skip entries before `live_from`, for a live subscription."""
+        """Skip entries before `live_from`, which are too old for a subscription."""
         had_room = progress.leases.has_room
         if progress.leases.skip(loop_ms(), live_from):
             self.mark_dirty(progress)

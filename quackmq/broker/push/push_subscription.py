@@ -6,7 +6,7 @@ Not thread-safe: call from the broker's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from quackmq.broker.push.live_tail import Listener
 from quackmq.broker.push.receipt_ranges import PendingReceipts
@@ -24,6 +24,7 @@ class PushSubscription:
 
     __slots__ = (
         "channels",
+        "due_partitions",
         "end_error",
         "is_timer_late",
         "stored",
@@ -52,6 +53,8 @@ class PushSubscription:
         self.channels: dict[Listener, None] = {}
         #: The partition in which the next `take` looks first.
         self.next_partition = 0
+        #: Partitions in which an entry may be due again. `take` looks there before.
+        self.due_partitions: dict[int, None] = {}
         #: Serialises reads of entries before the window.
         self.read_lock = asyncio.Lock()
         #: Fires when the next lease expires.
@@ -100,6 +103,35 @@ class PushSubscription:
             self.timer = None
         self.notify()
 
+    def in_turn(self, partition_count: int) -> Iterator[PartitionProgress]:
+        """Yield the partitions in the order in which to look for entries: first those in which an
+        entry is due again, then the others in turn. Leave out partitions after the first
+        `partition_count`."""
+        partition_count = min(partition_count, len(self.partition_progress))
+        due = list(self.due_partitions) if self.has_due() else []
+        for partition in due:
+            if partition < partition_count:
+                yield self.partition_progress[partition]
+        for index in range(partition_count):
+            partition = (self.next_partition + index) % partition_count
+            if partition not in due:
+                yield self.partition_progress[partition]
+
+    def add_due(self, partition: int) -> None:
+        """Note that an entry of a partition may be due again."""
+        self.due_partitions[partition] = None
+
+    def has_due(self) -> bool:
+        """Return whether an entry is due again in any partition."""
+        if not self.due_partitions:
+            return False
+        now_ms = loop_ms()
+        for partition in list(self.due_partitions):
+            if self.partition_progress[partition].leases.has_due(now_ms):
+                return True
+            del self.due_partitions[partition]
+        return False
+
     def notify(self) -> None:
         """Notify all channels that there may be entries to take."""
         for channel in list(self.channels):
@@ -127,8 +159,12 @@ class PushSubscription:
         if not self.channels:
             return
         now_ms = loop_ms()
-        due_times_ms = [progress.leases.next_due_ms for progress in self.partition_progress]
-        if any(due is not None and due <= now_ms for due in due_times_ms):
+        has_expired = False
+        for progress in self.partition_progress:
+            if progress.leases.has_due(now_ms):
+                self.add_due(progress.key.partition)
+                has_expired = True
+        if has_expired:
             self.notify()
         self.set_timer()
 
@@ -208,6 +244,8 @@ class PartitionProgress:
         self.leases = leases
         self.durable_mark = leases.low_water_mark
         self.version = version
+        if leases.outstanding:  # they are due again now
+            self.subscription.add_due(self.key.partition)
         if self.subscription.stored.receipts:
             self.pending_receipts = PendingReceipts(leases, has_begun=True)
 

@@ -1,16 +1,18 @@
 """Push subscriptions: each entry is leased, acknowledged by itself, and sent again if it was not.
 
 Protocols use this as `broker.pushing`. A subscription is durable and lasts until `unsubscribe`.
-`open` returns a channel, from which a client takes entries (`channel.py`). A subscription gets
-every entry of its topic, or only the live ones (`Terms.reading`). A live subscription skips and
-counts entries that are older than the topic's δ, and gets the newest window first.
+`open` returns a channel, from which a client takes entries (`channel.py`). `Terms.reading` says
+which entries a subscription gets, and in which order: every entry in order, live entries in order,
+or live entries with the newest window first. The last two skip and count entries that are older
+than the topic's δ. All of them send an entry that was not acknowledged again before any other.
 
 Promised: an entry is sent until it is acknowledged, skipped as old, or deleted from the log; each
 of these is counted. An entry whose acknowledgement was flushed is not sent again, also after a
 crash. An entry acknowledged later may be sent again: clients recognise it by its offset or id.
 Retention stops at the durable low-water mark.
 
-Not promised: the order of entries after one was sent again; that a lease survives a restart.
+Promised with the readings `every` and `live`: within a partition, entries are leased for the first
+time in increasing order. Not promised: that a lease survives a restart.
 
 Not thread-safe: call from the broker's event loop.
 """
@@ -130,9 +132,9 @@ class PushService:
         await self._registry.remove_topic(topic)
 
     async def clean(self) -> None:
-        """Skip old entries of live subscriptions that have no channel, so that these subscriptions
-        do not hold them. A subscription with a channel skips at its next `take`. If topics fail,
-        continue with the others, then raise the first error."""
+        """Skip old entries of subscriptions that have no channel, unless they read every entry. So
+        these subscriptions do not hold them. A subscription with a channel skips at its next
+        `take`. If topics fail, continue with the others, then raise the first error."""
         first_error: QuackError | None = None
         for topic_id in self._registry.topic_ids():
             topic = self._topics.by_id.get(topic_id)
@@ -154,11 +156,12 @@ class PushService:
     # --- helpers ------------------------------------------------------------------------------
 
     async def _skip_old(self, topic: Topic) -> None:
-        """Skip the old entries of a topic for its live subscriptions that have no channel."""
+        """Skip the old entries of a topic for its subscriptions that have no channel, unless they
+        read every entry."""
         idle = [
             subscription
             for subscription in self._registry.of_topic(topic.id)
-            if subscription.stored.terms.reading == "live" and not subscription.channels
+            if subscription.stored.terms.reading != "every" and not subscription.channels
         ]
         for partition in range(topic.partitions if idle else 0):
             live_from = await self._live_tails.first_live(topic, partition)

@@ -95,7 +95,7 @@ def _decode_terms(fields: dict[str, Any]) -> Terms:
     """Decode the terms of a stored subscription. Raise DamagedStore if they are not valid."""
     match fields:
         case {
-            "reading": "every" | "live" as reading,
+            "reading": "every" | "live" | "newest" as reading,
             "lease_ms": int(lease_ms),
             "outstanding": int(outstanding),
             "window": int(window),

@@ -85,6 +85,7 @@ def _make_line_listener(
             entry_bytes=settings.line_entry_bytes,
             answer_ms=settings.line_answer_ms,
             reading=settings.line_reading,
+            durable_acks=settings.line_durable_acks,
         ),
     )
 

@@ -163,11 +163,17 @@ class Settings:
         whole_number(1, shared_limits.LINE_LONGEST_ANSWER_MS),
         "disconnect a line subscriber that has not answered an entry within this time",
     )
-    line_reading: Literal["live", "every"] = setting(
+    line_reading: Literal["live", "every", "newest"] = setting(
         "live",
-        choice("live", "every"),
-        "deliver to line subscribers only live entries, or every entry; with live, a subscriber "
-        "that is behind gets the newest hundred entries first, in order",
+        choice("live", "every", "newest"),
+        "deliver to line subscribers live entries in order, every entry in order, or live entries "
+        "with the newest hundred first; live and newest skip entries older than live_for_ms",
+    )
+    line_durable_acks: bool = setting(
+        False,
+        yes_or_no(),
+        "make each answer of a line subscriber durable before it gets its next entry, so that a "
+        "crash of the broker repeats one entry at most; this makes delivery slower",
     )
     advertise: Address | None = setting(
         None, ADVERTISED, "the address that Kafka clients connect to, if it differs from --kafka"

@@ -281,7 +281,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def answer(self, word: Word, reason: str = "") -> None:
         """Answer the current message, and handle the next one. `reject` may have a reason."""
         if self._end is None and self._transport is not None:
-            self.send_unsent()
+            if self._unsent_line is not None:
+                self.send_unsent()
             self._transport.write(self._conversation.answer(word, reason))
             self.pump()
 
@@ -368,7 +369,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         """Acknowledge the sent entry, and send the next one."""
         # A peer that answers twice answers an entry that is not written yet. Write that entry
         # before the next one replaces it.
-        self.send_unsent()
+        if self._unsent_line is not None:
+            self.send_unsent()
         self._delivered_at = None
         assert isinstance(self._handler, Subscriber), "an entry was delivered"
         self._handler.on_successful()

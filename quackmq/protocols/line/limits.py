@@ -40,6 +40,9 @@ LINE_WAIT_MS: Final = 10_000
 #: The lease of an entry exceeds the subscriber's answer deadline by this time. So the server
 #: detects a silent subscriber first, and ends the lease at once.
 LINE_LEASE_MARGIN_MS: Final = 10_000
+#: Wait before a subscriber's answer is saved again after the disk has failed. The broker itself
+#: saves answers again after a second.
+LINE_SAVE_RETRY_MS: Final = 1_000
 #: Unsent bytes of one peer; above it nothing more is read from it or sent to it. There is no budget
 #: over all peers as in the other protocols, because few bytes can be unsent: a publisher gets one
 #: short line per message, and a subscriber gets its next entry after it has answered the last one.

@@ -13,13 +13,15 @@ from quackmq.protocols.line import limits
 @dataclass(frozen=True, slots=True)
 class LineSettings:
     """`entry_bytes` is the specification's QUACKSIZE. A subscriber that does not answer an entry
-    within `answer_ms` is disconnected. `reading` says whether subscriptions get live entries only,
-    or every entry.
+    within `answer_ms` is disconnected. `reading` says which entries subscriptions get, and in which
+    order: live entries in order, every entry in order, or live entries with the newest first.
+    With `durable_acks`, a subscriber gets its next entry when its last answer is durable.
     """
 
     entry_bytes: int = shared_limits.LINE_ENTRY_BYTES
     answer_ms: int = shared_limits.LINE_ANSWER_MS
     reading: Reading = "live"
+    durable_acks: bool = False
 
     def __post_init__(self) -> None:
         """Raise InvalidSetting if a number is out of bounds."""

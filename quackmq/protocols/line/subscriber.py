@@ -1,10 +1,12 @@
 """Deliver the entries of a subscriber's topics to it, one at a time.
 
-The topics take turns. The subscriber leases an entry from the broker only when it can be sent. So
-no entry becomes too old while it waits, and the newest one goes first. The answer acknowledges the
-entry; then comes the next topic. A new entry is in memory and is sent in the same step. A task is
-needed only to read an entry from disk. So a subscriber that is silent or far behind delays no
-other.
+The topics take turns (`turns.py`). The subscriber leases an entry from the broker only when it can
+be sent. So no entry becomes too old while it waits. The answer acknowledges the entry; then comes
+the next topic. A new entry is in memory and is sent in the same step. A task is needed only to read
+an entry from disk. So a subscriber that is silent or far behind delays no other.
+
+`LineSettings.reading` says in which order the entries of a topic come. An entry that was sent to an
+earlier connection and not answered comes first, before the entries of all topics.
 
 An entry that is longer than a line may be cannot be sent. It is skipped: acknowledged, counted and
 logged. Waiting would block all later entries.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +38,7 @@ from quackmq.protocols.line.polling import (
 )
 from quackmq.protocols.line.records import End
 from quackmq.protocols.line.settings import LineSettings
+from quackmq.protocols.line.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +93,12 @@ class SubscriberPeer(Protocol):
 class _SubscribedTopic:
     """A topic of a subscriber, and the channel through which its entries come."""
 
-    __slots__ = ("channel", "name", "read_error")
+    __slots__ = ("channel", "name", "place", "read_error")
 
-    def __init__(self, name: str, channel: Channel) -> None:
+    def __init__(self, name: str, place: int, channel: Channel) -> None:
         self.name = name
+        #: Its place among the topics of the subscriber, for `Turns`.
+        self.place = place
         self.channel = channel
         #: Why the last try to read its entries failed; empty if it did not.
         self.read_error = ""
@@ -107,13 +112,17 @@ class Subscriber:
         self._encoded_lines = server.encoded_lines
         self._peer = peer
         self._name = name
-        self._topics: dict[str, _SubscribedTopic] = {}
-        #: The topics that may have an entry to send; the next one comes first.
-        self._ready_topics: dict[str, None] = {}
+        #: By their places.
+        self._topics: dict[int, _SubscribedTopic] = {}
+        #: The topics that may have an entry to send, and their places.
+        self._turns = Turns()
+        self._ready = self._turns.ready
         #: The entry that was sent and is not answered.
         self._unanswered: tuple[_SubscribedTopic, LeasedEntry] | None = None
-        #: The task that reads an entry from disk.
-        self._reading: asyncio.Task[None] | None = None
+        #: The task that reads an entry from disk, or makes an answer durable. Nothing is sent while
+        #: it runs.
+        self._waiting: asyncio.Task[None] | None = None
+        self._has_durable_acks = server.settings.durable_acks
         #: Topics that were deleted. Their channels are closed with the others.
         self._deleted_topics: list[_SubscribedTopic] = []
         self._closing: asyncio.Task[None] | None = None
@@ -131,7 +140,7 @@ class Subscriber:
         broker, settings = self._server.broker, self._server.settings
         topic = broker.topics().get(topic_name)
         start: Start = "end"
-        if settings.reading == "live" and topic is not None:
+        if settings.reading != "every" and topic is not None:
             # A new live subscriber gets the entries that are live now. In a topic whose entries
             # never become old this would be the whole history, so there it begins at the end.
             policy = topic.policy
@@ -145,9 +154,11 @@ class Subscriber:
         """Replace an older connection of this subscriber, and open the channels of its topics."""
         self._check_open()
         await self._server.register_subscriber(self._name, self._peer)
+        self._turns = Turns()
+        self._ready = self._turns.ready
         try:
-            for name in topic_names:
-                await self._open_channel(name)
+            for place, name in enumerate(topic_names):
+                await self._open_channel(place, name)
         except BaseException:
             await self._close_channels()
             raise
@@ -178,8 +189,8 @@ class Subscriber:
     def send_next(self) -> None:
         """Send the next entry, if there is one and the peer can receive it."""
         try:
-            while self._ready_topics and self._reading is None and self._peer.can_receive_entry():
-                self._send_next_of(next(iter(self._ready_topics)))
+            while self._ready and self._waiting is None and self._peer.can_receive_entry():
+                self._send_next_of(self._turns.next())
         except BrokerClosing:
             self._peer.end(End.CLOSED)
         except Exception:
@@ -193,7 +204,9 @@ class Subscriber:
         self._unanswered = None
         self._entries += 1
         topic.channel.ack(leased.partition, leased.offset)
-        if self._ready_topics:
+        if self._has_durable_acks:
+            self._wait_for(self._make_durable(topic))
+        elif self._ready:
             self.send_next()
 
     async def close(self) -> None:
@@ -204,34 +217,35 @@ class Subscriber:
 
     # --- internal ---------------------------------------------------------------------------
 
-    async def _open_channel(self, name: str) -> None:
+    async def _open_channel(self, place: int, name: str) -> None:
         """Open the channel of a topic. Raise BrokerClosing if the subscriber has disconnected
         meanwhile.
         """
-        on_change = partial(self._on_change, name)
+        on_change = partial(self._on_change, place)
         pushing = self._server.broker.pushing
         channel = await pushing.open(self._peer.caller, self._name, name, on_change)
         # If `close` has begun meanwhile, it does not know this channel.
         if self._closing is not None:
             await channel.close()
         self._check_open()
-        self._topics[name] = _SubscribedTopic(name, channel)
-        self._ready_topics[name] = None
+        self._topics[place] = _SubscribedTopic(name, place, channel)
+        self._turns.add(place)
+        if channel.has_due():
+            self._turns.prefer(place)
 
     def _check_open(self) -> None:
         if self._closing is not None:
             raise BrokerClosing("the subscriber has disconnected meanwhile")
 
-    def _on_change(self, name: str) -> None:
+    def _on_change(self, place: int) -> None:
         """Send the next entry, because a topic may have one. The channel calls this."""
-        self._ready_topics[name] = None
+        self._turns.add(place)
         if self._unanswered is None:
             self.send_next()
 
-    def _send_next_of(self, name: str) -> None:
+    def _send_next_of(self, place: int) -> None:
         """Send the next entry of a topic, if there is one. Start a task if it is on disk."""
-        del self._ready_topics[name]
-        topic = self._topics.get(name)
+        topic = self._topics.get(place)
         if topic is None:
             return
         try:
@@ -240,8 +254,7 @@ class Subscriber:
             self._remove_topic(topic, error)
             return
         if leased is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read_and_send(topic))
-            self._reading.add_done_callback(self._on_read_done)
+            self._wait_for(self._read_and_send(topic))
         elif leased:
             self._send(topic, leased[0])
 
@@ -263,15 +276,35 @@ class Subscriber:
                 self._send(topic, leased[0])
             elif leased:  # meanwhile the peer has sent a message, or is slow
                 topic.channel.nack(leased[0])
-                self._ready_topics[topic.name] = None
+                self._turns.prefer(topic.place)
 
-    def _on_read_done(self, reading: asyncio.Task[None]) -> None:
-        """Send the next entry after a read from disk. End the connection if the read failed."""
-        self._reading = None
+    async def _make_durable(self, topic: _SubscribedTopic) -> None:
+        """Make the last answer durable. If that fails, try again until it succeeds: the next entry
+        waits, because after a crash the answered entry would come again as well."""
+        has_failed = False
+        while True:
+            try:
+                return await topic.channel.flush()
+            except StorageError as error:
+                if not has_failed:
+                    log.warning("sub %s waits, its answer cannot be saved: %s", self._name, error)
+                has_failed = True
+                await asyncio.sleep(limits.LINE_SAVE_RETRY_MS / 1000)
+
+    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine, and send the next entry after it."""
+        self._waiting = asyncio.get_running_loop().create_task(work)
+        self._waiting.add_done_callback(self._on_waited)
+
+    def _on_waited(self, task: asyncio.Task[None]) -> None:
+        """Send the next entry after a task. End the connection if the task failed."""
+        # An answer may have started another task since.
+        if self._waiting is task:
+            self._waiting = None
         # Only `_close` cancels the task.
-        if reading.cancelled():
+        if task.cancelled():
             return
-        error = reading.exception()
+        error = task.exception()
         if isinstance(error, BrokerClosing):
             self._peer.end(End.CLOSED)
         elif error is not None:
@@ -283,7 +316,7 @@ class Subscriber:
     def _send(self, topic: _SubscribedTopic, leased: LeasedEntry) -> None:
         """Send an entry, or skip it if it does not fit into a line."""
         if not topic.channel.is_idle:
-            self._ready_topics[topic.name] = None  # behind all others: the topics take turns
+            self._turns.add(topic.place)
         self._unanswered = topic, leased
         try:
             self._peer.deliver(*self._encoded_lines.encode_once(topic.name, leased))
@@ -298,14 +331,14 @@ class Subscriber:
 
     def _remove_topic(self, topic: _SubscribedTopic, error: NotFound) -> None:
         log.warning("sub %s gets no more entries of topic %s: %s", self._name, topic.name, error)
-        del self._topics[topic.name]
+        del self._topics[topic.place]
         self._deleted_topics.append(topic)
 
     async def _close(self) -> None:
-        """Stop reading, close all channels, and release the name."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        """End the task, close all channels, and release the name."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait([self._waiting])
         await self._close_channels()
         self._server.unregister_subscriber(self._name, self._peer)
 

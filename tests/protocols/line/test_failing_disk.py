@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from quackmq import limits
+from quackmq.broker import Reading
 from quackmq.broker import limits as broker_limits
 from quackmq.errors import DamagedData, StorageError
 from quackmq.model.policy import Policy
@@ -76,14 +77,14 @@ async def is_behind(running: Served) -> None:
 
 @on_both_loops
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("reading", ["every", "live"])
+@pytest.mark.parametrize("reading", ["every", "live", "newest"])
 async def test_a_subscriber_goes_on_by_itself_when_the_disk_is_well_again(
-    reading: str, error: str, monkeypatch: pytest.MonkeyPatch
+    reading: Reading, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is published meanwhile that would wake it."""
     monkeypatch.setattr(broker_limits, "CHANNEL_RETRY_MS", 10)
     store = FailingStore()
-    settings = LineSettings(reading="every" if reading == "every" else "live")
+    settings = LineSettings(reading=reading)
     async with served(settings, store=store) as running:
         await running.topic("1", Policy(live_for_ms=3_600_000))
         await is_behind(running)
@@ -170,8 +171,8 @@ async def test_an_entry_that_was_read_for_a_peer_that_takes_nothing_comes_first_
         await until(lambda: not connection.can_receive_entry())
         store.released.set()
         subscriber = connection._handler
-        assert isinstance(subscriber, Subscriber) and subscriber._reading is not None
-        await soon(asyncio.wait([subscriber._reading]))
+        assert isinstance(subscriber, Subscriber) and subscriber._waiting is not None
+        await soon(asyncio.wait([subscriber._waiting]))
         late = running.keep(await on_pipes(from_broker[0], to_broker[1]))
         for entry in ("topic 1 [a]", "topic 1 [b]"):
             while (line := await late.hears()) in ("accept", "reject"):

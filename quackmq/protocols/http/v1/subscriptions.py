@@ -82,11 +82,11 @@ class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PushedShape(Struct, frozen=True):
-    """How entries are pushed to a subscription: every entry, or live ones only; how long an entry
-    is leased before it is sent again; how many may be leased at the same time; how many of the
-    newest come first."""
+    """How entries are pushed to a subscription: every entry in order, live entries in order, or
+    live entries with the newest first; how long an entry is leased before it is sent again; how
+    many may be leased at the same time; how many of the newest come first, with `newest`."""
 
-    reading: Literal["every", "live"]
+    reading: Literal["every", "live", "newest"]
     lease_ms: int
     outstanding: int
     window: int
