@@ -25,7 +25,7 @@ MUTANTS ?=
 .PHONY: help demo check test interop lint format coverage bench soak mutants dist lock programs clients classes clean
 
 help:
-	@echo "make demo     the whole story: publish by every door, kill everybody, ask Spark, count"
+	@echo "make demo     the whole story: publish by every protocol, kill everybody, ask Spark, count"
 	@echo "make check    the fast tier: ruff, mypy and the tests that start no process"
 	@echo "make test     ruff, mypy and all tests (PYTEST=\"-k name\" for some)"
 	@echo "make lint     ruff and mypy alone"

@@ -1,6 +1,6 @@
-"""The whole story in one run: publish by every door, kill everybody in the middle, and count.
+"""The whole story in one run: publish by every protocol, kill everybody in the middle, and count.
 
-A broker runs as a process of its own on an empty directory. Publishers of its doors publish at once
+A broker runs as a process of its own on an empty directory. Publishers of all its protocols publish
 while it is killed with SIGKILL again and again and started anew on the same directory. Two workers
 of one consumer group (copier.py) copy all of it to another topic, in transactions; one of them is
 killed, and so is the broker. All of it goes to the archive meanwhile, and is counted in its Parquet
@@ -62,9 +62,9 @@ SHOWN = 12
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--topics", type=int, default=3, help="of the Kafka door")
+    parser.add_argument("--topics", type=int, default=3, help="of the Kafka publisher")
     parser.add_argument("--records", type=int, default=60_000, help="over all of these")
-    parser.add_argument("--messages", type=int, default=1_000, help="by each other door")
+    parser.add_argument("--messages", type=int, default=1_000, help="of each other publisher")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--no-spark", action="store_true", help="leave out what needs Java")
     arguments = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> int:
 def tell(broker: Broker, arguments: argparse.Namespace) -> int:
     say("starting a broker on an empty directory")
     broker.start()
-    for name, address in broker.doors.items():
+    for name, address in broker.addresses.items():
         say(f"{name} listens on {address}")
     say("the broker is ready")
 
@@ -111,17 +111,17 @@ def tell(broker: Broker, arguments: argparse.Namespace) -> int:
 
 
 def publish_all(broker: Broker, arguments: argparse.Namespace) -> Values:
-    """By every door at once, while the broker is killed; what was acknowledged."""
+    """By every protocol at once, while the broker is killed; what was acknowledged."""
     topics = [f"news-{number}" for number in range(arguments.topics)]
     create_topics(broker.address, dict.fromkeys(topics, PARTITIONS))
     kafka = KafkaPublisher(broker, topics, arguments.records, arguments.kills, say)
     others: list[Publisher] = [
-        HttpPublisher(broker.doors["http"], "by-http", arguments.messages),
-        ZmqPublisher(broker.doors["zmq"], "by-zmq", arguments.messages),
+        HttpPublisher(broker.addresses["http"], "by-http", arguments.messages),
+        ZmqPublisher(broker.addresses["zmq"], "by-zmq", arguments.messages),
     ]
-    create_topics(broker.address, {f"by-{each.door}": 1 for each in others})
+    create_topics(broker.address, {f"by-{each.protocol}": 1 for each in others})
     say(f"publishing {arguments.records:,} records over Kafka's protocol, to {len(topics)} topics,")
-    say(f"and {arguments.messages:,} each over {' and '.join(each.door for each in others)}")
+    say(f"and {arguments.messages:,} each over {' and '.join(each.protocol for each in others)}")
     threads = [threading.Thread(target=each.publish, daemon=True) for each in others]
     for thread in threads:
         thread.start()
@@ -130,14 +130,14 @@ def publish_all(broker: Broker, arguments: argparse.Namespace) -> Values:
         thread.join()
     publishers: list[Publisher] = [kafka, *others]
     # The line protocol has no numbers to tell a repeat by: not while somebody is killed.
-    line = LinePublisher(broker.doors["line"], "by-line", arguments.messages)
+    line = LinePublisher(broker.addresses["line"], "by-line", arguments.messages)
     create_topics(broker.address, {line.topic: 1})
     line.publish()
     publishers.append(line)
     for each in publishers:
         if count(each.acknowledged) != each.messages:  # it has told why
-            raise SystemExit(f"the {each.door} publisher did not come to its end")
-    told = ", ".join(f"{each.door} {count(each.acknowledged):,}" for each in publishers)
+            raise SystemExit(f"the {each.protocol} publisher did not come to its end")
+    told = ", ".join(f"{each.protocol} {count(each.acknowledged):,}" for each in publishers)
     say(f"all of it is acknowledged: {told}")
     return {key: values for each in publishers for key, values in each.acknowledged.items()}
 
@@ -148,7 +148,7 @@ def publish_all(broker: Broker, arguments: argparse.Namespace) -> Values:
 def copy_all(broker: Broker, topics: list[str], published: Values) -> bool:
     """Let workers copy everything, kill one of them and the broker; whether the copy is exact."""
     create_topics(broker.address, {COPIES: PARTITIONS})
-    leave_receipts(broker.doors["http"], topics)
+    leave_receipts(broker.addresses["http"], topics)
     say("2 subscribers of one group copy all of it to another topic, in transactions")
     wanted = Counter(image(value) for values in published.values() for value in values)
     with Workers(broker.address, topics, COPIES) as workers:

@@ -1,7 +1,7 @@
-"""Who plays in the demo: a broker that is killed, publishers of every door, workers, Spark.
+"""Who plays in the demo: a broker that is killed, publishers of every protocol, workers, Spark.
 
 Each publisher goes on through every kill and remembers what it was told is there, by topic and
-partition, in order. What it was not told of it sends again, in the way of its door: Kafka's
+partition, in order. What it was not told of it sends again, in the way of its protocol: Kafka's
 producer by sequence numbers of its own; over HTTP and ZeroMQ by a name and a number, which the
 broker knows a repeat by. The line protocol has no such numbers: whoever uses it publishes in a
 quiet hour, or takes a repeat into the bargain.
@@ -28,7 +28,7 @@ from quackmq.client.zmq import ZmqClient
 from quackmq.errors import QuackTimeout
 
 #: Those of `quackmq serve`, by their options; the three behind `zmq` are its proxy's.
-DOORS = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
+LISTENERS = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
 PARTITIONS = 2
 #: Small enough that a kill meets a queue which is neither empty nor everything.
 QUEUED_RECORDS = 4_000
@@ -58,24 +58,24 @@ class Broker:
     """`quackmq serve` on one directory. The first start picks free ports, later ones keep them."""
 
     data: Path
-    doors: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
 
     @property
     def address(self) -> str:
-        return self.doors["kafka"]
+        return self.addresses["kafka"]
 
     def start(self) -> None:
         command = [sys.executable, "-m", "quackmq", "serve", "--data", str(self.data)]
         command += ["--log-level", "warning"]
-        for name in DOORS:
-            command += [f"--{name}", self.doors.get(name, "127.0.0.1:0")]
+        for name in LISTENERS:
+            command += [f"--{name}", self.addresses.get(name, "127.0.0.1:0")]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
             name, listening, address = line.partition(" listening on ")
             if listening:
-                self.doors[name] = address.strip()
+                self.addresses[name] = address.strip()
             if line.strip() == "ready":
                 return
         raise SystemExit(f"the broker did not start: exit code {self.end(signal.SIGKILL)}")
@@ -95,9 +95,10 @@ class Broker:
 
 
 class Publisher(Protocol):
-    """A door's. `publish` returns when all is acknowledged, through whatever comes in between."""
+    """A publisher by one protocol. `publish` returns when everything is acknowledged, also if the
+    broker is killed meanwhile."""
 
-    door: str
+    protocol: str
     messages: int
     acknowledged: Values
 
@@ -114,7 +115,7 @@ class KafkaPublisher:
     messages: int
     kills: int
     say: Callable[..., None]
-    door: str = "kafka"
+    protocol: str = "kafka"
     acknowledged: Values = field(default_factory=lambda: defaultdict(list))
     answered: int = 0
 
@@ -172,7 +173,7 @@ class HttpPublisher:
     address: str
     topic: str
     messages: int
-    door: str = "http"
+    protocol: str = "http"
     acknowledged: Values = field(default_factory=lambda: defaultdict(list))
 
     def publish(self) -> None:
@@ -202,7 +203,7 @@ class ZmqPublisher:
     address: str
     topic: str
     messages: int
-    door: str = "zmq"
+    protocol: str = "zmq"
     acknowledged: Values = field(default_factory=lambda: defaultdict(list))
 
     def publish(self) -> None:
@@ -228,7 +229,7 @@ class LinePublisher:
     address: str
     topic: str
     messages: int
-    door: str = "line"
+    protocol: str = "line"
     acknowledged: Values = field(default_factory=lambda: defaultdict(list))
 
     def publish(self) -> None:
@@ -248,7 +249,7 @@ class LinePublisher:
         peer.flush()
         heard = peer.readline().strip()
         if heard != answer:
-            raise SystemExit(f"the line door answered {heard!r} to {line!r}")
+            raise SystemExit(f"the line listener answered {heard!r} to {line!r}")
 
 
 # --- workers ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ when it asks for the next: whatever crashes, and whenever, each sale is booked o
 
     python examples/http_client.py [ADDRESS [BOOKS]]
 
-ADDRESS is that of a broker's HTTP door, 127.0.0.1:8002 unless given; BOOKS is a file for SQLite.
+ADDRESS is that of a broker's HTTP listener, default 127.0.0.1:8002. BOOKS is a file for SQLite.
 Run it again, or kill it anywhere and run it again: it goes on where it was.
 """
 

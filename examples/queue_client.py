@@ -2,7 +2,7 @@
 
     python examples/queue_client.py [ADDRESS]
 
-ADDRESS is that of a broker's HTTP door, 127.0.0.1:8002 unless given. A consumer gets what is logged
+ADDRESS is that of a broker's HTTP listener, default 127.0.0.1:8002. A consumer gets what is logged
 after it has registered, each at its own pace; what one has taken, the other still gets.
 """
 

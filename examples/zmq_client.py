@@ -1,4 +1,4 @@
-"""The ZeroMQ door in one small program: put, get, subscribe, unsubscribe.
+"""The ZeroMQ protocol in one small program: put, get, subscribe, unsubscribe.
 
     quackmq serve --data DIR --zmq 127.0.0.1:5555
     python examples/zmq_client.py 127.0.0.1:5555

@@ -169,7 +169,7 @@ CLIENT_NUMBERED_MESSAGES: Final = 100_000
 #: The longest time for which librdkafka tries to deliver a message; then a waiting caller is told.
 CLIENT_LONGEST_MS: Final = 24 * 3_600_000
 
-# --- the HTTP door -------------------------------------------------------------------------
+# --- the HTTP listener ---------------------------------------------------------------------
 
 #: Items in a page of a list: the loop, which all connections share, makes a page at once.
 HTTP_PAGE_ITEMS: Final = 1_000
@@ -177,7 +177,7 @@ HTTP_PAGE_ITEMS: Final = 1_000
 HTTP_OFFSETS_TOPICS: Final = 1_000
 HTTP_OFFSETS_PARTITIONS: Final = 10_000
 
-# --- the line door -------------------------------------------------------------------------
+# --- the line listener ---------------------------------------------------------------------
 
 #: The default of QUACKSIZE: an entry is a message, not a file; each subscriber may have one.
 LINE_ENTRY_BYTES: Final = 4 * KIB

@@ -182,7 +182,7 @@ class Broker:
         self.notes = Notes(store, lifecycle)
         self.connections = Connections()
         #: Addresses of the open listeners, by name.
-        self.doors: dict[str, tuple[str, int]] = {}
+        self.listener_addresses: dict[str, tuple[str, int]] = {}
         #: Called with each topic that is loaded, created or altered.
         self.topic_watchers = topics.watchers
 

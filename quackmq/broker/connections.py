@@ -17,7 +17,7 @@ class Connected:
     """A client that has given its id. `channel` is the way in which it is connected, `topics` are
     those that it has chosen so far."""
 
-    door: str
+    listener: str
     role: str
     id: str
     channel: str
@@ -38,5 +38,5 @@ class Connections:
         self._listings.discard(listing)
 
     def all(self) -> list[Connected]:
-        """Return all connected clients, sorted by door, role, id and channel."""
+        """Return all connected clients, sorted by listener, role, id and channel."""
         return sorted(peer for listing in self._listings for peer in listing())

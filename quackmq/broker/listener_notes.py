@@ -27,9 +27,9 @@ class Notes:
         self._locks = NamedLocks()
         self._lifecycle = lifecycle
 
-    async def all(self, door: str) -> Mapping[str, str]:
+    async def all(self, listener: str) -> Mapping[str, str]:
         """Return all notes of a listener, by name."""
-        prefix = f"{_PREFIX}{door}/"
+        prefix = f"{_PREFIX}{listener}/"
         states = await self._store.states(prefix)
         return {
             key.removeprefix(prefix): state.value.decode()
@@ -37,9 +37,9 @@ class Notes:
             if state.value is not None
         }
 
-    async def put(self, door: str, name: str, text: str | None) -> None:
+    async def put(self, listener: str, name: str, text: str | None) -> None:
         """Store a note; None removes it. Raise LimitReached if it, or all notes, are too large."""
-        key = f"{_PREFIX}{door}/{name}"
+        key = f"{_PREFIX}{listener}/{name}"
         await self._lifecycle.run_shielded(self._put(key, None if text is None else text.encode()))
 
     async def _put(self, key: str, value: bytes | None) -> None:

@@ -1,8 +1,8 @@
 """Recognize the protocol of a connection by its first bytes, and say which port serves it.
 
-Every door calls this when a peer's first bytes make no sense to it. Then the peer is usually a
-client of another door, a browser or a client that wants TLS. The door closes the connection and
-logs one line that names the protocol and the port to use.
+Every listener calls this when a peer's first bytes make no sense to it. Then the peer is usually a
+client of another listener, a browser or a client that wants TLS. The listener closes the connection
+and logs one line that names the protocol and the port to use.
 
     protocol   first bytes
     ---------- ------------------------------------------------------------------
@@ -53,7 +53,7 @@ class WireProtocol(StrEnum):
     TLS = "TLS"
 
 
-#: The doors that serve each protocol. ZMTP has four: the socket's type decides which one.
+#: The listeners that serve each protocol. ZMTP has four: the socket's type decides which one.
 SERVED_BY: Final[Mapping[WireProtocol, tuple[str, ...]]] = {
     WireProtocol.KAFKA: ("kafka",),
     WireProtocol.HTTP: ("http",),
@@ -61,7 +61,7 @@ SERVED_BY: Final[Mapping[WireProtocol, tuple[str, ...]]] = {
     WireProtocol.LINE: ("line",),
     WireProtocol.TLS: (),
 }
-#: The doors that serve each type of ZeroMQ socket.
+#: The listeners that serve each type of ZeroMQ socket.
 SOCKETS_SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("REQ", "DEALER", "ROUTER"), ("zmq", "proxy")),
     **dict.fromkeys(("PUB", "XPUB"), ("xsub",)),
@@ -86,33 +86,34 @@ def recognize_protocol(opening: bytes) -> WireProtocol | None:
     return None
 
 
-def describe_ports(names: tuple[str, ...], doors: Mapping[str, tuple[str, int]]) -> str:
-    """Return a phrase that names the ports of these doors. `doors` are those that are open."""
-    ports = [f"{doors[name][1]} ({name})" for name in names if name in doors]
+def describe_ports(names: tuple[str, ...], addresses: Mapping[str, tuple[str, int]]) -> str:
+    """Return a phrase that names the ports of these listeners. `addresses` are those of the open
+    ones."""
+    ports = [f"{addresses[name][1]} ({name})" for name in names if name in addresses]
     if ports:
         return f"use port {' or '.join(ports)}"
     options = " or ".join(f"--{name}" for name in names)
-    return f"no door for it listens on TCP: {options} opens one"
+    return f"no listener for it is on TCP: {options} opens one"
 
 
 class MistakenPeers:
-    """Log the connections to one door that speak another protocol.
+    """Log the connections to one listener that speak another protocol.
 
-    `doors` maps the name of each open door to its host and port; it may change later.
+    `addresses` maps the name of each open listener to its host and port; it may change later.
     """
 
-    def __init__(self, door: str, doors: Mapping[str, tuple[str, int]]) -> None:
-        self._door = door
-        self._doors = doors
+    def __init__(self, listener: str, addresses: Mapping[str, tuple[str, int]]) -> None:
+        self._listener = listener
+        self._addresses = addresses
         #: The time of the last log line for each kind of mistake, and the number of mistakes since.
         self._logged: dict[str, tuple[float, int]] = {}
 
     def report(self, address: str, protocol: WireProtocol, now: float) -> str:
         """Log that this peer spoke another protocol; return the sentence. `now` is in seconds."""
         if protocol is WireProtocol.TLS:
-            advice = "no door of this broker speaks TLS: connect without it"
+            advice = "no listener of this broker speaks TLS: connect without it"
         else:
-            advice = describe_ports(SERVED_BY[protocol], self._doors)
+            advice = describe_ports(SERVED_BY[protocol], self._addresses)
         return self._log(address, f"it speaks {protocol}; {advice}", protocol, now)
 
     def report_socket(self, address: str, reason: str, socket_type: str, now: float) -> str:
@@ -121,7 +122,7 @@ class MistakenPeers:
         """
         names = SOCKETS_SERVED_BY.get(socket_type)
         if names is not None:
-            reason = f"{reason}; {describe_ports(names, self._doors)}"
+            reason = f"{reason}; {describe_ports(names, self._addresses)}"
         return self._log(address, reason, "socket", now)
 
     def _log(self, address: str, reason: str, kind: str, now: float) -> str:
@@ -130,9 +131,11 @@ class MistakenPeers:
         logged_at, unlogged = self._logged.get(kind, (None, 0))
         if logged_at is not None and (now - logged_at) * 1000 < limits.MISTAKEN_LOG_MS:
             self._logged[kind] = logged_at, unlogged + 1
-            log.debug("%s disconnected from the %s door: %s", address, self._door, reason)
+            log.debug("%s disconnected from the %s listener: %s", address, self._listener, reason)
             return reason
         more = f" ({unlogged} more since the last such line)" if unlogged else ""
-        log.warning("%s disconnected from the %s door: %s%s", address, self._door, reason, more)
+        log.warning(
+            "%s disconnected from the %s listener: %s%s", address, self._listener, reason, more
+        )
         self._logged[kind] = now, 0
         return reason

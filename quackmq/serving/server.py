@@ -51,7 +51,7 @@ class Server(ABC, Generic[ConnectionT]):
 
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
-        self.mistaken = MistakenPeers(self.name, broker.doors)
+        self.mistaken = MistakenPeers(self.name, broker.listener_addresses)
         self.connections: set[ConnectionT] = set()
         self._log = logging.getLogger(type(self).__module__)
         self._address = address

@@ -93,7 +93,7 @@ class Opened:
         self._stack = AsyncExitStack()
 
     async def connect(self, door: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await soon(asyncio.open_connection(*self.broker.doors[door]))
+        reader, writer = await soon(asyncio.open_connection(*self.broker.listener_addresses[door]))
         self._stack.callback(writer.close)
         return reader, writer
 
@@ -170,7 +170,7 @@ async def opened() -> AsyncIterator[Opened]:
             "line": LineServer(broker, (HOST, 0)),
         }
         for name, door in doors.items():
-            broker.doors[name] = await listening(door)
+            broker.listener_addresses[name] = await listening(door)
             stack.push_async_callback(door.close)
         running = Opened(broker, doors)
         stack.push_async_callback(running.close_peers)
@@ -192,14 +192,14 @@ async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
         said = await running.send(door, data())
         assert running.broker.topics() == {} and b"accept" not in said
         (line,) = warnings(caplog)
-        assert f"disconnected from the {door} door" in line
+        assert f"disconnected from the {door} listener" in line
         if door in ZMTP_SOCKETS and called == "ZMTP":
             assert f"{ZMTP_SOCKETS[door].decode()}" in line and f"'{protocol}' socket" in line
             assert line.rpartition("; ")[2].encode() in said, "libzmq's own monitor shows it"
         else:
             assert f"it speaks {called}" in line
         for name in served_by:
-            assert f"{running.broker.doors[name][1]} ({name})" in line
+            assert f"{running.broker.listener_addresses[name][1]} ({name})" in line
         await is_served()
 
         for _ in range(3):

@@ -69,7 +69,7 @@ class EchoServer(Server[Echo]):
     linger_ms = 0.0
 
     def __init__(self, address: Address) -> None:
-        super().__init__(SimpleNamespace(doors={}), address)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(listener_addresses={}), address)  # type: ignore[arg-type]
         self.send_budget = SendBudget(10_000_000)
         self.made: list[Echo] = []
 

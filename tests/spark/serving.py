@@ -28,7 +28,7 @@ class Broker(Serving):
         self.kafka_door = KafkaServer(self.broker, "127.0.0.1", 0)
         host, port = self.run(listening(self.kafka_door))
         self.address = f"{host}:{port}"
-        self.broker.doors["http"] = (self.host, self.port)
+        self.broker.listener_addresses["http"] = (self.host, self.port)
 
     def close(self) -> None:
         self.run(self.kafka_door.close())

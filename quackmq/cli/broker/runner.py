@@ -162,7 +162,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
             started[name] = listener
             bound_address = await _start_listener(name, listener, address)
             if isinstance(bound_address, Address):
-                broker.doors[name] = (bound_address.host, bound_address.port)
+                broker.listener_addresses[name] = (bound_address.host, bound_address.port)
             print(f"{name} listening on {bound_address}", flush=True)
         garbage_collection = FullCollection()
         garbage_collection.start()

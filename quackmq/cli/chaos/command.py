@@ -44,7 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "2 invalid arguments.",
         allow_abbrev=False,
     )
-    parser.add_argument("--door", choices=list(ADDRESSES), required=True, help="the protocol")
+    parser.add_argument(
+        "--door", dest="protocol", choices=list(ADDRESSES), required=True, help="the protocol"
+    )
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
@@ -126,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidRequest(f"--{option}: {number} is not a number greater than 0")
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
     options = chaos_run.ChaosOptions(
-        door=args.door,
-        address=_check_address(args.door, _address_option(args)),
+        protocol=args.protocol,
+        address=_check_address(args.protocol, _address_option(args)),
         name=args.name,
         # Each topic once, in the given order.
         topics=tuple(dict.fromkeys(args.topics or ["chaos"])),
@@ -152,10 +154,10 @@ def _address_option(args: argparse.Namespace) -> str | None:
     if args.broker is None:
         address_text: str | None = args.address
         return address_text
-    if args.door != "kafka":
+    if args.protocol != "kafka":
         raise InvalidRequest(
             f"--broker is the address of the kafka listener: use --address for the "
-            f"{args.door} listener"
+            f"{args.protocol} listener"
         )
     if args.address is not None:
         raise InvalidRequest("--broker and --address mean the same: give only one of them")
@@ -163,15 +165,15 @@ def _address_option(args: argparse.Namespace) -> str | None:
     return broker
 
 
-def _check_address(door: str, address_text: str | None) -> str:
+def _check_address(protocol: str, address_text: str | None) -> str:
     """Return the address after checking it, or the default. A Kafka address may be a list, and a
     ZeroMQ address may start with tcp://."""
     if address_text is None:
-        return ADDRESSES[door]
-    parse = parse_address_or_path if door == "line" else parse_advertised_address
-    plain = address_text.removeprefix(_TCP) if door in ("zmq", "xpub") else address_text
+        return ADDRESSES[protocol]
+    parse = parse_address_or_path if protocol == "line" else parse_advertised_address
+    plain = address_text.removeprefix(_TCP) if protocol in ("zmq", "xpub") else address_text
     try:
-        for one in plain.split(",") if door == "kafka" else [plain]:
+        for one in plain.split(",") if protocol == "kafka" else [plain]:
             parse(one)
     except ValueError as error:
         raise InvalidRequest(f"--address: {address_text!r} {error}") from None

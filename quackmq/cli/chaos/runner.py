@@ -41,7 +41,7 @@ _KAFKA: Final = "kafka"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    door: str
+    protocol: str
     address: str
     name: str
     topics: tuple[str, ...]
@@ -123,7 +123,7 @@ class Summary:
     def json(self) -> str:
         """Return the summary as one line of JSON."""
         values = {
-            "door": self.options.door,
+            "door": self.options.protocol,
             "name": self.options.name,
             "seed": self.options.seed,
             "counts": self.counts(),
@@ -134,7 +134,7 @@ class Summary:
 
     def text(self) -> str:
         """Return the summary as a table. Counts of 0 are left out."""
-        lines = [f"{self.options.name} over {self.options.door}, seed {self.options.seed}"]
+        lines = [f"{self.options.name} over {self.options.protocol}, seed {self.options.seed}"]
         rows = [*self.counts().items(), *((f"  {act}", self.acts[act]) for act in Act)]
         rows += [(f"  refused: {code}", number) for code, number in sorted(self.refused.items())]
         lines += table([(name, str(number)) for name, number in rows if number], {1})
@@ -192,7 +192,7 @@ class _ChaosRun:
         broker has not answered at all. A Kafka client that only receives gets no answer from a
         topic without messages."""
         address = self._options.address
-        if self._options.door == _KAFKA:
+        if self._options.protocol == _KAFKA:
             from quackmq.client.deadline import Deadline
             from quackmq.client.kafka.reachable import wait_for_broker
 
@@ -237,7 +237,7 @@ class _ChaosRun:
         elif step.act is Act.SUBSCRIBE:
             client.subscribe(topic)
             # A Kafka client subscribes without contacting the broker.
-            self._has_answered |= self._options.door != _KAFKA
+            self._has_answered |= self._options.protocol != _KAFKA
         elif step.act is Act.UNSUBSCRIBE:
             client.unsubscribe(topic)
         else:
@@ -361,15 +361,15 @@ class _SeenMessages:
 
 def _make_client(options: ChaosOptions) -> FaultyClient:
     """Return the client for the protocol; import only that one."""
-    if options.door == "line":
+    if options.protocol == "line":
         from quackmq.cli.chaos.line import BadLineClient
 
         return BadLineClient(options.address, options.name)
-    if options.door == _KAFKA:
+    if options.protocol == _KAFKA:
         from quackmq.cli.chaos.kafka import BadKafkaClient
 
         return BadKafkaClient(options.address, options.name)
-    if options.door == "xpub":
+    if options.protocol == "xpub":
         from quackmq.cli.chaos.xpub import BadProxyClient
 
         return BadProxyClient(options.address, options.name)

@@ -109,11 +109,11 @@ def test_every_protocol_and_every_served_socket_has_its_doors() -> None:
         ),
         (
             WireProtocol.LINE,
-            "it speaks the line protocol; no door for it listens on TCP: --line opens one",
+            "it speaks the line protocol; no listener for it is on TCP: --line opens one",
         ),
         (
             WireProtocol.TLS,
-            "it speaks TLS; no door of this broker speaks TLS: connect without it",
+            "it speaks TLS; no listener of this broker speaks TLS: connect without it",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_peer_is_told_the_port_to_use(
     protocol: WireProtocol, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert MistakenPeers("line", DOORS).report("1.2.3.4:5", protocol, now=0.0) == said
-    assert caplog.messages == [f"1.2.3.4:5 disconnected from the line door: {said}"]
+    assert caplog.messages == [f"1.2.3.4:5 disconnected from the line listener: {said}"]
 
 
 def test_a_door_that_opens_later_is_known_too() -> None:
@@ -155,7 +155,7 @@ def test_one_line_a_minute_is_logged_for_each_protocol_and_the_others_are_counte
     ("socket_type", "said"),
     [
         ("SUB", "not here; use port 5557 (xpub)"),
-        ("PUB", "not here; no door for it listens on TCP: --xsub opens one"),
+        ("PUB", "not here; no listener for it is on TCP: --xsub opens one"),
         ("REQ", "not here; use port 5555 (zmq) or 5558 (proxy)"),
         ("PAIR", "not here"),
     ],

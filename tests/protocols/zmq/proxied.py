@@ -44,7 +44,7 @@ class Proxied:
     async def start(self) -> None:
         doors: dict[str, Server[Any]] = {"xsub": self.xsub, "xpub": self.xpub, "proxy": self.proxy}
         for name, door in doors.items():
-            self.broker.doors[name] = await listening(door)
+            self.broker.listener_addresses[name] = await listening(door)
 
     async def close(self) -> None:
         self._context.destroy(linger=0)
@@ -63,14 +63,14 @@ class Proxied:
 
     def _socket(self, kind: int, door: str) -> zmq.asyncio.Socket:
         made = self._made(kind)
-        made.connect(f"tcp://{HOST}:{self.broker.doors[door][1]}")
+        made.connect(f"tcp://{HOST}:{self.broker.listener_addresses[door][1]}")
         return made
 
     async def publisher(self) -> zmq.asyncio.Socket:
         """A PUB socket that is connected: what it sends from now on arrives."""
         made = self._made(zmq.XPUB)
         made.sndhwm = 0
-        made.connect(f"tcp://{HOST}:{self.broker.doors['xsub'][1]}")
+        made.connect(f"tcp://{HOST}:{self.broker.listener_addresses['xsub'][1]}")
         assert await soon(made.recv()) == b"\x01", "it is asked for everything"
         return made
 
@@ -110,7 +110,7 @@ class Proxied:
 
     async def raw(self, door: str, kind: bytes) -> Raw:
         """A connection that has introduced itself and reads nothing of what is said to it."""
-        raw = Raw(*await asyncio.open_connection(HOST, self.broker.doors[door][1]))
+        raw = Raw(*await asyncio.open_connection(HOST, self.broker.listener_addresses[door][1]))
         self._raws.append(raw)
         raw.writer.write(greeting() + ready(kind))
         return raw

@@ -80,7 +80,7 @@ class Client:
 async def test_x2_hello_is_welcomed_and_goodbye_ends_it() -> None:
     async with proxied() as running:
         client = Client(running)
-        xpub = running.broker.doors["xpub"][1]
+        xpub = running.broker.listener_addresses["xpub"][1]
         assert await client.hello() == f"ack_welcome donald ducks new {xpub}"
         assert await client.hello() == f"ack_welcome donald ducks known {xpub}"
         (kept,) = await running.broker.subscriptions(TESTER)
@@ -320,7 +320,7 @@ async def test_hello_with_an_address_that_is_not_the_clients_own_is_refused(
             ports = {
                 "port": client.port,
                 "closed": held.getsockname()[1],
-                "xpub": running.broker.doors["xpub"][1],
+                "xpub": running.broker.listener_addresses["xpub"][1],
             }
             answer = await client.hello(address.format(**ports))
             assert answer.startswith(f"ERR {code} "), answer

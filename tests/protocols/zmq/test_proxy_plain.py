@@ -172,7 +172,9 @@ async def test_a_version_before_commands_is_asked_for_everything_by_a_message() 
         raw = await running.raw("xsub", b"PUB")
         modern = await soon(raw.reader.readuntil(b"SUBSCRIBE"))
         assert modern.endswith(b"\x04\x0a\x09SUBSCRIBE")
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.broker.doors["xsub"][1])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", running.broker.listener_addresses["xsub"][1]
+        )
         writer.write(zmtp_frames.greeting(minor=0) + zmtp_frames.ready(b"PUB"))
         assert (await soon(reader.readuntil(b"\0\x01\x01"))).startswith(b"\xff")
         writer.close()
@@ -246,7 +248,9 @@ async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it(
 
 async def test_who_hangs_up_as_the_door_closes_keeps_it_from_nothing() -> None:
     async with proxied() as running:
-        with socket.create_connection(("127.0.0.1", running.broker.doors["xpub"][1])) as hasty:
+        with socket.create_connection(
+            ("127.0.0.1", running.broker.listener_addresses["xpub"][1])
+        ) as hasty:
             hello = zmtp_frames.greeting() + zmtp_frames.ready(b"SUB") + frame(b"\x01ducks")
             hasty.sendall(hello)
             await running.subscribed([], b"ducks")

@@ -212,14 +212,14 @@ class Connection(Struct, frozen=True):
 
 
 class ConnectionPage(Struct, frozen=True):
-    """Connections, ordered by door, role, id and channel. Pass `next` as `after` to get more; it is
-    null at the end."""
+    """Connections, ordered by `door`, `role`, `id` and `channel`. Pass `next` as `after` to get
+    more; it is null at the end."""
 
     connections: list[Connection]
     next: str | None
 
 
-#: Door, role and id contain no spaces.
+#: Listener, role and id contain no spaces.
 AFTER: Final = Text(
     name="after", description="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+ [^ ]+ .+"
 )
@@ -236,7 +236,7 @@ async def list_connections(request: Request) -> Response:
         ]
     page = [
         Connection(
-            each.door,
+            each.listener,
             each.role,
             each.id,
             each.channel,
@@ -250,7 +250,7 @@ async def list_connections(request: Request) -> Response:
 
 
 def _sort_key(peer: Connected) -> tuple[str, ...]:
-    return peer.door, peer.role, peer.id, peer.channel
+    return peer.listener, peer.role, peer.id, peer.channel
 
 
 # --- operations -----------------------------------------------------------------------------------

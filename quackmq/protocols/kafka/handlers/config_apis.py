@@ -146,7 +146,9 @@ def _describe_resource(call: Call, resource: Any) -> list[Config]:
         # Without a name, the client asks for defaults of all brokers. Such defaults do not exist.
         if not name:
             return []
-        return broker_configs(call.node, call.broker.settings, call.broker.doors.get("http"))
+        return broker_configs(
+            call.node, call.broker.settings, call.broker.listener_addresses.get("http")
+        )
     if kind == GROUP:
         return group_configs(_group_settings(call, name))
     raise _unknown_kind(kind)

@@ -89,7 +89,7 @@ class ProxyServer(ZmqServer):
         if isinstance(request, Hello):
             is_new = await self.clients.hello(caller, topic, request.address)
             # Port 0 tells the client that there is no XPUB socket.
-            _, port = self.broker.doors.get("xpub", ("", 0))
+            _, port = self.broker.listener_addresses.get("xpub", ("", 0))
             return encode_welcome(request, Welcome(is_new, port))
         if isinstance(request, Goodbye):
             await self.clients.goodbye(caller, topic)
