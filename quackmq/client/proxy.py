@@ -43,8 +43,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from quackmq import limits
+from quackmq.client.deadline import Deadline
+from quackmq.client.locks import locked
 from quackmq.client.zeromq.receiver import ProxyMessage, Receiver
-from quackmq.client.zeromq.req_socket import Deadline, ReqSocket
+from quackmq.client.zeromq.req_socket import ReqSocket
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
@@ -63,9 +65,9 @@ __all__ = ["ProxyMessage", "ReliablePublisher", "ReliableSubscriber"]
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 #: A publisher repeats a request after this time: the broker may have restarted.
-_RETRY_MS: Final = 1_000
+_RETRY_S: Final = 1.0
 #: A subscriber waits longer, because the broker first tries for some seconds to connect to it.
-_HELLO_RETRY_MS: Final = limits.PROXY_CONNECT_MS + 1_000
+_HELLO_RETRY_S: Final = limits.PROXY_CONNECT_MS / 1000 + 1.0
 _PAUSE_S: Final = 0.1
 
 
@@ -74,6 +76,7 @@ class _ProxyClient:
 
     def __init__(self, address: str, name: str, timeout: float) -> None:
         check_name(name)
+        Deadline(timeout)  # it checks the number; this object is not used
         self.name = name
         self._timeout_s = timeout
         self._lock = threading.Lock()
@@ -91,27 +94,40 @@ class _ProxyClient:
         self.close()
 
     def close(self) -> None:
+        """Close the client. A call that waits in another thread raises ClientClosed."""
+        self._req_socket.end_wait()
         with self._lock:
             self._req_socket.close()
 
+    def _locked(self, deadline: Deadline) -> locked:
+        """Return a block in which no other call runs. Raises QuackTimeout."""
+        return locked(self._lock, f"another call of {self.name} to end", deadline)
+
     def _exchange(
-        self, request: Request, deadline: Deadline, retry_ms: int | None = None
+        self, request: Request, deadline: Deadline, retry_s: float | None = None
     ) -> Welcome | tuple[str, ...] | int | None:
-        """Send a request and return the reply. With `retry_ms`, repeat the request at that interval
+        """Send a request and return the reply. With `retry_s`, repeat the request at that interval
         until there is a reply. Raises QuackTimeout.
         """
         check_topic_name(request.topic)
         frame = encode_request(request)
         while True:
-            remaining_ms = deadline.remaining_ms()
-            wait_ms = remaining_ms if retry_ms is None else min(remaining_ms, retry_ms)
-            reply = self._req_socket.request(frame, wait_ms)
+            remaining_s = deadline.remaining_s()
+            wait_s = remaining_s if retry_s is None else min(remaining_s, retry_s)
+            reply = self._req_socket.request(frame, wait_s)
             if reply is not None:
                 return read_reply(request, reply)
-            if deadline.remaining_ms() <= 0:
-                verb = frame.split(b" ", 1)[0].decode()
-                text = f"{verb} {request.topic}: waited {deadline.timeout_s:g} s for the proxy at "
-                raise QuackTimeout(f"{text}{self._req_socket.address}, for {self.name}")
+            if deadline.has_passed():
+                raise self._timed_out(request, deadline)
+
+    def _timed_out(self, request: Request, deadline: Deadline) -> QuackTimeout:
+        """Return the error for a missing reply. For a message, it says how to publish it again."""
+        verb = encode_request(request).split(b" ", 1)[0].decode()
+        text = f"{verb} {request.topic}: waited {deadline.duration_text()} for the proxy at "
+        text += f"{self._req_socket.address}, for {self.name}"
+        if isinstance(request, Publish):
+            text += f"; its outcome is unknown: publish it again with number={request.number}"
+        return QuackTimeout(text)
 
 
 class ReliableSubscriber(_ProxyClient):
@@ -147,8 +163,9 @@ class ReliableSubscriber(_ProxyClient):
 
             subscriber.subscribe("ducks")
         """
-        with self._lock, self._receiver.expecting(topic):
-            welcome = self._hello(topic, Deadline(self._timeout_s))
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline), self._receiver.expecting(topic):
+            welcome = self._hello(topic, deadline)
             self._receiver.subscribe(topic, welcome.xpub_port)
             return welcome.is_new
 
@@ -157,8 +174,9 @@ class ReliableSubscriber(_ProxyClient):
 
         subscriber.unsubscribe("ducks")
         """
-        with self._lock:
-            self._exchange(Goodbye(self.name, topic), Deadline(self._timeout_s))
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
+            self._exchange(Goodbye(self.name, topic), deadline)
             self._receiver.unsubscribe(topic)
 
     def _hello(self, topic: str, deadline: Deadline) -> Welcome:
@@ -167,12 +185,12 @@ class ReliableSubscriber(_ProxyClient):
         hello = Hello(self.name, topic, self._receiver.address)
         while True:
             try:
-                welcome = self._exchange(hello, deadline, _HELLO_RETRY_MS)
+                welcome = self._exchange(hello, deadline, _HELLO_RETRY_S)
                 assert isinstance(welcome, Welcome), "the codec returns Welcome for Hello"
                 return welcome
             except Unreachable:
                 # This client does listen at its address, so the failure may be temporary.
-                if deadline.remaining_ms() <= _RETRY_MS:
+                if deadline.remaining_s() <= _RETRY_S:
                     raise
                 time.sleep(_PAUSE_S)
 
@@ -181,13 +199,13 @@ class ReliableSubscriber(_ProxyClient):
 
         message = subscriber.get(timeout=60)
         """
-        with self._get_lock:
+        deadline = Deadline(self._timeout_s if timeout is None else timeout)
+        with locked(self._get_lock, f"another get of {self.name} to end", deadline):
             # Without a directory, this call acknowledges the message of the last call.
             if self._returned is not None:
                 self._receiver.done(self._returned)
                 self._returned = None
-            timeout_s = self._timeout_s if timeout is None else timeout
-            message = self._receiver.get(timeout_s)
+            message = self._receiver.get(deadline)
             if hold:
                 return message
             if self._acknowledges_at_get:
@@ -215,7 +233,7 @@ class ReliableSubscriber(_ProxyClient):
 
             subscriber.flush()
         """
-        self._receiver.flush(self._timeout_s if timeout is None else timeout)
+        self._receiver.flush(Deadline(self._timeout_s if timeout is None else timeout))
 
 
 class ReliablePublisher(_ProxyClient):
@@ -236,13 +254,13 @@ class ReliablePublisher(_ProxyClient):
         if number is not None and number < 0:
             raise InvalidRequest(f"invalid number {number}: numbers start at 0")
         body = content.encode() if isinstance(content, str) else content
-        with self._lock:
-            deadline = Deadline(self._timeout_s)
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
             if number is None:
                 number = self._next_number(topic, deadline)
             # Whatever the outcome, the number is not used for another message.
             self._next[topic] = max(number + 1, self._next.get(topic, 0))
-            self._exchange(Publish(self.name, topic, number, body), deadline, _RETRY_MS)
+            self._exchange(Publish(self.name, topic, number, body), deadline, _RETRY_S)
             return number
 
     def last_number(self, topic: str) -> int | None:
@@ -250,8 +268,9 @@ class ReliablePublisher(_ProxyClient):
 
         publisher.last_number("ducks")
         """
-        with self._lock:
-            return self._last_number(topic, Deadline(self._timeout_s))
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
+            return self._last_number(topic, deadline)
 
     def _next_number(self, topic: str, deadline: Deadline) -> int:
         """Return the next number for a topic. Ask the proxy for the last one if this object has
@@ -262,6 +281,6 @@ class ReliablePublisher(_ProxyClient):
         return self._next[topic]
 
     def _last_number(self, topic: str, deadline: Deadline) -> int | None:
-        last = self._exchange(LastPublished(self.name, topic), deadline, _RETRY_MS)
+        last = self._exchange(LastPublished(self.name, topic), deadline, _RETRY_S)
         assert last is None or isinstance(last, int), "the codec returns a number or None"
         return last

@@ -36,8 +36,10 @@ import threading
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from quackmq.client.deadline import Deadline
+from quackmq.client.locks import locked
 from quackmq.client.zeromq.last_ids import LastIds
-from quackmq.client.zeromq.req_socket import Deadline, ReqSocket
+from quackmq.client.zeromq.req_socket import ReqSocket
 from quackmq.errors import InvalidRequest, QuackTimeout
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
@@ -85,6 +87,7 @@ class ZmqClient:
         """`address` is HOST:PORT or tcp://HOST:PORT. The broker stores subscriptions and the
         numbers of puts under `name`. `timeout` is in seconds, for every call."""
         check_name(name)
+        Deadline(timeout)  # it checks the number; this object is not used
         self.name = name
         self._req_socket = ReqSocket(address)
         self._timeout_s = timeout
@@ -103,6 +106,8 @@ class ZmqClient:
         self.close()
 
     def close(self) -> None:
+        """Close the client. A call that waits in another thread raises ClientClosed."""
+        self._req_socket.end_wait()
         with self._lock:
             self._req_socket.close()
             self._ids.close()
@@ -129,14 +134,14 @@ class ZmqClient:
             message = client.get("ducks", timeout=60)
             message = client.get("ducks", after=kept_id)
         """
-        with self._lock:
+        deadline = Deadline(self._timeout_s if timeout is None else timeout)
+        with self._locked(deadline):
             last = self._ids.get(topic) if after is None else after
             get = Get(self.name, topic, None if last == BEFORE_THE_FIRST else last)
-            deadline = Deadline(self._timeout_s if timeout is None else timeout)
             # If there is no message, the broker waits for a while and then answers that there is
             # none. Ask again until the deadline.
             while (got := self._exchange(get, deadline, "a message")) is None:
-                if deadline.remaining_ms() <= 0:
+                if deadline.has_passed():
                     raise self._timed_out(get, deadline, "a message")
             assert isinstance(got, ReceivedMessage), "the codec returns Got or None for Get"
             if after is None:
@@ -149,9 +154,10 @@ class ZmqClient:
 
             client.subscribe("ducks")
         """
-        with self._lock:
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
             subscribe = Subscribe(self.name, topic)
-            is_new = bool(self._exchange(subscribe, Deadline(self._timeout_s), "the broker"))
+            is_new = bool(self._exchange(subscribe, deadline, "the broker"))
             if is_new:
                 # A stored id belongs to an earlier subscription.
                 self._ids.forget(topic)
@@ -162,9 +168,10 @@ class ZmqClient:
 
         client.unsubscribe("ducks")
         """
-        with self._lock:
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
             unsubscribe = Unsubscribe(self.name, topic)
-            self._exchange(unsubscribe, Deadline(self._timeout_s), "the broker")
+            self._exchange(unsubscribe, deadline, "the broker")
             self._ids.forget(topic)
 
     def last_sequence(self, topic: str) -> int | None:
@@ -179,8 +186,13 @@ class ZmqClient:
     # --- requests --------------------------------------------------------------------
 
     def _request(self, request: Request, waited_for: str) -> ReceivedMessage | bool | int | None:
-        with self._lock:
-            return self._exchange(request, Deadline(self._timeout_s), waited_for)
+        deadline = Deadline(self._timeout_s)
+        with self._locked(deadline):
+            return self._exchange(request, deadline, waited_for)
+
+    def _locked(self, deadline: Deadline) -> locked:
+        """Return a block in which no other call runs. Raises QuackTimeout."""
+        return locked(self._lock, f"another call of {self.name} to end", deadline)
 
     def _exchange(
         self, request: Request, deadline: Deadline, waited_for: str
@@ -188,7 +200,7 @@ class ZmqClient:
         """Send a request and return the decoded reply. Raises QuackTimeout, or the error in the
         reply."""
         check_topic_name(request.topic)
-        reply = self._req_socket.request(encode_request(request), deadline.remaining_ms())
+        reply = self._req_socket.request(encode_request(request), deadline.remaining_s())
         if reply is None:
             raise self._timed_out(request, deadline, waited_for)
         return read_reply(request, reply)
@@ -196,7 +208,7 @@ class ZmqClient:
     def _timed_out(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
         """Return the error for a missing reply. For a put, it says that the outcome is unknown."""
         what = encode_request(request).split(b" ", 1)[0].decode()
-        text = f"{what} {request.topic}: waited {deadline.timeout_s:g} s for {waited_for}"
+        text = f"{what} {request.topic}: waited {deadline.duration_text()} for {waited_for}"
         text += f", for {self.name} at {self._req_socket.address}"
         if isinstance(request, Put):
             text += "; its outcome is unknown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import signal
 import socket
@@ -20,9 +21,11 @@ import zmq
 from confluent_kafka import Producer
 
 from quackmq.client.files import durable
+from quackmq.client.proxy import ReliablePublisher, ReliableSubscriber
 from quackmq.client.zeromq.last_ids import LastIds
 from quackmq.client.zmq import BEFORE_THE_FIRST, ZmqClient
 from quackmq.errors import (
+    ClientClosed,
     IllegalTopicName,
     InvalidRequest,
     ProtocolError,
@@ -33,6 +36,7 @@ from quackmq.errors import (
     UnusableDirectory,
 )
 from tests.kit.server import DEADLINE_S, Server
+from tests.kit.waiting import wait_until
 
 #: Short, where it is the point that nothing comes.
 IMPATIENT_S = 0.3
@@ -191,6 +195,46 @@ def test_r5_a_broker_that_is_not_there_is_not_waited_for_longer_than_the_timeout
                 client.put("ducks", "quack", sequence=1)
             with pytest.raises(QuackTimeout, match="SUB ducks"):
                 client.subscribe("ducks")
+
+
+def test_r5_a_call_does_not_wait_longer_than_its_timeout_for_one_in_another_thread(
+    address: str, topic: str
+) -> None:
+    client = ZmqClient(address, "donald", timeout=IMPATIENT_S)
+    client.subscribe(topic)
+    errors: list[QuackError] = []
+    is_waiting = threading.Event()
+
+    def get() -> None:
+        is_waiting.set()
+        try:
+            client.get(topic, timeout=math.inf)
+        except QuackError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=get)
+    waiting.start()
+    assert is_waiting.wait(DEADLINE_S)
+    wait_until(client._lock.locked)
+    with pytest.raises(QuackTimeout, match="waited 0.3 s for another call of donald to end"):
+        client.put(topic, "quack")
+    with pytest.raises(QuackTimeout, match="waited 0.1 s for another call"):
+        client.get(topic, timeout=0.1)
+    client.close()
+    waiting.join(DEADLINE_S)
+    assert [type(error) for error in errors] == [ClientClosed], "closing ends the wait"
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, "5", True])
+def test_a_timeout_that_is_none_is_refused(client: ZmqClient, topic: str, timeout: Any) -> None:
+    for refused in (
+        lambda: ZmqClient("127.0.0.1:1", "donald", timeout=timeout),
+        lambda: ReliablePublisher("127.0.0.1:1", "donald", timeout=timeout),
+        lambda: ReliableSubscriber("127.0.0.1:1", "donald", timeout=timeout),
+        lambda: client.get(topic, timeout=timeout),
+    ):
+        with pytest.raises(InvalidRequest, match="a timeout is a number of seconds"):
+            refused()
 
 
 def test_a_late_answer_is_not_taken_for_that_of_another_request() -> None:

@@ -29,8 +29,9 @@ import zmq
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
+from quackmq.client.deadline import Deadline
 from quackmq.client.zeromq.received_offsets import ProcessedOffsets
-from quackmq.errors import ClientClosed, InvalidRequest, QuackError, QuackTimeout
+from quackmq.errors import ClientClosed, InvalidRequest, QuackError
 from quackmq.model.subscription import parse_message_id
 from quackmq.protocols.zmq.codec.proxy_language import (
     Data,
@@ -140,19 +141,17 @@ class Receiver:
             self._commands.append((False, topic, 0))
             self._sockets.wake()
 
-    def get(self, timeout_s: float) -> ProxyMessage:
+    def get(self, deadline: Deadline) -> ProxyMessage:
         """Return the next message; wait for it. It stays in hand until `done`. Raises QuackTimeout
         or ClientClosed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._inbox or self._is_closing or self._failure is not None,
-                min(timeout_s, threading.TIMEOUT_MAX),
+                min(deadline.remaining_s(), threading.TIMEOUT_MAX),
             )
             self._check()
             if not self._inbox:
-                raise QuackTimeout(
-                    f"waited {timeout_s:g} s for a message for {self._name}, from {self._proxy}"
-                )
+                raise deadline.timeout_error(f"a message for {self._name}, from {self._proxy}")
             return self._inbox.popleft()
 
     def put_back(self, message: ProxyMessage) -> None:
@@ -177,18 +176,17 @@ class Receiver:
             if not self._is_closing:
                 self._sockets.wake()
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, deadline: Deadline) -> None:
         """Wait until the broker has all acknowledgements. Raises QuackTimeout."""
         with self._changed:
             is_flushed = self._changed.wait_for(
                 lambda: not self._acks or self._is_closing or self._failure is not None,
-                min(timeout_s, threading.TIMEOUT_MAX),
+                min(deadline.remaining_s(), threading.TIMEOUT_MAX),
             )
             self._check()
             if not is_flushed:
-                raise QuackTimeout(
-                    f"waited {timeout_s:g} s for {self._proxy} to receive the acknowledgements of "
-                    f"{self._name}"
+                raise deadline.timeout_error(
+                    f"{self._proxy} to receive the acknowledgements of {self._name}"
                 )
 
     def close(self) -> None:

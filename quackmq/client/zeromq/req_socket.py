@@ -1,27 +1,15 @@
 """A REQ socket with timeouts: one request, and one answer or none.
 
 A REQ socket without its answer cannot be used again, and a late answer must not be taken for that
-of another request. So the socket is replaced after a timeout. Not thread-safe.
+of another request. So the socket is replaced after a timeout. Not thread-safe, except `end_wait`.
 """
 
 from __future__ import annotations
 
-import time
-
 import zmq
 
+from quackmq.client.deadline import Deadline
 from quackmq.errors import ClientClosed, InvalidRequest, ProtocolError, QuackError
-
-
-class Deadline:
-    """The time at which a call must end."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._at = time.monotonic() + timeout_s
-
-    def remaining_ms(self) -> int:
-        return int((self._at - time.monotonic()) * 1000)
 
 
 class ReqSocket:
@@ -31,15 +19,21 @@ class ReqSocket:
         self._socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
 
-    def request(self, frame: bytes, wait_ms: int) -> bytes | None:
+    def request(self, frame: bytes, wait_s: float) -> bytes | None:
         """Send a request and return the answer, or None if there is none in time. Raises
-        InvalidRequest for an invalid address, ProtocolError for an invalid answer."""
+        InvalidRequest for an invalid address, ProtocolError for an invalid answer, and ClientClosed
+        after `end_wait`."""
         socket = self._connected()
+        deadline = Deadline(max(0.0, wait_s))
         try:
             socket.send(frame, zmq.NOBLOCK)
-            if not socket.poll(max(0, wait_ms), zmq.POLLIN):
-                self._drop_socket()
-                return None
+            # Wait in slices, so that `end_wait` takes effect soon.
+            while not socket.poll(int(deadline.slice_s() * 1000), zmq.POLLIN):
+                if self._is_closed:
+                    raise ClientClosed("the client is closed")
+                if deadline.has_passed():
+                    self._drop_socket()
+                    return None
             frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._drop_socket()
@@ -55,6 +49,10 @@ class ReqSocket:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def end_wait(self) -> None:
+        """Let a request that waits in another thread raise ClientClosed. Any thread may call."""
+        self._is_closed = True
 
     def close(self) -> None:
         self._is_closed = True
