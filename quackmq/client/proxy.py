@@ -253,7 +253,10 @@ class ReliablePublisher(_ProxyClient):
         """
         if number is not None and number < 0:
             raise InvalidRequest(f"invalid number {number}: numbers start at 0")
-        body = content.encode() if isinstance(content, str) else content
+        try:
+            body = content.encode() if isinstance(content, str) else content
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a text must be encodable as UTF-8: {error}") from None
         deadline = Deadline(self._timeout_s)
         with self._locked(deadline):
             if number is None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ import zmq
 
 from quackmq.client.proxy import ReliablePublisher, ReliableSubscriber
 from quackmq.errors import (
+    ClientClosed,
     IllegalTopicName,
     InvalidRequest,
     NotAllowed,
@@ -23,7 +25,8 @@ from quackmq.errors import (
     UnknownSubscription,
     UnusableDirectory,
 )
-from quackmq.model.subscription import parse_message_id
+from quackmq.model.subscription import RecordPosition, message_id, parse_message_id
+from quackmq.protocols.zmq.codec.proxy_language import ids_subscription
 from tests.kit.server import DEADLINE_S, Server
 from tests.real.broker import Broker
 
@@ -299,6 +302,12 @@ def test_bad_names_and_a_broker_that_is_not_there(name: str) -> None:
     with ReliablePublisher("127.0.0.1:1", name, timeout=IMPATIENT_S) as publisher:
         with pytest.raises(QuackTimeout, match="last_published ducks: waited 0.3 s"):
             publisher.publish("ducks", "x")
+        with pytest.raises(
+            QuackTimeout, match="outcome is unknown: publish it again with number=7"
+        ):
+            publisher.publish("ducks", "x", number=7)
+        with pytest.raises(InvalidRequest, match="UTF-8"):
+            publisher.publish("ducks", "\udc80")
         with pytest.raises(IllegalTopicName):
             publisher.publish("no topic", "x")
     with ReliableSubscriber("127.0.0.1:1", name, timeout=IMPATIENT_S) as receiving:
@@ -315,6 +324,55 @@ def test_one_process_uses_a_directory(doors: dict[str, str], name: str, tmp_path
         with pytest.raises(StoreLocked):
             subscriber(doors, name, tmp_path)
     subscriber(doors, name, tmp_path).close()
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_a_message_is_not_done_when_the_subscriber_is_closed(
+    doors: dict[str, str],
+    publisher: ReliablePublisher,
+    topic: str,
+    name: str,
+    tmp_path: Path,
+    has_directory: bool,
+) -> None:
+    directory = tmp_path if has_directory else None
+    with subscriber(doors, name, directory) as receiving:
+        receiving.subscribe(topic)
+        publisher.publish(topic, "x")
+        message = receiving.get(hold=True)
+    with pytest.raises(ClientClosed):
+        receiving.done(message)
+    with subscriber(doors, name, directory) as receiving:
+        receiving.subscribe(topic)
+        assert receiving.get().id == message.id
+
+
+def test_invalid_messages_from_a_proxy_do_not_end_the_subscriber(name: str) -> None:
+    """A proxy of another version, or another program at its port."""
+    with zmq.Context() as context, context.socket(zmq.REP) as proxy:
+        with context.socket(zmq.XPUB) as publishing:
+            proxy.linger = publishing.linger = 0
+            port = proxy.bind_to_random_port("tcp://127.0.0.1")
+            xpub_port = publishing.bind_to_random_port("tcp://127.0.0.1")
+            with ReliableSubscriber(f"127.0.0.1:{port}", name, timeout=DEADLINE_S) as receiving:
+                greeting = threading.Thread(target=receiving.subscribe, args=("ducks",))
+                greeting.start()
+                assert proxy.recv().startswith(b"hello")
+                proxy.send(f"ack_welcome {name} ducks new {xpub_port}".encode())
+                greeting.join(DEADLINE_S)
+                first = ids_subscription("ducks")
+                while publishing.recv() != b"\x01" + first:
+                    pass
+                valid = message_id(uuid.uuid4(), RecordPosition(0, 0))
+                for token in (b"nonsense", b"\xff", valid.encode()):
+                    publishing.send_multipart([first, b"body", token])
+                assert receiving.get().id == valid
+                # The answer to an acknowledgement contains an invalid mark.
+                with pytest.raises(QuackTimeout, match="waited 0.3 s for a message"):
+                    receiving.get(timeout=IMPATIENT_S)
+                assert proxy.recv().startswith(b"ack_received")
+                proxy.send(f"ack_noted {name} ducks nonsense".encode())
+                receiving.flush()
 
 
 def test_a_wait_ends_when_the_subscriber_is_closed(doors: dict[str, str], name: str) -> None:

@@ -35,7 +35,7 @@ from crc32c import crc32c
 from quackmq.client.files.durable import replace, sync_directory, write
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 from quackmq.disk.syncing import sync_data
-from quackmq.errors import NewerFormat
+from quackmq.errors import ClientClosed, NewerFormat
 from quackmq.model.subscription import RecordPosition
 
 _HEAD: Final = b"QMDONE1\n"
@@ -76,11 +76,13 @@ class ProcessedOffsets:
             return ranges is not None and ranges.has(place.offset)
 
     def add(self, topic_id: uuid.UUID, place: RecordPosition) -> None:
-        """Mark a message as processed, on disk. Raises UnusableDirectory, and then nothing has
-        changed."""
+        """Mark a message as processed, on disk. Raises UnusableDirectory or ClientClosed, and then
+        nothing has changed."""
         partition, offset = place
         with self._writing:
             if self._own is not None:
+                if self._file < 0:
+                    raise ClientClosed("the client is closed")
                 with translating_os_errors(self._own.path):
                     self._append(topic_id, partition, offset, offset + 1)
             with self._lock:

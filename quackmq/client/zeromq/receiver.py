@@ -166,8 +166,11 @@ class Receiver:
                 self._release(message)
 
     def done(self, message: ProxyMessage) -> None:
-        """Mark a message as done, then acknowledge it."""
+        """Mark a message as done, then acknowledge it. Raises ClientClosed or UnusableDirectory,
+        and then the message is not done."""
         topic_id, place = parse_message_id(message.id)
+        with self._changed:
+            self._check()
         self._processed.add(topic_id, place)
         with self._changed:
             if message.id in self._in_hand:
@@ -275,9 +278,12 @@ class Receiver:
         if len(frames) != 3:
             return
         first, body, token = frames
-        topic = parse_ids_subscription(first)
-        if topic is not None:
-            self._accept(topic, token.decode("ascii", "replace"), body)
+        try:
+            topic = parse_ids_subscription(first)
+            if topic is not None:
+                self._accept(topic, token.decode("ascii", "replace"), body)
+        except QuackError as error:
+            log.warning("%s ignores an invalid message from %s: %s", self._name, self._proxy, error)
 
     def _reply(self, frames: list[bytes]) -> bytes:
         """Return the reply to a message that was sent to the REP socket."""
@@ -341,12 +347,13 @@ class Receiver:
         if request is None:
             return
         try:
-            marks = read_reply(request, frames[-1])
-            assert isinstance(marks, tuple), "the codec returns a tuple for Received"
+            tokens = read_reply(request, frames[-1])
+            assert isinstance(tokens, tuple), "the codec returns a tuple for Received"
+            marks = [parse_message_id(str(token)) for token in tokens]
         except QuackError as error:
             # The proxy sends these messages again, and then this client acknowledges them again.
             log.debug("acknowledgements of %s: %s", request.topic, error)
-            marks = ()
+            marks = []
         with self._changed:
             # `unsubscribe` may have removed the topic since the request was sent.
             ids = self._acks.get(request.topic, {})
@@ -355,8 +362,7 @@ class Receiver:
             if not ids:
                 self._acks.pop(request.topic, None)
             self._changed.notify_all()
-        for mark in marks:
-            topic_id, place = parse_message_id(str(mark))
+        for topic_id, place in marks:
             self._processed.add_before(topic_id, place)
 
 
