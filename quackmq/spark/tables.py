@@ -129,6 +129,7 @@ def _scan_files(
 
 
 def _check_for_lost_records(topic: str, partition: int, files: Sequence[File]) -> None:
+    """Raise DamagedData if the archive lacks records of a partition that could not be opened."""
     for first, end in (lost_range for file in files for lost_range in file.lost):
         raise DamagedData(
             f"offsets {first} to {end - 1} of partition {partition} of topic {topic} were archived "
@@ -162,6 +163,8 @@ def _find_unarchived(
 def _has_only_markers(
     broker: Http, topic: str, topic_id: str, partition: int, first: int, end: int
 ) -> bool:
+    """Return whether a range contains transaction markers only. Return False as well if the broker
+    refuses to tell or makes no progress: then the source reads the range, and raises the error."""
     path = path_of("topics", topic, "partitions", partition, "batches")
     offset = first
     while offset < end:
@@ -205,6 +208,8 @@ def _all_files(archived_files: Files) -> list[File]:
 
 
 def _flatten(frame: DataFrame) -> DataFrame:
+    """Replace the column `value` by the fields of its struct. Raise InvalidRequest if it is no
+    struct, or if a field has the name of another column."""
     value = frame.schema["value"].dataType
     if not isinstance(value, StructType):
         raise InvalidRequest(f"flatten needs a struct as value_schema, not {value.simpleString()}")
@@ -222,4 +227,5 @@ def _flatten(frame: DataFrame) -> DataFrame:
 
 
 def _parse_json(value_schema: StructType | str) -> Column:
+    """Return the column `value`, parsed as JSON; null where the text does not fit the schema."""
     return f.from_json(f.col("value").cast("string"), value_schema)

@@ -184,6 +184,8 @@ class ArchivePlan:
 
 
 def _read_archive(broker: Http, first_page: Any, path: str) -> TopicArchive:
+    """Return the archive of a topic from the first page of a response; fetch its other pages under
+    `path`."""
     return TopicArchive(
         first_page["topic"],
         first_page["topic_id"],
@@ -197,6 +199,8 @@ def _read_archive(broker: Http, first_page: Any, path: str) -> TopicArchive:
 
 
 def _fetch_pages(broker: Http, page: Any, path: str) -> Iterator[Any]:
+    """Yield the first page and all pages after it. Stop early if the topic was deleted and created
+    again meanwhile: its pages are of another topic."""
     topic_id = page["topic_id"]
     yield page
     while page["next_partition"] is not None:
@@ -207,6 +211,7 @@ def _fetch_pages(broker: Http, page: Any, path: str) -> Iterator[Any]:
 
 
 def _parse_manifest(page: Any, partition: Any) -> Manifest:
+    """Return the manifest of one partition, as `page` lists it."""
     return Manifest(
         PartitionKey(uuid.UUID(page["topic_id"]), partition["partition"]),
         page["topic"],
@@ -222,6 +227,7 @@ def _parse_manifest(page: Any, partition: Any) -> Manifest:
 
 
 def _parse_fields(value_class: Any, names: Sequence[str], values: Mapping[str, Any]) -> Any:
+    """Make a value from the fields that are present: `value_class` has defaults for the others."""
     return value_class(**{name: values[name] for name in names if name in values})
 
 

@@ -62,6 +62,7 @@ class Access:
     retry_ms: int = limits.SPARK_RETRY_MS
 
     def connect(self) -> Http:
+        """Return a new connection, which opens on first use. The caller closes it."""
         return Http(self.http, self.retry_ms)
 
 
@@ -111,10 +112,12 @@ class Response(NamedTuple):
 
     @property
     def json(self) -> Any:
+        """Parse the body. Raise ValueError if it is not JSON."""
         return json.loads(self.body)
 
     @property
     def next_offset(self) -> int | None:
+        """The offset to read next; None if the response has no such header."""
         text = self.headers.get(NEXT_OFFSET_HEADER)
         return None if text is None else int(text)
 
@@ -141,6 +144,7 @@ class Http:
         self.close()
 
     def close(self) -> None:
+        """Close the connection. A later request opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -193,9 +197,11 @@ class Http:
             time.sleep(min(limits.SPARK_PAUSE_MS / 1000, deadline.remaining_s()))
 
     def get(self, path: str, **query: str | int) -> Response:
+        """Send a GET request without a body; see `request`."""
         return self.request("GET", path, query=query)
 
     def post(self, path: str, value: object = None) -> Response:
+        """Send a POST request with `value` as JSON; see `request`."""
         return self.request("POST", path, value)
 
     def _send(
@@ -205,6 +211,8 @@ class Http:
         request_body: bytes | memoryview | None,
         headers: Mapping[str, str],
     ) -> Response:
+        """Send a request once and read its whole response, of any status. Raise OSError or
+        HTTPException if the connection fails; the caller closes it then."""
         connection = self._connection or self._connect()
         connection.request(method, target, request_body, dict(headers))
         response = connection.getresponse()
@@ -248,6 +256,9 @@ def _error_in(response: Response) -> QuackError:
 def _fetch_http_address(
     bootstrap: str, kafka_settings: Mapping[str, str], deadline: Deadline
 ) -> str:
+    """Return the address of the HTTP listener from the broker's configs. Raise QuackTimeout if no
+    broker responds until the deadline, InvalidRequest if the broker has no such config or
+    librdkafka refuses a setting."""
     try:
         admin = AdminClient(KafkaConfig(bootstrap, "quackmq-spark", kafka_settings).shared())
         broker_id = _find_broker_id(admin, bootstrap, deadline)
@@ -284,6 +295,8 @@ def _find_broker_id(admin: AdminClient, bootstrap: str, deadline: Deadline) -> i
 
 
 def _connection_error(bootstrap: str, error: Exception, deadline: Deadline) -> QuackError:
+    """Return the error to raise after librdkafka failed: InvalidRequest if it refused a setting of
+    the user, else QuackTimeout."""
     kafka_failure = kafka_error(error)
     if kafka_failure is not None and kafka_failure.code() == kafka_failure._INVALID_ARG:
         return InvalidRequest(f"options beginning with `kafka.`: {kafka_failure.str()}")

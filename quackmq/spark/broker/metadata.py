@@ -54,6 +54,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
+    """A topic id and the facts of those partitions that a query reads."""
+
     id: str
     partitions: Mapping[int, PartitionFacts]
 
@@ -66,10 +68,12 @@ class TopicOffsets:
     topics: Mapping[str, TopicFacts]
 
     def find_partition(self, topic: str, partition: int) -> PartitionFacts | None:
+        """Return the facts of a partition; None if the query does not read it."""
         topic_facts = self.topics.get(topic)
         return None if topic_facts is None else topic_facts.partitions.get(partition)
 
     def ends(self) -> dict[str, TopicPosition]:
+        """Return the position at the stable end of every partition."""
         return {
             name: TopicPosition(
                 topic.id, {partition: facts.stable for partition, facts in topic.partitions.items()}
@@ -91,6 +95,9 @@ def list_topics(broker: Http) -> list[str]:
 
 
 class BrokerMetadata:
+    """The topics and offsets of the broker that the options name. Nothing connects before the first
+    question; `close` ends the HTTP connection, which a later question opens again."""
+
     def __init__(self, options: Options) -> None:
         self.options = options
         self._access: Access | None = None
@@ -99,6 +106,7 @@ class BrokerMetadata:
 
     @property
     def access(self) -> Access:
+        """The addresses of the broker, found on first use. Raise as `find_broker` does."""
         if self._access is None:
             options = self.options
             self._access = broker_http.find_broker(
@@ -108,6 +116,7 @@ class BrokerMetadata:
 
     @property
     def http(self) -> Http:
+        """The connection to the broker, made on first use."""
         if self._http is None:
             self._http = self.access.connect()
         return self._http
@@ -168,6 +177,8 @@ class BrokerMetadata:
     # --- inside -----------------------------------------------------------------------------
 
     def _selected_topics(self, selection: Selection) -> list[str]:
+        """Return the names of the topics to read. A pattern selects from all topics of the broker;
+        named topics may not exist."""
         if isinstance(selection, Pattern):
             matches = selection.pattern.fullmatch
             return [name for name in list_topics(self.http) if matches(name)]
@@ -177,6 +188,9 @@ class BrokerMetadata:
     def _fetch_facts(
         self, names: Sequence[str], beyond: Position | None, wait_ms: int
     ) -> TopicOffsets:
+        """Return the facts of these topics, in several requests if there are many. Omit topics
+        that no longer exist. Raise UnknownTopic instead for a topic that the options name, except
+        in a running query (`beyond`) that accepts data loss."""
         cluster = ""
         topics: dict[str, TopicFacts] = {}
         page_size = limits.HTTP_OFFSETS_TOPICS
@@ -210,6 +224,9 @@ class BrokerMetadata:
         return [*first, *self._fetch_responses(names[middle:], beyond, wait_ms)]
 
     def _request_offsets(self, names: Sequence[str], beyond: Position | None, wait_ms: int) -> Any:
+        """Request the offsets of these topics; return the response. With `beyond`, the broker
+        responds after `wait_ms` or once a record follows that position. Raise LimitReached if the
+        partitions are too many for one request."""
         request: dict[str, Any] = {"topics": list(names)}
         if beyond is not None and wait_ms:
             requested_topics = set(names)
@@ -228,6 +245,9 @@ class BrokerMetadata:
     def _resolve_offset(
         self, option: str, topic: str, partition: int, offset: int, facts: PartitionFacts
     ) -> int:
+        """Return the offset that an option means in one partition. An offset outside of the
+        partition raises OffsetOutOfRange; with failOnDataLoss=false the nearest offset replaces it.
+        """
         if offset == EARLIEST:
             return facts.first
         if offset == LATEST:
@@ -243,6 +263,9 @@ class BrokerMetadata:
         return min(max(offset, facts.first), facts.stable)
 
     def _resolve_times(self, boundary: Times, facts: TopicOffsets) -> dict[str, TopicPosition]:
+        """Return the offset of the first record at or after a time, in each partition. A partition
+        without such a record starts at its end if the options allow it; else raise InvalidRequest.
+        """
         if boundary.all_ms is None:
             _check_complete(boundary.option, boundary.by_partition, facts)
         positions: dict[str, TopicPosition] = {}
@@ -294,6 +317,8 @@ class BrokerMetadata:
 
 
 def _parse_topic(topic: Any) -> TopicFacts:
+    """Return the facts of a topic in a response. For an empty partition, assume records of one
+    byte."""
     partitions: dict[int, PartitionFacts] = {}
     for each in topic["partitions"]:
         first, end = each["first_offset"], each["next_offset"]
@@ -303,6 +328,8 @@ def _parse_topic(topic: Any) -> TopicFacts:
 
 
 def _select_assigned(facts: TopicOffsets, selection: Assign) -> dict[str, TopicFacts]:
+    """Return the facts of the assigned partitions alone. Raise UnknownPartition if one does not
+    exist."""
     assigned: dict[str, TopicFacts] = {}
     for name, topic in facts.topics.items():
         for partition in selection.partitions[name]:

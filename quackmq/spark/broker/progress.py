@@ -57,6 +57,9 @@ _NAME_IN_USE: Final = frozenset(
 
 
 class Progress:
+    """Sends the position of one streaming query to the broker, as the committed offsets of the
+    query's group. With a lease, these offsets are a subscription that holds records."""
+
     def __init__(self, access: Access, hold_ms: int | None) -> None:
         """`hold_ms` is the lease of the subscription: how long retention waits for a silent query.
         None makes no subscription."""
@@ -169,6 +172,7 @@ class Progress:
 
     @property
     def _admin(self) -> Admin:
+        """The client for the group's requests, made on first use."""
         if self._opened_admin is None:
             settings = KafkaConfig(self._access.bootstrap, "quackmq-spark", self._access.kafka)
             self._opened_admin = Admin(settings.shared)
@@ -224,6 +228,8 @@ class Progress:
         self._in_flight = None
 
     def _translate(self, error: KafkaException, group: str, deadline: Deadline) -> QuackError:
+        """Return the QuackError for an error of librdkafka: NameInOtherMode if other clients use
+        the name of the group."""
         kafka_failure = kafka_error(error)
         if kafka_failure is None:
             return QuackError(f"groupId {group}: {error}")

@@ -69,6 +69,7 @@ class Target:
     older_key: str | None = None
 
     def turn_fields(self) -> dict[str, Any]:
+        """Return the fields that name the turn in a request; none for a batch write."""
         if self.series is None:
             return {}
         return {"series": self.series, "turn": self.turn}
@@ -137,11 +138,16 @@ class Part:
             self._stage(topic, chunks)
 
     def staged(self, records: int, topics: Iterable[str], digest: Digest | None) -> Staged:
+        """Return what this attempt staged, for the driver. There is no receipt if the target was
+        committed before."""
         receipt = None if self.is_committed else self._receipt
         names = tuple(sorted(topics))
         return Staged(self._target, receipt, records, names, digest, self.is_committed)
 
     def _stage(self, topic: str, chunks: Sequence[bytes]) -> None:
+        """Send one call of this part: each chunk pair is a partition number and a batch. Do nothing
+        if the target was committed before. Raise TurnOutdated if a later batch of the query was
+        committed."""
         if self.is_committed:
             return
         query: dict[str, str | int] = {"topic": topic, **self._target.turn_fields()}
@@ -183,6 +189,9 @@ def abort(http: Http, target: Target) -> None:
 
 
 def _commit_turn(http: Http, target: Target, staged: Sequence[Staged]) -> None:
+    """Commit a batch of a stream. For a repeated batch, add nothing, compare its topics and log its
+    number of rows. Raise TurnOutdated if a later batch was committed. Raise StageConflict if the
+    topics differ, or if the broker has forgotten the batch that the tasks found committed."""
     if _are_all_rows_staged(staged):
         try:
             if not _request_commit(http, target, staged, "")["repeated"]:
@@ -228,6 +237,7 @@ def _check_same_topics(
 
 
 def _outdated_turn_error(http: Http, target: Target) -> TurnOutdated:
+    """Return the error that names the last committed batch and tells the user what to do."""
     last = _fetch_last_turn(http, target)
     later = "a later one" if last is None else f"batch {last['turn']}"
     return TurnOutdated(
@@ -240,6 +250,7 @@ def _outdated_turn_error(http: Http, target: Target) -> TurnOutdated:
 
 
 def _fetch_last_turn(http: Http, target: Target) -> dict[str, Any] | None:
+    """Return the last committed turn of the series; None if the broker knows none."""
     assert target.series is not None
     try:
         last: dict[str, Any] = http.request("GET", path_of("series", target.series)).json
@@ -249,10 +260,12 @@ def _fetch_last_turn(http: Http, target: Target) -> dict[str, Any] | None:
 
 
 def _query_name(target: Target) -> str:
+    """Return how error messages and logs name the streaming query."""
     return f"the streaming query {(target.series or '').removeprefix(_SERIES_PREFIX)}"
 
 
 def _forget_command(http: Http, target: Target) -> str:
+    """Return the command by which a user makes the broker forget the query."""
     return f"curl -X DELETE http://{http.address}{path_of('series', target.series or '')}"
 
 
@@ -260,6 +273,9 @@ def _forget_command(http: Http, target: Target) -> str:
 
 
 def _commit_named(http: Http, target: Target, staged: Sequence[Staged]) -> None:
+    """Commit a write with a `writeId`. Add nothing if a write of this name and these rows was
+    committed before. Raise StageConflict if the rows differ, or if the broker has forgotten
+    the write that the tasks found committed."""
     digest = merge_digests(part.digest for part in staged if part.digest is not None)
     if _is_repeat_of_older_version(http, target, digest):
         return
@@ -326,6 +342,7 @@ def _fetch_commit(http: Http, key: str) -> dict[str, Any] | None:
 
 
 def _receipts(staged: Sequence[Staged]) -> list[dict[str, Any]]:
+    """Return the receipts of the attempts that staged rows."""
     return [part.receipt for part in staged if part.receipt is not None]
 
 
@@ -337,6 +354,8 @@ def _are_all_rows_staged(staged: Sequence[Staged]) -> bool:
 def _request_commit(
     http: Http, target: Target, staged: Sequence[Staged], contents: str
 ) -> dict[str, Any]:
+    """Request the commit of all staged rows; return the response. Its field `repeated` tells
+    whether the commit was made before. `contents` is the digest that the broker keeps with it."""
     response = http.request(
         "POST",
         path_of("stages", target.key, "commit"),
@@ -348,6 +367,8 @@ def _request_commit(
 
 
 def _forgotten_error(write: str) -> StageConflict:
+    """Return the error for a write whose tasks staged nothing because it was committed, and that
+    the broker then forgot. Only the tasks have the rows, so the write must run again."""
     return StageConflict(
         f"{write} was committed when its tasks started, and the broker has forgotten it since: run "
         f"it again"
@@ -355,4 +376,5 @@ def _forgotten_error(write: str) -> StageConflict:
 
 
 def _join_names(topics: Sequence[str]) -> str:
+    """List up to ten topics for an error message."""
     return ", ".join(topics[:10]) + (" and others" if len(topics) > 10 else "")
