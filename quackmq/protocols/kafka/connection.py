@@ -114,6 +114,7 @@ class PendingResponse:
         self._connection.disconnect(reason)
 
     def _finish(self) -> None:
+        """Mark the slot as done, so that its turn can come."""
         assert not self.done, "a request has one body"
         self.done = True
         self._connection.on_response_ready()
@@ -129,6 +130,9 @@ class QueuedRequest(NamedTuple):
 
 
 class Connection(ServedConnection, asyncio.BufferedProtocol):
+    """The connection of one Kafka client; see the module. It is the `Peer` of the calls that
+    handlers get."""
+
     _server: ServerContext
 
     def __init__(self, server: ServerContext) -> None:
@@ -163,6 +167,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         )
 
     def _on_opened(self) -> None:
+        """Set the node that responses name: without an advertised address, it has the address that
+        the client connected to."""
         own_host, own_port, *_ = self._transport.get_extra_info("sockname") or ("?", 0)
         self._node = self._server.node_for(own_host, own_port)
 
@@ -178,6 +184,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self.pump()
 
     def _on_lost(self) -> None:
+        """Drop all requests and responses of a closed connection, cancel its waits, release its
+        memory."""
         self._responses.clear()
         self._queue.clear()
         # Breaks a reference cycle: the connection is freed without the garbage collector.
@@ -305,6 +313,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     # --- requests ---------------------------------------------------------------------------
 
     def _may_begin(self, has_room: bool = False) -> bool:
+        """Return whether the next request may start. `has_room` skips the check of the pending
+        bytes."""
         return (
             self._slow_since is None
             and not self._is_draining
@@ -333,6 +343,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self.request_began_at = self._time()
 
     def _begin_request(self, frame: memoryview) -> None:
+        """Decode a request, reserve the slot of its response, and start or queue it. Raise
+        ProtocolError if its bytes are invalid or its version is not supported."""
         header = read_header(frame)
         api = APIS.get(header.api_key)
         if api is None or not api.first_version <= header.version <= api.last_version:
@@ -362,6 +374,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             api.on_arrival(self._call(header), request)
 
     def _refuse_version(self, header: RequestHeader) -> None:
+        """Answer an unsupported version of ApiVersions with the versions that are supported, so
+        that the client can ask again. Raise ProtocolError for any other API."""
         if header.api_key != API_VERSIONS:
             raise ProtocolError(
                 f"version {header.version} of API {header.api_key} is not supported"
@@ -371,6 +385,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         response.send([unsupported_api_versions(API_VERSIONS_API)])
 
     def _call(self, header: RequestHeader) -> Call:
+        """Return the context in which a handler runs. It changes when the client sends another
+        client id."""
         if header.client_id != self._client_id:
             self._client_id = header.client_id
             self._caller = replace(self._caller, client=header.client_id.decode(errors="replace"))
@@ -423,6 +439,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._finish()
 
     def _write(self, buffers: list[Buffer]) -> None:
+        """Write small responses as one buffer; pass large ones on without a copy."""
         if sum(map(len, buffers)) <= limits.KAFKA_JOINED_BYTES:
             self._transport.write(b"".join(buffers))
         else:
@@ -433,6 +450,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._worker = self._loop.create_task(self._run_worker())
 
     def _next_may_begin(self) -> bool:
+        """Return whether the first queued request may start: all earlier responses are sent, and
+        the peer reads them."""
         return (
             bool(self._queue)
             and self._responses[0] is self._queue[0].response
@@ -455,6 +474,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._worker = None
 
     async def _handle(self, queued: QueuedRequest) -> Sequence[Buffer]:
+        """Return the body of a response. A handler that waits is interrupted when the server
+        closes, and called again: it then answers without waiting."""
         assert queued.api.handle is not None
         try:
             return await queued.api.handle(self._call(queued.header), queued.request)

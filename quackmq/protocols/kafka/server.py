@@ -84,6 +84,7 @@ class KafkaServer(Server[Connection]):
         return max(limits.KAFKA_SCARCE_FETCH_BYTES, min(limits.KAFKA_FETCH_BYTES, share_bytes))
 
     def closed(self, connection: Connection) -> None:
+        """Forget a closed connection, which no longer waits for room or memory."""
         super().closed(connection)
         self._waiting_for_room.pop(connection, None)
         self.waiting_for_memory.discard(connection)
@@ -92,6 +93,8 @@ class KafkaServer(Server[Connection]):
         return Node(NODE_ID, *(self._advertised_address or (host, port)))
 
     def wait_for_room(self, connection: Connection) -> None:
+        """Call the connection's `pump` when the broker has room. One task serves all waiting
+        connections."""
         self._waiting_for_room[connection] = None
         if self._room_task is None:
             self._room_task = asyncio.get_running_loop().create_task(self._pump_with_room())

@@ -25,6 +25,8 @@ _STEP_BYTES: Final = 16 * shared_limits.KIB
 
 
 class BufferPool:
+    """The idle buffers. Buffers in use are known only to the views of them."""
+
     __slots__ = ("_idle",)
 
     def __init__(self) -> None:

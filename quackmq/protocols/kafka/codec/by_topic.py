@@ -45,6 +45,7 @@ def read_topics(
 
 
 def topics_length(cursor: Cursor, by_id: bool) -> int:
+    """Return the number of topics. Raise ProtocolError if the request is too short for so many."""
     return cursor.present_array_length(
         (UUID_BYTES if by_id else cursor.STRING_BYTES) + cursor.ARRAY_BYTES
     )

@@ -96,6 +96,8 @@ class FetchPartition(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
+    """A decoded request. `min_bytes` and `max_bytes` are totals over all partitions."""
+
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
@@ -122,11 +124,14 @@ class PartitionData(NamedTuple):
 
 
 class TopicData(NamedTuple):
+    """The response for one topic, by its name or id, as the request named it."""
+
     topic: str | uuid.UUID | None
     partitions: Sequence[PartitionData]
 
 
 def read_request(version: int, data: memoryview) -> FetchRequest:
+    """Decode a request body. Raise ProtocolError if it is malformed."""
     usual = None
     if version >= FIRST_WITH_TOPIC_IDS:
         usual = _read_usual_by_id(version, data)
@@ -259,6 +264,7 @@ def _read_usual_by_id(version: int, data: memoryview) -> FetchRequest | None:
 
 
 def _read(cursor: Cursor, version: int) -> FetchRequest:
+    """Decode a request of any form. Fields that this broker does not use are skipped."""
     if version < _FIRST_WITHOUT_REPLICA_ID:
         cursor.int32()
     max_wait_ms = cursor.int32()
@@ -305,6 +311,7 @@ def _partition_reader(version: int) -> tuple[int, Callable[[Cursor], FetchPartit
 
 
 def _skip_forgotten_topic(cursor: Cursor, by_id: bool) -> None:
+    """Skip a topic that the client removes from its session: the broker opens no sessions."""
     if by_id:
         cursor.uuid()
     else:

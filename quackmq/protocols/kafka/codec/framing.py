@@ -159,6 +159,7 @@ class Frames:
         self.is_produce = False
 
     def buffer(self) -> memoryview:
+        """Return the memory into which the next bytes are to be received."""
         if not self._has_own_buffer:
             return self._memory.scratch
         # Only the rest of the incomplete frame: the following frame may then arrive whole.
@@ -262,6 +263,7 @@ class Frames:
         self._drop_buffer()
 
     def _needs_admission(self) -> bool:
+        """Return whether the budget must admit the frame before more of it is received."""
         return (
             self._frame_bytes > limits.KAFKA_UNRESERVED_BYTES
             and not self._reserved_bytes
@@ -277,12 +279,15 @@ class Frames:
         self._start = self._end = 0
 
     def _release_reserved(self) -> None:
+        """Return the frame's reserved bytes to the budget, if there are any."""
         if self._reserved_bytes:
             self._memory.budget.release(self._reserved_bytes)
             self._reserved_bytes = 0
 
 
 def _check_size(size: int, api_key: int) -> None:
+    """Raise ProtocolError if no request of this API may have this size. Produce may be larger than
+    others."""
     is_produce = api_key == PRODUCE_KEY
     most_bytes = limits.KAFKA_PRODUCE_BYTES if is_produce else limits.KAFKA_REQUEST_BYTES
     if size < _REQUEST_HEAD.size:

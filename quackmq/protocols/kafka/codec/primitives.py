@@ -42,6 +42,7 @@ ENDS_EARLY: Final = (struct.error, IndexError)
 
 
 def malformed(what: str) -> ProtocolError:
+    """Return the error for data that ended early. `what` names that data."""
     return ProtocolError(f"the {what} ends before its last field")
 
 
@@ -103,12 +104,15 @@ class Cursor:
         return uuid.UUID(bytes=data) if any(data) else None
 
     def string(self) -> str:
+        """Decode a string. Raise ProtocolError if it is null."""
         value = self.nullable_string()
         if value is None:
             raise ProtocolError("a string that must not be null is null")
         return value
 
     def nullable_string(self) -> str | None:
+        """Decode a string; return None for null. Raise ProtocolError if it is too long or not
+        UTF-8."""
         size = self._string_length()
         if size < 0:
             return None
@@ -137,12 +141,14 @@ class Cursor:
         return length
 
     def present_array_length(self, element_bytes: int) -> int:
+        """Return the length as `array_length` does. Raise ProtocolError if the array is null."""
         length = self.array_length(element_bytes)
         if length < 0:
             raise ProtocolError("an array that must not be null is null")
         return length
 
     def take(self, size: int) -> memoryview:
+        """Return the next bytes as a view, without a copy. Raise ProtocolError if fewer remain."""
         position = self.position
         end = position + size
         if size < 0 or end > len(self.data):
@@ -153,6 +159,7 @@ class Cursor:
         return self.data[position:end]
 
     def uvarint(self) -> int:
+        """Decode an unsigned varint. Raise ProtocolError if it has more than 32 bits."""
         value = self.data[self.position]
         self.position += 1
         # Fast path: most lengths are small, and every length of a flexible request is decoded here.
@@ -181,6 +188,7 @@ class Cursor:
 
     @staticmethod
     def _check_length(length: int) -> int:
+        """Return a length, or -1 for null. Raise ProtocolError for other negative numbers."""
         if length < -1:
             raise ProtocolError(f"a length of {length}")
         return length
@@ -205,6 +213,8 @@ class CompactCursor(Cursor):
             self.take(self.uvarint())
 
     def tag_count(self) -> int:
+        """Decode the number of tagged fields. Raise ProtocolError if they cannot fit into the rest
+        of the request, or exceed the budget of elements."""
         count = self.uvarint()
         if count:
             # A tag and its size take at least one byte each.

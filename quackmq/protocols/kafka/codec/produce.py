@@ -67,17 +67,23 @@ _INDEX_BYTES: Final = 4
 
 
 class PartitionRecords(NamedTuple):
+    """The records for one partition, as a view of the request; None for null."""
+
     partition: int
     records: memoryview | None
 
 
 class ProduceRequest(NamedTuple):
+    """A decoded request. Its timeout is ignored: every wait inside the broker has its own bound."""
+
     transactional_id: str | None
     acks: int
     topics: Sequence[TopicPartitions[PartitionRecords]]
 
 
 class PartitionResponse(NamedTuple):
+    """The result for one partition. `message` describes an error; versions before 8 omit it."""
+
     partition: int
     error: int
     base_offset: int = -1
@@ -86,11 +92,14 @@ class PartitionResponse(NamedTuple):
 
 
 class TopicResponse(NamedTuple):
+    """The results for one topic, by its name or id, as the request named it."""
+
     topic: str | uuid.UUID | None
     partitions: Sequence[PartitionResponse]
 
 
 def read_request(version: int, data: memoryview) -> ProduceRequest:
+    """Decode a request body. Raise ProtocolError if it is malformed."""
     if FIRST_WITH_BATCHES <= version < FIRST_WITH_TOPIC_IDS:
         read_usual = _read_compact_usual if version >= FLEXIBLE_FROM else _read_usual
         usual = read_usual(data)
@@ -129,6 +138,7 @@ def write_one(
 
 
 def write_response(version: int, topics: Sequence[TopicResponse]) -> Buffer:
+    """Return the response body for any number of topics; see `write_one` for the usual case."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
     write_array_length(out, len(topics), flexible)
@@ -217,6 +227,7 @@ def _read_partition(cursor: Cursor) -> PartitionRecords:
 def _write_partition(
     out: bytearray, response: PartitionResponse, version: int, flexible: bool
 ) -> None:
+    """Write the result for one partition, with the fields that this version has."""
     partition, error, base_offset, log_start, message = response
     if flexible and message is None:
         out += _FLEXIBLE_PARTITION.pack(partition, error, base_offset, -1, log_start, 1)

@@ -57,6 +57,8 @@ class Compiled(NamedTuple):
 
 @cache
 def compiled(entity_type: type[Entity]) -> Compiled:
+    """Return the function that decodes an entity. It is built once for each type. Raise TypeError
+    if the schema has a type or a tagged field that this decoder does not support."""
     cursor_type = CompactCursor if entity_type.__flexible__ else Cursor
     plain: list[tuple[str, Read]] = []
     tagged: dict[int, tuple[str, Read]] = {}
@@ -107,6 +109,7 @@ def _read_tags(
 
 
 def _field(field: Shape, cursor_type: type[Cursor]) -> Compiled:
+    """Return the function that decodes a field of this shape."""
     if field.is_array:
         if field.entity_type is not None:
             element = compiled(field.entity_type)
@@ -120,6 +123,7 @@ def _field(field: Shape, cursor_type: type[Cursor]) -> Compiled:
 
 
 def _array(element: Compiled, nullable: bool) -> Read:
+    """Return the function that decodes an array into a tuple."""
     # Old versions have empty structures; the budget of elements bounds their number.
     element_bytes = element.least_bytes
     read = element.read
@@ -136,6 +140,8 @@ def _array(element: Compiled, nullable: bool) -> Read:
 
 
 def _nullable_entity(read: Read) -> Read:
+    """Return the function that decodes an entity after the byte that tells whether it is null."""
+
     def read_nullable(cursor: Cursor) -> Any:
         return None if cursor.int8() < 0 else read(cursor)
 
@@ -143,6 +149,7 @@ def _nullable_entity(read: Read) -> Read:
 
 
 def _primitive(kafka_type: str | None, cursor_type: type[Cursor], nullable: bool) -> Compiled:
+    """Return the function that decodes a primitive type. Raise TypeError if there is none."""
     if kafka_type == "string":
         read: Read = cursor_type.nullable_string if nullable else cursor_type.string
         return Compiled(read, cursor_type.STRING_BYTES)
@@ -166,6 +173,7 @@ def _bytes(cursor: Cursor) -> bytes:
 
 
 def _error_code(cursor: Cursor) -> ErrorCode:
+    """Decode an error code. Raise ProtocolError if Kafka does not define it."""
     number = cursor.int16()
     try:
         return ErrorCode(number)
@@ -174,6 +182,7 @@ def _error_code(cursor: Cursor) -> ErrorCode:
 
 
 def _duration(milliseconds: int) -> datetime.timedelta:
+    """Return a duration. Raise ProtocolError if Python cannot hold it."""
     try:
         return datetime.timedelta(milliseconds=milliseconds)
     except OverflowError:

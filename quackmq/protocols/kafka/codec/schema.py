@@ -34,6 +34,7 @@ class Shape(NamedTuple):
 
 
 def field_shape(field: Field[Any]) -> Shape:
+    """Derive a field's shape from the annotation and the metadata that kio gave it."""
     inner: Any = field.type
     nullable = get_origin(inner) in (types.UnionType, Union)
     if nullable:

@@ -36,10 +36,12 @@ class EncodedArray(NamedTuple):
 
 
 def write_response(api_key: int, version: int, values: Fields) -> bytearray:
+    """Return the body of a response. Raise KeyError if a field without a default is missing."""
     return write_entity(response_schema(api_key, version), values)
 
 
 def write_entity(entity_type: type[Entity], values: Fields) -> bytearray:
+    """Return the bytes of an entity. Raise KeyError if a field without a default is missing."""
     out = bytearray()
     compiled(entity_type)(out, values)
     return out
@@ -75,6 +77,7 @@ def write_array_length(out: bytearray, length: int, flexible: bool) -> None:
 
 
 def write_string(out: bytearray, value: str | None, flexible: bool) -> None:
+    """Write a string; None is null."""
     if flexible:
         _compact_string(out, value)
     else:
@@ -91,6 +94,7 @@ def write_topic(out: bytearray, topic: str | uuid.UUID | None, flexible: bool) -
 
 @cache
 def compiled(entity_type: type[Entity]) -> Write:
+    """Return the function that encodes an entity. It is built once for each type."""
     flexible = entity_type.__flexible__
     plain = []
     tagged = []
@@ -126,16 +130,20 @@ def compiled(entity_type: type[Entity]) -> Write:
 
 
 def _is_omitted(values: Fields, name: str, default: Any) -> bool:
+    """Return whether a tagged field has its default value. An empty sequence of any type counts as
+    the default `()`."""
     value = values.get(name, default)
     return value == default or (default == () and not value)
 
 
 def _default(field: Field[Any]) -> Any:
+    """Return the value of a field that the handler does not set; MISSING if it must set it."""
     # There is no throttling, so handlers need not set this field.
     return 0 if field.name == "throttle_time" else field.default
 
 
 def _field(field: Shape, flexible: bool) -> Write:
+    """Return the function that encodes a field of this shape."""
     if field.entity_type is not None:
         write = compiled(field.entity_type)
     else:
@@ -146,6 +154,8 @@ def _field(field: Shape, flexible: bool) -> Write:
 
 
 def _array(write_element: Write, flexible: bool) -> Write:
+    """Return the function that encodes an array; it accepts elements that are encoded already."""
+
     def write_array(out: bytearray, values: Sequence[Any] | EncodedArray | None) -> None:
         if type(values) is EncodedArray:
             write_array_length(out, values.length, flexible)
@@ -159,6 +169,8 @@ def _array(write_element: Write, flexible: bool) -> Write:
 
 
 def _nullable_entity(write: Write) -> Write:
+    """Return the function that encodes an entity after the byte that tells whether it is null."""
+
     def write_nullable(out: bytearray, values: Fields | None) -> None:
         out += cursor.INT8.pack(-1 if values is None else 1)
         if values is not None:
@@ -168,6 +180,7 @@ def _nullable_entity(write: Write) -> Write:
 
 
 def _primitive(kafka_type: str | None, flexible: bool) -> Write:
+    """Return the function that encodes a primitive type. Raise TypeError if there is none."""
     if kafka_type == "string":
         return _compact_string if flexible else _legacy_string
     if kafka_type in ("bytes", "records"):
