@@ -18,7 +18,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from quackmq import limits as shared_limits
 from quackmq.clock import wall_clock_ms
@@ -70,6 +70,7 @@ from quackmq.stores.local.open import open_committer
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.partition_log import Awaited, PartitionLog
 
+_T = TypeVar("_T")
 #: The system's errors when a disk, a quota or a limit on file sizes is exhausted.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -187,6 +188,14 @@ class LocalStore(Store):
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> Awaitable[list[AppendResult]]:
+        results, is_durable = self._accept(appends, cursors, states)
+        return _finished_future(results) if is_durable else self._committer.submit(results)
+
+    def _accept(
+        self, appends: Sequence[Append], cursors: Sequence[Cursor], states: Sequence[StatePut]
+    ) -> tuple[list[AppendResult], bool]:
+        """Check and accept what `append` is given. Also return whether all of it is durable
+        already, so that nobody has to wait: it only repeats durable batches."""
         committer = self._committer
         committer.check_writable()
         now_ms = committer.now_ms()
@@ -199,7 +208,6 @@ class LocalStore(Store):
         committer.commit_queue.reserve_entries(new_count * BATCH_ENTRY_BYTES + entry_bytes(changes))
         committer.submit_encoded(changes)
         results: list[AppendResult] = []
-        # Whether everything in this call is durable already, so that nobody has to wait.
         is_durable = not changes
         for (key, batch, owned), (log, effect) in zip(appends, checked, strict=True):
             repeats, producer, boundary = effect
@@ -215,16 +223,15 @@ class LocalStore(Store):
             if boundary is not None:
                 committer.open_transactions.apply(key, boundary)
             is_durable = False
-        if is_durable:  # only repeats of durable batches
-            return _finished_future(results)
-        return committer.submit(results)
+        return results, is_durable
 
     def append_one(self, append: Append) -> asyncio.Future[AppendResult]:
         """Append one batch. A batch without producer or transaction, as most single messages are,
         needs few checks."""
         key, batch, owned = append
         if not _is_plain(batch):
-            return super().append_one(append)
+            (result,), is_durable = self._accept((append,), (), ())
+            return _finished_future(result) if is_durable else self._committer.submit(result)
         self._committer.check_writable()
         log = self._last_log
         # Mostly it is the same log as before; then no id has to be hashed.
@@ -565,7 +572,7 @@ def _is_plain(batch: Batch) -> bool:
     return batch.producer_id == NO_PRODUCER_ID and not batch.attributes & TRANSACTION_FLAGS
 
 
-def _finished_future(results: list[AppendResult]) -> asyncio.Future[list[AppendResult]]:
-    future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
-    future.set_result(results)
+def _finished_future(result: _T) -> asyncio.Future[_T]:
+    future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
     return future
