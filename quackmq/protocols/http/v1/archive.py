@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from operator import attrgetter
 from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
@@ -35,16 +34,14 @@ from quackmq.protocols.http.types import Request, Response, Stream
 from quackmq.protocols.http.v1.operations import (
     BYTES,
     INT64_MAX,
-    JSON,
     NO_CONTENT,
     PARTITION,
     TOPIC,
-    Body,
+    JsonBody,
     Number,
     Operation,
     ResponseInfo,
     Text,
-    decode_body,
     json_response,
 )
 
@@ -217,15 +214,12 @@ IF_RANGE: Final = Text(
     location="header",
     description="The ETag of a file. If it differs, the range is ignored.",
 )
-NEW_PLAN: Final = Body("The plan to be made.", {JSON: NewPlan})
-RENEWAL: Final = Body("The new duration.", {JSON: Renewal})
-REPLACEMENT: Final = Body("The old and the new files.", {JSON: Replacement})
+NEW_PLAN: Final = JsonBody(NewPlan, "The plan to be made.")
+RENEWAL: Final = JsonBody(Renewal, "The new duration.")
+REPLACEMENT: Final = JsonBody(Replacement, "The old and the new files.")
 
 _file_fields: Final = attrgetter(*ArchivedFile.__struct_fields__)
 _quarantined_fields: Final = attrgetter(*QuarantinedBatch.__struct_fields__)
-_new_plan: Final = msgspec.json.Decoder(NewPlan)
-_renewal: Final = msgspec.json.Decoder(Renewal)
-_replacement: Final = msgspec.json.Decoder(Replacement)
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -239,7 +233,7 @@ async def describe(request: Request) -> Response:
 
 async def make_plan(request: Request) -> Response:
     """Make a plan, which keeps archive files of a topic; return it with the files that it keeps."""
-    topic, body = TOPIC.require(request), decode_body(request, NEW_PLAN, _new_plan)
+    topic, body = TOPIC.require(request), NEW_PLAN.decode(request)
     archives = _archives(request)
     plan = await archives.plan(
         request.caller, topic, body.for_ms, body.partitions, offers=body.offers
@@ -262,7 +256,7 @@ async def list_plans(request: Request) -> Response:
 
 
 async def renew_plan(request: Request) -> Response:
-    plan, body = PLAN.require(request), decode_body(request, RENEWAL, _renewal)
+    plan, body = PLAN.require(request), RENEWAL.decode(request)
     return json_response(
         200, _plan_summary(await _archives(request).renew(request.caller, plan, body.for_ms))
     )
@@ -276,7 +270,7 @@ async def release_plan(request: Request) -> Response:
 async def replace(request: Request) -> Response:
     """Replace archive files of a partition; return the partition after the change."""
     topic, partition = TOPIC.require(request), PARTITION.require(request)
-    body = decode_body(request, REPLACEMENT, _replacement)
+    body = REPLACEMENT.decode(request)
     replaced = await _archives(request).replace(
         request.caller, topic, partition, body.version, body.old, body.new
     )

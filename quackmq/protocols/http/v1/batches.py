@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
@@ -30,18 +29,16 @@ from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
     BYTES,
     INT64_MAX,
-    JSON,
     PARTITION,
     TOPIC,
     WAIT_MS,
-    Body,
+    JsonBody,
     Number,
     OffsetField,
     Operation,
     ResponseInfo,
     Text,
     WaitField,
-    decode_body,
     json_response,
 )
 from quackmq.protocols.http.v1.topics import PartitionOffsets, TopicName
@@ -142,10 +139,8 @@ MAX_BYTES: Final = Number(
     default=limits.HTTP_BATCHES_BYTES,
     description="The greatest size of the response; the first batch is always whole.",
 )
-OFFSETS_REQUEST: Final = Body("The requested topics.", {JSON: OffsetsRequest})
-PUBLISHERS_REQUEST: Final = Body("The producer ids.", {JSON: PublishersRequest})
-_publishers_decoder: Final = msgspec.json.Decoder(PublishersRequest)
-_offsets_decoder: Final = msgspec.json.Decoder(OffsetsRequest)
+OFFSETS_REQUEST: Final = JsonBody(OffsetsRequest, "The requested topics.")
+PUBLISHERS_REQUEST: Final = JsonBody(PublishersRequest, "The producer ids.")
 
 
 async def read_batches(request: Request) -> Response:
@@ -190,7 +185,7 @@ async def read_batches(request: Request) -> Response:
 
 async def find_publishers(request: Request) -> Response:
     """Return the durable names of producers; omit producer ids without a name."""
-    body = decode_body(request, PUBLISHERS_REQUEST, _publishers_decoder)
+    body = PUBLISHERS_REQUEST.decode(request)
     name_of = request.broker.transactions.name_of
     names = ((producer_id, name_of(producer_id)) for producer_id in body.producer_ids)
     publishers = [Publisher(producer_id, name) for producer_id, name in names if name is not None]
@@ -202,7 +197,7 @@ async def find_offsets(request: Request) -> Response:
     records beyond the position that the client names.
     """
     broker, caller = request.broker, request.caller
-    body = decode_body(request, OFFSETS_REQUEST, _offsets_decoder)
+    body = OFFSETS_REQUEST.decode(request)
     offsets_by_topic = await _find_offsets(request, body.topics)
     if body.wait_ms and body.beyond:
         reads = _reads_to_wait_for(offsets_by_topic, body.beyond)

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from itertools import islice
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import __version__
@@ -24,13 +23,12 @@ from quackmq.loop_clock import loop_clock
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
-    JSON,
     LIMIT,
-    Body,
+    JsonBody,
     Operation,
     ResponseInfo,
     Text,
-    decode_body,
+    cut_page,
     json_response,
 )
 
@@ -174,10 +172,9 @@ class Confirmed(Struct, frozen=True):
     clock: ClockState
 
 
-CONFIRMATION: Final = Body(
-    "Whether the difference is time that has passed.", {JSON: Confirmation}, required=False
+CONFIRMATION: Final = JsonBody(
+    Confirmation, "Whether the difference is time that has passed.", required=False
 )
-_confirmation_decoder: Final = msgspec.json.Decoder(Confirmation)
 
 
 def state_of(status: ClockStatus) -> ClockState:
@@ -190,7 +187,7 @@ async def show_clock(request: Request) -> Response:
 
 async def confirm_clock(request: Request) -> Response:
     timekeeping = request.broker.timekeeping
-    confirmation = decode_body(request, CONFIRMATION, _confirmation_decoder)
+    confirmation = CONFIRMATION.decode(request)
     confirmed = await timekeeping.confirm(request.caller, confirmation.passed)
     return json_response(200, Confirmed(confirmed, state_of(timekeeping.status(request.caller))))
 
@@ -234,7 +231,8 @@ async def list_connections(request: Request) -> Response:
         connections = connections[
             bisect_right(connections, tuple(after.split(" ", 3)), key=_sort_key) :
         ]
-    page = [
+    page, last = cut_page(connections, limit)
+    described = [
         Connection(
             each.listener,
             each.role,
@@ -243,10 +241,10 @@ async def list_connections(request: Request) -> Response:
             list(each.topics[: limits.CONNECTION_TOPICS_LISTED]),
             len(each.topics),
         )
-        for each in connections[:limit]
+        for each in page
     ]
-    next_after = " ".join(_sort_key(connections[limit - 1])) if len(connections) > limit else None
-    return json_response(200, ConnectionPage(page, next_after))
+    next_after = None if last is None else " ".join(_sort_key(last))
+    return json_response(200, ConnectionPage(described, next_after))
 
 
 def _sort_key(peer: Connected) -> tuple[str, ...]:

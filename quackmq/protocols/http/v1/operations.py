@@ -8,9 +8,9 @@ refused: a misspelt `ofset` must not read from the beginning.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -191,13 +191,35 @@ class ResponseInfo(NamedTuple):
     schema: Schema | None = None
 
 
-class Body(NamedTuple):
+class Body:
     """The accepted bodies of a request: a type for each content type, `bytes` if it is not JSON."""
 
-    description: str
-    types_by_content_type: Mapping[str, Any]
-    required: bool = True
-    max_bytes: int = limits.HTTP_BODY_BYTES
+    def __init__(
+        self,
+        description: str,
+        types_by_content_type: Mapping[str, Any],
+        required: bool = True,
+        max_bytes: int = limits.HTTP_BODY_BYTES,
+    ) -> None:
+        self.description = description
+        self.types_by_content_type = types_by_content_type
+        self.required = required
+        self.max_bytes = max_bytes
+
+
+class JsonBody(Body, Generic[T]):
+    """A body that is JSON of one type."""
+
+    def __init__(self, body_type: type[T], description: str, required: bool = True) -> None:
+        super().__init__(description, {JSON: body_type}, required)
+        self._decoder = msgspec.json.Decoder(body_type)
+
+    def decode(self, request: Request) -> T:
+        """Decode the body of a request; a missing optional body counts as `{}`."""
+        if not request.body and not self.required:
+            return self._decoder.decode(b"{}")
+        check_content_type(request, self)
+        return decode_json(request.body, self._decoder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,12 +295,11 @@ def check_content_type(request: Request, body: Body) -> str:
     return content_type
 
 
-def decode_body(request: Request, body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON body of an operation; a missing optional body counts as `{}`."""
-    if not request.body and not body.required:
-        return decoder.decode(b"{}")
-    check_content_type(request, body)
-    return decode_json(request.body, decoder)
+def cut_page(found: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
+    """Return the first `limit` elements, and the last of them if more follow: the next page
+    begins after it."""
+    page = found[:limit]
+    return page, page[-1] if len(found) > limit else None
 
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -51,12 +51,13 @@ from quackmq.protocols.http.v1.operations import (
     LIMIT,
     NO_CONTENT,
     Body,
+    JsonBody,
     Number,
     Operation,
     ResponseInfo,
     Text,
     check_content_type,
-    decode_body,
+    cut_page,
     json_response,
 )
 from quackmq.records import codec
@@ -219,10 +220,9 @@ STAGED: Final = Body(
     {BYTES: bytes, JSON: StagedMessages},
     max_bytes=shared_limits.STAGE_CALL_BYTES,
 )
-COMMIT: Final = Body("The parts to commit.", {JSON: CommitRequest}, required=False)
+COMMIT: Final = JsonBody(CommitRequest, "The parts to commit.", required=False)
 
 _messages_decoder: Final = msgspec.json.Decoder(StagedMessages)
-_commit_decoder: Final = msgspec.json.Decoder(CommitRequest)
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -233,8 +233,9 @@ async def list_stages(request: Request) -> Response:
     after, limit = AFTER.get(request) or "", LIMIT.require(request)
     stages = [each for each in request.broker.staging.all(request.caller) if each.key > after]
     stages.sort(key=lambda each: each.key)
-    page = [StageSummary(*_summary_fields(each)) for each in stages[:limit]]
-    return json_response(200, StagePage(page, page[-1].key if len(stages) > limit else None))
+    page, last = cut_page(stages, limit)
+    summaries = [StageSummary(*_summary_fields(each)) for each in page]
+    return json_response(200, StagePage(summaries, None if last is None else last.key))
 
 
 async def stage(request: Request) -> Response:
@@ -268,7 +269,7 @@ async def stage(request: Request) -> Response:
 
 async def commit(request: Request) -> Response:
     """Commit a stage: all its parts, or those whose receipts the body lists."""
-    key, body = KEY.require(request), decode_body(request, COMMIT, _commit_decoder)
+    key, body = KEY.require(request), COMMIT.decode(request)
     receipts = None
     if body.receipts is not None:
         receipts = [Receipt(each.part, each.calls, each.digest) for each in body.receipts]
@@ -294,8 +295,8 @@ async def list_series(request: Request) -> Response:
     after, limit = AFTER_SERIES.get(request) or "", LIMIT.require(request)
     series = request.broker.staging.series(request.caller)
     names = sorted(name for name in series if name > after)
-    page = [SeriesShape(name, *series[name]) for name in names[:limit]]
-    return json_response(200, SeriesPage(page, page[-1].series if len(names) > limit else None))
+    page, last = cut_page(names, limit)
+    return json_response(200, SeriesPage([SeriesShape(name, *series[name]) for name in page], last))
 
 
 async def describe_series(request: Request) -> Response:
@@ -323,9 +324,10 @@ async def describe(request: Request) -> Response:
         shape = CommittedShape(key, *stage)
         return json_response(200, StageShape(key, 0, 0, 0, stage.committed_ms, [], None, shape))
     parts = sorted(each for each in stage.parts if each.part > after)
-    page = [ReceiptShape(*each) for each in parts[:limit]]
-    next_part = page[-1].part if len(parts) > limit else None
-    return json_response(200, StageShape(*_summary_fields(stage), page, next_part))
+    page, last = cut_page(parts, limit)
+    receipts = [ReceiptShape(*each) for each in page]
+    next_part = None if last is None else last.part
+    return json_response(200, StageShape(*_summary_fields(stage), receipts, next_part))
 
 
 # --- helpers --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quackmq import limits
@@ -27,17 +26,16 @@ from quackmq.errors import (
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.messages import StoredMessage, to_stored_message
 from quackmq.protocols.http.v1.operations import (
-    JSON,
     LIMIT,
     NO_CONTENT,
     TOPIC,
-    Body,
+    JsonBody,
     Operation,
     ResponseInfo,
     StartField,
     Text,
     WaitField,
-    decode_body,
+    cut_page,
     json_response,
     parse_start,
     render_start,
@@ -158,17 +156,12 @@ AFTER: Final = Text(
     name="after", description="It is the `next` of the page before.", pattern="[^ ]+ [^ ]+"
 )
 
-NEW_SUBSCRIPTION: Final = Body(
-    "The subscription to be created.", {JSON: NewSubscription}, required=False
+NEW_SUBSCRIPTION: Final = JsonBody(
+    NewSubscription, "The subscription to be created.", required=False
 )
-GET: Final = Body("The last received message.", {JSON: GetRequest}, required=False)
-ACKNOWLEDGEMENT: Final = Body("The last processed message.", {JSON: Acknowledgement})
-SEEK: Final = Body("The position to continue from.", {JSON: SeekRequest})
-
-_new_decoder: Final = msgspec.json.Decoder(NewSubscription)
-_get_decoder: Final = msgspec.json.Decoder(GetRequest)
-_acknowledgement_decoder: Final = msgspec.json.Decoder(Acknowledgement)
-_seek_decoder: Final = msgspec.json.Decoder(SeekRequest)
+GET: Final = JsonBody(GetRequest, "The last received message.", required=False)
+ACKNOWLEDGEMENT: Final = JsonBody(Acknowledgement, "The last processed message.")
+SEEK: Final = JsonBody(SeekRequest, "The position to continue from.")
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -185,7 +178,8 @@ async def list_subscriptions(request: Request) -> Response:
         # One more than a page shows whether another page follows.
         limit=limit + 1,
     )
-    page = [
+    page, last = cut_page(subscriptions, limit)
+    summaries = [
         SubscriptionSummary(
             each.name,
             each.topic_name,
@@ -194,15 +188,15 @@ async def list_subscriptions(request: Request) -> Response:
             each.receipts,
             _push_shape(each),
         )
-        for each in subscriptions[:limit]
+        for each in page
     ]
-    next_after = f"{page[-1].name} {page[-1].topic}" if len(subscriptions) > limit else None
-    return json_response(200, SubscriptionPage(page, next_after))
+    next_after = None if last is None else f"{last.name} {last.topic_name}"
+    return json_response(200, SubscriptionPage(summaries, next_after))
 
 
 async def subscribe(request: Request) -> Response:
     """Create a subscription if there is none. Return status 201 if it is new, otherwise 200."""
-    body = decode_body(request, NEW_SUBSCRIPTION, _new_decoder)
+    body = NEW_SUBSCRIPTION.decode(request)
     name, topic = NAME.require(request), TOPIC.require(request)
     is_new = await request.broker.subscribe(
         request.caller, name, topic, parse_start(body.start), body.receipts
@@ -221,7 +215,7 @@ async def unsubscribe(request: Request) -> Response:
 
 async def get(request: Request) -> Response:
     """Return the message after the last received one, and status 204 if there is none in time."""
-    body = decode_body(request, GET, _get_decoder)
+    body = GET.decode(request)
     message = await request.broker.get(
         request.caller, NAME.require(request), TOPIC.require(request), body.last_id, body.wait_ms
     )
@@ -230,7 +224,7 @@ async def get(request: Request) -> Response:
 
 async def acknowledge(request: Request) -> Response:
     """Acknowledge a message and all messages before it in its partition."""
-    body = decode_body(request, ACKNOWLEDGEMENT, _acknowledgement_decoder)
+    body = ACKNOWLEDGEMENT.decode(request)
     await request.broker.commit(
         request.caller, NAME.require(request), TOPIC.require(request), body.id
     )
@@ -238,7 +232,7 @@ async def acknowledge(request: Request) -> Response:
 
 
 async def seek(request: Request) -> Response:
-    body = decode_body(request, SEEK, _seek_decoder)
+    body = SEEK.decode(request)
     to = parse_start(body.to)
     await request.broker.seek(request.caller, NAME.require(request), TOPIC.require(request), to)
     return NO_CONTENT

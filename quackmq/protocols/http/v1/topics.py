@@ -27,16 +27,15 @@ from quackmq.model.policy import POLICY_DOCUMENTATION, Policy, number_bounds
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.operations import (
-    JSON,
     LIMIT,
     NO_CONTENT,
     TOPIC,
-    Body,
+    JsonBody,
     Number,
     Operation,
     ResponseInfo,
     Text,
-    decode_body,
+    cut_page,
     json_response,
 )
 
@@ -160,11 +159,8 @@ FROM_PARTITION: Final = Number(
     default=0,
     description="The first partition to describe.",
 )
-NEW_TOPIC: Final = Body("The topic to be created.", {JSON: NewTopic})
-CHANGES: Final = Body("The changes.", {JSON: TopicChanges})
-
-_new_topic: Final = msgspec.json.Decoder(NewTopic)
-_changes: Final = msgspec.json.Decoder(TopicChanges)
+NEW_TOPIC: Final = JsonBody(NewTopic, "The topic to be created.")
+CHANGES: Final = JsonBody(TopicChanges, "The changes.")
 
 
 async def list_topics(request: Request) -> Response:
@@ -173,13 +169,14 @@ async def list_topics(request: Request) -> Response:
     topics = request.broker.topics()
     # One more than a page shows whether another page follows.
     names = heapq.nsmallest(limit + 1, (name for name in topics if name > after))
-    page = [TopicSummary(*_summary_fields(request, topics[name])) for name in names[:limit]]
-    return json_response(200, TopicPage(page, names[limit - 1] if len(names) > limit else None))
+    page, last = cut_page(names, limit)
+    summaries = [TopicSummary(*_summary_fields(request, topics[name])) for name in page]
+    return json_response(200, TopicPage(summaries, last))
 
 
 async def create_topic(request: Request) -> Response:
     """Create a topic. Its policy is the broker's default with the changes in the body."""
-    body = decode_body(request, NEW_TOPIC, _new_topic)
+    body = NEW_TOPIC.decode(request)
     policy = None
     if body.policy is not None:
         policy = _apply_changes(request.broker.settings.default_policy, body.policy)
@@ -203,7 +200,7 @@ async def describe_topic(request: Request) -> Response:
 
 async def alter_topic(request: Request) -> Response:
     """Change a topic's number of partitions or its policy; return the topic."""
-    changes = decode_body(request, CHANGES, _changes)
+    changes = CHANGES.decode(request)
 
     # The broker calls this with the present policy. So a concurrent change of other fields is not
     # lost.
