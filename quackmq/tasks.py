@@ -1,14 +1,66 @@
-"""Derive one future from another, without a task."""
+"""Tasks that outlive their callers, and futures that are made from others.
+
+Not thread-safe: call from the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from quackmq.errors import QuackError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class TaskSet:
+    """The running tasks of a part, which waits for them when it closes."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task. If nobody awaits it, it must handle its own errors."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work to its end, also if the caller is cancelled; return its result."""
+        task = self.start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(report_bugs)
+            raise
+
+    def cancel(self) -> None:
+        """Cancel all running tasks."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Wait until all tasks have ended, also those that start meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def report_bugs(task: asyncio.Task[Any]) -> None:
+    """Handle the end of a task that nobody awaits. A QuackError is dropped, because nobody waits
+    for it; any other error is a bug and goes to asyncio's exception handler."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, QuackError):
+        text = "a change failed, and nobody waits for its result"
+        task.get_loop().call_exception_handler({"message": text, "exception": error, "task": task})
 
 
 def map_result(source: asyncio.Future[T], convert: Callable[[T], R]) -> asyncio.Future[R]:

@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.fast_tuples": set(),
     "quackmq.limits": set(),
     "quackmq.clock": {"quackmq.limits"},
-    "quackmq.tasks": set(),
+    "quackmq.tasks": {"quackmq.errors"},
     "quackmq.loop_clock": {"quackmq.clock", "quackmq.limits"},
     "quackmq.watchdog": {"quackmq.loop_clock", "quackmq.limits"},
     "quackmq.no_pandas": set(),
@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quackmq.model.producer_state",
         "quackmq.stores.contract",
         "quackmq.stores.delegating",
+        "quackmq.tasks",
     },
     "quackmq.broker": VALUES
     | PURE

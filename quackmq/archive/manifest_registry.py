@@ -56,6 +56,7 @@ from quackmq.errors import (
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer
 from quackmq.stores.contract import Store
+from quackmq.tasks import TaskSet, report_bugs
 
 if TYPE_CHECKING:
     from quackmq.archive.parquet.reader import ArchiveReader
@@ -87,7 +88,7 @@ class ManifestRegistry:
         self._left_behind: dict[uuid.UUID, tuple[Topic, str]] = {}
         #: Why the archive cannot be read at all, or None.
         self._failure: StorageError | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._loading = asyncio.Lock()
         self._locks: WeakValueDictionary[PartitionKey, asyncio.Lock] = WeakValueDictionary()
         self._is_closed = False
@@ -283,8 +284,7 @@ class ManifestRegistry:
         """Wait until all running changes are done; the caller closes the disk. Every later change
         raises BrokerClosing."""
         self._is_closed = True
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
 
     def check_open(self) -> None:
         """Raise BrokerClosing if the archive is closed."""
@@ -487,7 +487,7 @@ class ManifestRegistry:
             self._start_sweep(partition)
 
     def _start_sweep(self, partition: PartitionArchive) -> None:
-        self.start_task(self._sweep(partition))
+        self.start_task(self._sweep(partition)).add_done_callback(report_bugs)
 
     async def _sweep(self, partition: PartitionArchive) -> None:
         """Remove the files that are neither in the manifest nor pinned."""
@@ -529,7 +529,7 @@ class ManifestRegistry:
         if self._is_closed:
             work.close()
             self.check_open()
-        return await asyncio.shield(self.start_task(work))
+        return await self._tasks.run_shielded(work)
 
     def take_changed(self) -> Sequence[PartitionKey]:
         """Return the partitions with manifests changed since the last call. Only for one caller."""
@@ -537,17 +537,8 @@ class ManifestRegistry:
         return list(changed)
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task; `close` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # Mark the error as retrieved: a waiting caller gets it, and nobody else needs it.
-            task.exception()
+        """Start a task that handles its own errors; `close` waits for it."""
+        return self._tasks.start(work)
 
 
 def _check_names(older: Manifest, changed: Manifest, supplied: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from quackmq.errors import BrokerClosing, QuackError
+from quackmq.errors import BrokerClosing
+from quackmq.tasks import TaskSet, report_bugs
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self.is_closing = False
         self._waits = Waits()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
 
     def check_open(self) -> None:
         """Raise BrokerClosing if the broker is closing."""
@@ -92,19 +93,11 @@ class Lifecycle:
 
     async def run_shielded(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, also if the caller is cancelled; return its result."""
-        task = self.start(change)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_report_bugs)
-            raise
+        return await self._tasks.run_shielded(change)
 
     def start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a change that nobody has to wait for. It must handle its own errors."""
-        task = asyncio.get_running_loop().create_task(change)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(change)
 
     def begin_closing(self) -> None:
         """Refuse new calls from now on."""
@@ -116,8 +109,7 @@ class Lifecycle:
 
     async def finish(self) -> None:
         """Wait until all changes that were started have ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
 
 
 def closing_error() -> BrokerClosing:
@@ -136,17 +128,8 @@ async def finish_before_cancelling(change: Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue
-        _report_bugs(task)
+        report_bugs(task)
         raise
-
-
-def _report_bugs(task: asyncio.Task[Any]) -> None:
-    """Handle the end of a change whose caller was cancelled. A QuackError is dropped, because
-    nobody waits for it; any other error is a bug and goes to asyncio's exception handler."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, QuackError):
-        text = "a change failed after its caller was cancelled"
-        task.get_loop().call_exception_handler({"message": text, "exception": error, "task": task})
 
 
 class NamedLocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Sequence
@@ -99,8 +98,7 @@ class Home:
 
     async def at_rest(self) -> None:
         """What was begun, such as a sweep, is done."""
-        while tasks := self.partitions._tasks:
-            await asyncio.wait(tasks)
+        await self.partitions._tasks.finish()
 
 
 def flip(path: Path, position: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import cast
 
@@ -55,8 +54,7 @@ async def archive(
 
 async def settled(partitions: ManifestRegistry) -> None:
     """Returns when what was begun is done."""
-    while partitions._tasks:
-        await asyncio.wait(partitions._tasks)
+    await partitions._tasks.finish()
 
 
 def listed(partitions: ManifestRegistry, key: PartitionKey = KEY) -> Manifest:

@@ -28,10 +28,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
 
 from quackmq import limits as shared_limits
 from quackmq.archive import limits
@@ -45,8 +44,8 @@ from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.model.agenda import Agenda
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
+from quackmq.tasks import TaskSet
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -98,7 +97,7 @@ class Archiver:
         self._due_partitions: dict[PartitionKey, str] = {}
         self._failures = Failures()
         self._done = ArchiveResult()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._is_closed = False
 
     async def run(self) -> None:
@@ -139,7 +138,15 @@ class Archiver:
                 f"there is no topic {topic_name[: shared_limits.TOPIC_NAME_CHARS]!r}"
             )
         names = list(topics) if topic_name is None else [topic_name]
-        return await self._run_shielded(self._archive_partitions(_list_partitions(topics, names)))
+        work = self._archive_partitions(_list_partitions(topics, names))
+        try:
+            return await self._tasks.run_shielded(work)
+        except asyncio.CancelledError:
+            # Either `close` cancelled the work, or the caller itself was cancelled.
+            task = asyncio.current_task()
+            if self._is_closed and task is not None and not task.cancelling():
+                raise _closing_error() from None
+            raise
 
     def state(self) -> ArchiverState:
         """Return the backlog, the failures and the work done since the start."""
@@ -171,10 +178,8 @@ class Archiver:
         Cancel `run` before."""
         self._is_closed = True
         self._file_builder.close()
-        for task in (tasks := set(self._tasks)):
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        self._tasks.cancel()
+        await self._tasks.finish()
 
     # --- checking ----------------------------------------------------------------------------
 
@@ -432,26 +437,6 @@ class Archiver:
         self._unchecked.pop(key, None)
         self._agenda.drop(key)
         self._failures.forget(key, others_are_due=bool(self._due_partitions))
-
-    async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work to its end, even if the caller is cancelled; return its result. Raise
-        BrokerClosing if `close` has cancelled the work."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # Either `close` cancelled the work, or the caller itself was cancelled.
-            if task.cancelled() and self._is_closed:
-                raise _closing_error() from None
-            raise
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # Mark the error as retrieved: a waiting caller gets it, and the state shows it.
-            task.exception()
 
 
 class _PartitionState:

@@ -23,6 +23,7 @@ from quackmq.archive.manifest import ArchiveFile, Manifest, Quarantined
 from quackmq.broker import limits
 from quackmq.errors import InvalidRequest, LimitReached, UnknownPlan
 from quackmq.model.topic import PartitionKey, Topic
+from quackmq.tasks import TaskSet
 
 if TYPE_CHECKING:  # these modules load pyarrow, which a broker without an archive does not need
     from quackmq.archive.manifest_registry import ManifestRegistry
@@ -84,7 +85,7 @@ class Plans:
         self._describe = describe
         self._now_ms = now_ms
         self._plans: dict[str, ActivePlan] = {}
-        self._sweep_tasks: set[asyncio.Task[None]] = set()
+        self._sweep_tasks = TaskSet()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -133,16 +134,13 @@ class Plans:
             return
         plan.release()
         if plan.offers:
-            task = asyncio.get_running_loop().create_task(self._sweep_offered(plan))
-            self._sweep_tasks.add(task)
-            task.add_done_callback(self._sweep_tasks.discard)
+            self._sweep_tasks.start(self._sweep_offered(plan))
 
     async def close(self) -> None:
         """End all plans; wait until the offered files are removed."""
         for plan in self.all():
             self.end(plan)
-        while self._sweep_tasks:
-            await asyncio.wait(self._sweep_tasks)
+        await self._sweep_tasks.finish()
 
     def _lease(self, plan: ActivePlan, for_ms: int) -> None:
         """Let a plan end `for_ms` from now."""
