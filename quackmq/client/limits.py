@@ -30,7 +30,7 @@ CLIENT_LONGEST_POLL_MS: Final = 100
 CLIENT_PROBE_MS: Final = 100
 #: A new producer needs an id. librdkafka requests one every 500 ms, and whenever it receives
 #: metadata. So the client requests metadata after this time, then after twice as long, and so on.
-CLIENT_HURRY_MS: Final = 5
+CLIENT_PRODUCER_ID_MS: Final = 5
 #: Polling interval where no event announces an answer.
 CLIENT_SHORT_POLL_MS: Final = 5
 #: Messages fetched from librdkafka per call: enough to share the cost of the call.

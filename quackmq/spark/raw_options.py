@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from quackmq.errors import IllegalTopicName, InvalidRequest
@@ -112,10 +112,10 @@ class RawOptions:
         """Return how long a request to the broker is repeated."""
         return self.number(RETRY_OPTION, 1, _LONGEST_RETRY_MS) or limits.SPARK_RETRY_MS
 
-    def kafka(self, *excluded: str) -> dict[str, str]:
+    def librdkafka_settings(self, *, without: Collection[str] = ()) -> dict[str, str]:
         """Return the settings for librdkafka, unchanged. Omit those that this package handles
-        itself: the address, the group and `excluded`."""
-        omitted = {BOOTSTRAP_OPTION, GROUP_OPTION, *excluded}
+        itself: the address, the group and those in `without`."""
+        omitted = {BOOTSTRAP_OPTION, GROUP_OPTION, *without}
         return {
             name.removeprefix(KAFKA_PREFIX): value
             for name, value in self._texts.items()

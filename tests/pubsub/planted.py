@@ -28,7 +28,7 @@ def without_last_id() -> None:
     ) -> None:
         outstanding = held.progress.outstanding
         if outstanding is not None:
-            await self._move(held, outstanding, 0)
+            await self._move_cursor(held, outstanding, 0)
             held.progress = subscription.acknowledge(held.progress, outstanding)
 
     delivery.PullService._acknowledge = acknowledge  # type: ignore[assignment,method-assign]
@@ -42,7 +42,7 @@ def without_sequence() -> None:
         self: messages.Messages, caller: object, topic_name: str, publisher: str
     ) -> int | None:
         topic = self._topics.named(topic_name)
-        return number_before_offset(held(self, topic, messages._check_publisher(publisher)))
+        return number_before_offset(held(self, topic, messages._group_of_publisher(publisher)))
 
     messages.Messages.last_sequence = last_sequence  # type: ignore[method-assign]
     messages.Messages._last_number = lambda self, topic, group: 0  # type: ignore[method-assign]

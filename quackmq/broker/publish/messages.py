@@ -201,7 +201,7 @@ class Messages:
         """Return the sequence of a publisher's last stored put; None if it has none. Wait for its
         running puts first. Raise UnknownTopic."""
         topic = self._topics.named(topic_name)
-        group = _check_publisher(publisher)
+        group = _group_of_publisher(publisher)
         async with self._cursors.changing(group):
             return number_before_offset(self._last_number(topic, group))
 
@@ -519,10 +519,10 @@ def _parse_number(publisher: str | None, sequence: int | None) -> _Number | None
         return None
     if publisher is None or sequence is None:
         raise InvalidRequest("a numbered put needs both: a publisher's name and a sequence")
-    return _Number(_check_publisher(publisher), offset_for_number(sequence))
+    return _Number(_group_of_publisher(publisher), offset_for_number(sequence))
 
 
-def _check_publisher(publisher: str) -> str:
+def _group_of_publisher(publisher: str) -> str:
     """Return the group that stores the numbers of a publisher. Raise InvalidRequest for an invalid
     name."""
     group = publisher_group(publisher)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Stale entries that `_delivery_counts` may hold, besides as many as are still leased.
 _SPARE_DELIVERY_COUNTS: Final = 64
+#: In the place of offsets to read: the ages of entries must be read first.
+_AGES_NEEDED: Final = LeaseRange(0, 0)
 
 
 class Channel:
@@ -341,8 +343,8 @@ class Channel:
         leased: list[LeasedEntry],
     ) -> tuple[PartitionProgress, LeaseRange] | None:
         """Lease entries of one partition that are in memory, and append them to `leased`. Return
-        the partition and the offsets that must be read for more; an empty range asks for the ages
-        of entries. Return None if nothing must be read."""
+        the partition and the offsets that must be read for more, or `_AGES_NEEDED`. Return None if
+        nothing must be read."""
         partition, leases = progress.key.partition, progress.leases
         window = live_tail.windows[partition]
         now_ms = loop_ms()
@@ -350,7 +352,7 @@ class Channel:
         if leases.terms.reading == "every":
             live_from = 0
         elif live_tail.needs_ages(partition):
-            return progress, LeaseRange(0, 0)
+            return progress, _AGES_NEEDED
         else:
             live_from = live_tail.live_from(partition)
         to_read = None
@@ -434,8 +436,7 @@ class Channel:
         assert self.live_tail is not None, "an open channel has a live tail"
         async with self._subscription.read_lock:
             try:
-                # An empty range asks for the ages of entries: see `_lease_in_partition`.
-                if next_range.next_offset == 0:
+                if next_range is _AGES_NEEDED:
                     await self.live_tail.update_ages(progress.key.partition)
                     return
                 window_batch = self._find_batch(progress, next_range.first_offset)

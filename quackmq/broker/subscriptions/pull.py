@@ -390,7 +390,7 @@ class PullService:
             else:
                 lost = max(0, min(offsets.first, position.offset) - cursor)
             first_offset = min(max(cursor, offsets.first), position.offset)
-            await self._move(subscription, position, lost, first_offset)
+            await self._move_cursor(subscription, position, lost, first_offset)
             subscription.progress = advance_past(subscription.progress, position)
             self._retention.cursor_moved(PartitionKey(topic.id, position.partition))
 
@@ -430,7 +430,7 @@ class PullService:
             lost = await self._count_lost_before(subscription, position)
             if lost is None:
                 return
-        await self._move(subscription, position, lost or 0)
+        await self._move_cursor(subscription, position, lost or 0)
         subscription.progress = acknowledge(subscription.progress, position)
         self._retention.cursor_moved(PartitionKey(subscription.topic.id, position.partition))
 
@@ -448,7 +448,7 @@ class PullService:
             return next_message.lost
         return None
 
-    async def _move(
+    async def _move_cursor(
         self,
         subscription: PullSubscription,
         position: RecordPosition,

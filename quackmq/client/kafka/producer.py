@@ -97,8 +97,8 @@ class Publisher:
         self._waiting: dict[PendingDeliveries, None] = {}
         self._poller: threading.Thread | None = None
         self._is_closed = False
-        #: Whether `hurry` has run.
-        self._has_hurried = False
+        #: Whether `speed_up_first_message` has run.
+        self._has_sped_up = False
 
     def send(
         self,
@@ -149,11 +149,11 @@ class Publisher:
         """Wait until some queued messages are sent."""
         self._producer.poll(deadline.slice_s())
 
-    def hurry(self, topic: str, deadline: Deadline) -> None:
+    def speed_up_first_message(self, topic: str, deadline: Deadline) -> None:
         """Make librdkafka send the first message sooner. It needs a producer id, which it
         requests only every half second or when it receives metadata. So request metadata."""
-        wait_ms = limits.CLIENT_HURRY_MS
-        while not self._has_hurried and len(self._producer) and wait_ms < _OWN_TIMER_MS:
+        wait_ms = limits.CLIENT_PRODUCER_ID_MS
+        while not self._has_sped_up and len(self._producer) and wait_ms < _OWN_TIMER_MS:
             self._producer.poll(min(wait_ms / 1000, deadline.remaining_s()))
             if not len(self._producer) or deadline.has_passed():
                 break
@@ -162,7 +162,7 @@ class Publisher:
             except KafkaException as exception:
                 log.debug("no list of topics: %s", exception)
             wait_ms *= 2
-        self._has_hurried = True
+        self._has_sped_up = True
 
     def start_poller(self, topic: str) -> None:
         """Start a thread that polls, for callers that do not wait in a thread. The first message
@@ -209,7 +209,7 @@ class Publisher:
 
     def _poll_until_closed(self, topic: str) -> None:
         """Poll for all calls of an asynchronous client; the body of the poller thread."""
-        self.hurry(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
+        self.speed_up_first_message(topic, Deadline(shared_limits.CLIENT_TIMEOUT_MS / 1000))
         while not self._is_closed:
             self._producer.poll(limits.CLIENT_LONGEST_POLL_MS / 1000)
 

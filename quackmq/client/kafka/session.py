@@ -223,7 +223,7 @@ class Session:
             partition = key_partitioner.partition(message[1])
             self._send(publisher, topic, message, deliveries, index, partition, deadline)
         # Otherwise librdkafka may wait half a second for its producer id before the first message.
-        publisher.hurry(topic, deadline)
+        publisher.speed_up_first_message(topic, deadline)
         publisher.wait(deliveries, deadline)
         try:
             positions = _read_positions(publisher, topic, deliveries, deadline)

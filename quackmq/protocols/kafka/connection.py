@@ -333,7 +333,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             return
         if is_blocked and self._broker.pending_bytes > shared_limits.PENDING_BYTES:
             self._server.wait_for_room(self)
-        if not is_blocked and not self._frames.may_receive:
+        if not is_blocked and not self._frames.reserve_memory():
             self._server.waiting_for_memory.add(self)
             is_blocked = True
         self._set_reading(not is_blocked)

@@ -39,7 +39,7 @@ class SinkOptions:
     write_id: str | None
 
 
-def sink_options(options: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse and check the options. Raise InvalidRequest or IllegalTopicName; the message names the
     option."""
     raw = RawOptions(options)
@@ -50,7 +50,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         raw.bootstrap(),
         raw.http_address(),
-        raw.kafka(COMPRESSION_OPTION),  # all others; the sink compresses itself
+        raw.librdkafka_settings(without=[COMPRESSION_OPTION]),  # the sink compresses itself
         raw.retry_ms(),
         topic,
         _parse_compression(raw.text(COMPRESSION_OPTION)),

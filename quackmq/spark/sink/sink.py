@@ -67,7 +67,7 @@ from quackmq.spark.broker.staging import (
 )
 from quackmq.spark.sink.digest import Digest, compute_digest, merge_digests
 from quackmq.spark.sink.encode import Rows, encode
-from quackmq.spark.sink.options import TOPIC_OPTION, WRITE_ID_OPTION, sink_options
+from quackmq.spark.sink.options import TOPIC_OPTION, WRITE_ID_OPTION, parse_sink_options
 from quackmq.spark.sink.partitioner import Numbers, choose_partitions
 
 #: The local properties that tell a task which stream it belongs to. Spark has no property for the
@@ -115,7 +115,7 @@ class Plan:
 def plan(options: Mapping[str, str], schema: StructType) -> Plan:
     """Check the options and the columns of a write; return its plan. Raise InvalidRequest, which
     names the option or the column."""
-    sink = sink_options(options)
+    sink = parse_sink_options(options)
     if sink.topic is None and "topic" not in schema.fieldNames():
         raise InvalidRequest(
             f"no topic to write to: set the option {TOPIC_OPTION}, or add a column `topic`"

@@ -200,7 +200,7 @@ def _parse_options(raw: RawOptions, starting: Boundary, ending: Boundary) -> Opt
         starting=starting,
         ending=ending,
         http_address=raw.http_address(),
-        kafka=raw.kafka(),
+        kafka=raw.librdkafka_settings(),
         max_offsets=raw.number("maxOffsetsPerTrigger", 1, _GREATEST_NUMBER),
         max_bytes=raw.number("maxBytesPerTrigger", 1, _GREATEST_NUMBER),
         min_offsets=raw.number("minOffsetsPerTrigger", 1, _GREATEST_NUMBER),

@@ -128,7 +128,7 @@ class Frames:
 
     The order of calls: `received` after bytes were put into `buffer`; then `next_frame` as long as
     `is_ready` is true, or less often; then `compact`. Call `buffer` only when no frame is ready and
-    `may_receive` is true.
+    `reserve_memory` has returned true.
     """
 
     __slots__ = (
@@ -216,9 +216,9 @@ class Frames:
         """Whether there are bytes that have not been returned as a frame."""
         return self._end > self._start
 
-    @property
-    def may_receive(self) -> bool:
-        """Whether more of the incomplete frame may be received; tries to reserve its memory."""
+    def reserve_memory(self) -> bool:
+        """Reserve memory for the incomplete frame, if it needs any. Return whether more of the
+        frame may be received: it needs no reservation, or has one now."""
         if not self._needs_admission():
             return True
         self.compact()

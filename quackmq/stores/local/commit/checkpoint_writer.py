@@ -132,7 +132,7 @@ class CheckpointWriter:
 def _index_entry_runs(indexes: Iterable[PendingEntries]) -> Iterator[Run]:
     """Yield the new entries of index files as runs of bytes."""
     for entries in indexes:
-        for path, position, data in entries.files():
+        for path, position, data in entries.writes():
             yield Run(path, position, len(data), [data])
 
 

@@ -212,7 +212,7 @@ class PendingEntries(NamedTuple):
     regions: bytes
     aborted: bytes
 
-    def files(self) -> Iterator[tuple[str, int, bytes]]:
+    def writes(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield a write for each index file with new entries: its path, the position of its end,
         and the new bytes."""
         segment = self.segment

@@ -183,12 +183,12 @@ def test_a_large_request_waits_until_others_are_done_with_their_memory() -> None
     stream = framed(payload_of(600 * limits.KIB))
     fed(first, stream[:-1])
     fed(second, stream[: 100 * limits.KIB])
-    assert (first.may_receive, second.may_receive) == (True, False)
+    assert (first.reserve_memory(), second.reserve_memory()) == (True, False)
     assert fed(first, stream[-1:]) == [stream[4:]]
     assert released == ["released"]
-    assert second.may_receive
+    assert second.reserve_memory()
     second.close()
-    assert first.may_receive
+    assert first.reserve_memory()
 
 
 def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
@@ -198,10 +198,10 @@ def test_who_claims_much_and_says_little_needs_no_memory_of_anybody() -> None:
     most = kafka_limits.KAFKA_UNRESERVED_BYTES
     for sent in range(0, most - 1000, 1000):
         fed(frames, stream[sent : sent + 1000])
-        assert frames.may_receive
+        assert frames.reserve_memory()
         assert 0 < len(frames.buffer()) <= most
     fed(frames, stream[sent + 1000 : most])
-    assert not frames.may_receive
+    assert not frames.reserve_memory()
 
 
 def test_how_much_has_come_is_told_of_what_memory_is_held_for() -> None:
@@ -221,7 +221,7 @@ def test_a_connection_that_goes_gives_its_memory_back() -> None:
     for _ in range(10):
         frames = Frames(memory)
         fed(frames, framed(payload_of(limits.MIB - 4))[:-1])
-        assert frames.may_receive
+        assert frames.reserve_memory()
         frames.close()
         frames.close()
 
@@ -254,7 +254,7 @@ def test_small_requests_need_no_admission() -> None:
     memory = ReceiveMemory(ReceiveBudget(0))
     frames = Frames(memory)
     fed(frames, framed(payload_of(kafka_limits.KAFKA_UNRESERVED_BYTES - 4))[:100])
-    assert frames.may_receive
+    assert frames.reserve_memory()
 
 
 # --- headers ---------------------------------------------------------------------------------
