@@ -17,6 +17,10 @@ from quackmq.broker.groups.state import GroupSettings
 from quackmq.broker.log.page import Page
 from quackmq.broker.publish.messages import BegunPut, Messages, Put
 from quackmq.broker.push.service import Channel, LeasedEntry, PushProgress, PushService
+from quackmq.broker.push.unacknowledged import (
+    UnacknowledgedPage,
+    UnacknowledgedSubscription,
+)
 from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.series import CommittedTurn, Turn
@@ -59,6 +63,7 @@ from quackmq.model.subscription import (
     Time,
     message_id,
     parse_message_id,
+    parse_position,
 )
 from quackmq.model.transactional_id import ProducerRef, TransactionState
 
@@ -126,6 +131,9 @@ __all__ = [
     "TransactionState",
     "Transactions",
     "Turn",
+    "UnacknowledgedPage",
+    "UnacknowledgedSubscription",
     "message_id",
     "parse_message_id",
+    "parse_position",
 ]

@@ -41,6 +41,7 @@ from quackmq.broker.publish.service import PublishService
 from quackmq.broker.push.live_tail import LiveTails
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.service import PushService
+from quackmq.broker.push.unacknowledged import Unacknowledged
 from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.retention.hold_leases import HoldLeases
 from quackmq.broker.retention.holds import Holds
@@ -147,6 +148,9 @@ class Broker:
             topics, registry, pull, push, cursors, names, holds, settings, now_ms, lifecycle
         )
         self.pushing = PushService(topics, push, subscriptions, live_tails, lifecycle)
+        self.unacknowledged = Unacknowledged(
+            topics, log, push, holds, self.pushing, clock, lifecycle
+        )
         self.groups = Groups(
             coordinator,
             cursors,

@@ -103,6 +103,11 @@ RECEIPTS_PER_BATCH: Final = 1_000
 #: example if the disk accepts no writes, done offsets between the ranges count as acknowledged,
 #: too. There may be more ranges if leased entries separate them.
 PENDING_RECEIPT_RANGES: Final = 4_096
+#: Push subscriptions that one page of those which have not acknowledged an entry examines. It takes
+#: about a millisecond, besides the search for the first of them.
+UNACKNOWLEDGED_EXAMINED: Final = 1_000
+#: Characters of the reason why a subscriber is not reached. It may quote what a peer has sent.
+UNREACHED_REASON_CHARS: Final = 200
 #: Channels over all push subscriptions: each is a connected peer.
 CHANNELS: Final = 50_000
 #: Wait before a channel repeats a failed read: a disk error may be temporary, and permanent damage

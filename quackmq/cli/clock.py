@@ -7,16 +7,11 @@ Uses the HTTP API of a running broker. docs/clock.md explains what a confirmatio
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from quackmq import limits
-from quackmq.cli.broker.address import parse_advertised_address
+from quackmq.cli.broker.requests import add_http_option, parse_http_option, request
 from quackmq.errors import InvalidRequest
-
-DEFAULT_HTTP: Final = "127.0.0.1:8002"
 
 _DAY_S: Final = 24 * 3600
 #: From here on (the year 9892) a time is printed as a number: `datetime` ends with the year 9999.
@@ -48,52 +43,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with confirm: whether the difference is time that really passed; default: yes if the "
         "machine was booted in between, no if it ran all the time",
     )
-    parser.add_argument(
-        "--http",
-        metavar="HOST:PORT",
-        default=DEFAULT_HTTP,
-        help="the HTTP address of the broker; default %(default)s",
-    )
+    add_http_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show or confirm the clock; return 0, or 1 if there was nothing to confirm. Raises
     InvalidRequest for invalid options and OSError if the broker cannot be reached."""
-    try:
-        address = parse_advertised_address(args.http)
-    except ValueError as error:
-        raise InvalidRequest(f"--http: {args.http!r} {error}") from None
+    address = parse_http_option(args)
     if args.action == "show":
         if args.passed is not None:
             raise InvalidRequest("--passed needs the action confirm")
-        print(_describe(_request(address.host, address.port, "GET", "/v1/clock")))
+        print(_describe(request(address, "GET", "/v1/clock")))
         return 0
     body = {} if args.passed is None else {"passed": args.passed == "yes"}
-    response = _request(address.host, address.port, "POST", "/v1/clock/confirm", body)
+    response = request(address, "POST", "/v1/clock/confirm", body)
     print("Confirmed." if response["confirmed"] else "There is nothing to confirm.")
     print(_describe(response["clock"]))
     return 0 if response["confirmed"] else 1
-
-
-def _request(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
-    """Send a request to the broker and return its answer. Raises OSError if the broker cannot be
-    reached or refuses the request."""
-    connection = http.client.HTTPConnection(host, port, timeout=limits.CLIENT_TIMEOUT_MS / 1000)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OSError(
-            f"no answer from the broker's HTTP address {host}:{port}: {reason}"
-        ) from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise OSError(f"the broker refused the request: {answer.get('detail', answer)}")
-    return answer
 
 
 def _describe(clock: dict[str, Any]) -> str:

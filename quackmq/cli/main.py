@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
-from quackmq.cli import clock, get, limits_command, pipeline, put, serve
+from quackmq.cli import clock, get, limits_command, pipeline, put, serve, unacknowledged
 from quackmq.cli import logs as logformat
 from quackmq.cli.broker.settings import suggest
 from quackmq.cli.chaos import command as chaos
@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "pipeline": pipeline,
     "put": put,
     "get": get,
+    "unacknowledged": unacknowledged,
     "clock": clock,
     "limits": limits_command,
     "experiment": experiment,

@@ -87,12 +87,14 @@ class LeaseRange(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """An outstanding entry: how often it was leased, including the last time, and when it is due
-    again. Offset and delivery count together identify one delivery."""
+    """An outstanding entry: how often it was leased, including the last time, when it is due
+    again, and when it was leased the last time, which is not known after a restart. Offset and
+    delivery count together identify one delivery."""
 
     offset: int
     deliveries: int
     due_ms: int
+    leased_ms: int | None = None
 
 
 class Counts(NamedTuple):
@@ -188,6 +190,10 @@ class Leases:
     def is_done(self, offset: int) -> bool:
         return offset not in self._lease_by_offset and not self._fresh_ranges.contains(offset)
 
+    def lease_of(self, offset: int) -> Lease | None:
+        """Return the lease of an outstanding entry; None if the entry is fresh or done."""
+        return self._lease_by_offset.get(offset)
+
     def is_leased(self, offset: int, deliveries: int) -> bool:
         """Return whether this delivery is the outstanding one."""
         lease = self._lease_by_offset.get(offset)
@@ -244,9 +250,8 @@ class Leases:
         # other outstanding offset lies in it.
         index = bisect_left(self._offsets, lease_range.first_offset)
         self._offsets[index:index] = offsets
-        return [
-            self._set_lease(Lease(offset, 1, now_ms + self.terms.lease_ms)) for offset in offsets
-        ]
+        due_ms = now_ms + self.terms.lease_ms
+        return [self._set_lease(Lease(offset, 1, due_ms, now_ms)) for offset in offsets]
 
     def lease_next(self, now_ms: int, end_offset: int) -> bool:
         """Do `next_range` and `lease` in one step for the common case: one entry is at the
@@ -264,7 +269,7 @@ class Leases:
         starts[0] = offset + 1
         self._offsets.append(offset)
         due_ms = now_ms + terms.lease_ms
-        lease_by_offset[offset] = new_tuple(Lease, (offset, 1, due_ms))
+        lease_by_offset[offset] = new_tuple(Lease, (offset, 1, due_ms, now_ms))
         heapq.heappush(due_times, (due_ms, offset))
         if len(due_times) > 2 * len(lease_by_offset) + _SPARE_DUE_TIMES:
             self._rebuild_due_times()
@@ -428,7 +433,8 @@ class Leases:
             self._end_lease(offset)
             self.counts = self.counts._replace(lost=self.counts.lost + 1)
             return []
-        return [self._set_lease(Lease(offset, lease.deliveries + 1, now_ms + self.terms.lease_ms))]
+        due_ms = now_ms + self.terms.lease_ms
+        return [self._set_lease(Lease(offset, lease.deliveries + 1, due_ms, now_ms))]
 
     def _set_due(self, offset: int, deliveries: int, due_ms: int) -> bool:
         """Set the time at which a delivery is due again. Return False, and change nothing, if it is

@@ -25,9 +25,13 @@ NEWEST = Terms("newest", window=3)
 
 
 def serve(leases: Leases, end: int, now_ms: int = 0, live_from: int = 0) -> list[Lease]:
-    """What is wanted next, of a log that holds an entry at every offset."""
+    """What is wanted next, of a log that holds an entry at every offset. The leases come without
+    the time at which they began, which is now."""
     wanted = leases.next_range(now_ms, end, live_from)
-    return [] if wanted is None else lend_all(leases, wanted, now_ms)
+    lent = [] if wanted is None else lend_all(leases, wanted, now_ms)
+    assert all(lease == leases.lease_of(lease.offset) for lease in lent)
+    assert all(lease.leased_ms == now_ms for lease in lent)
+    return [lease._replace(leased_ms=None) for lease in lent]
 
 
 def lend_all(leases: Leases, wanted: LeaseRange, now_ms: int = 0) -> list[Lease]:

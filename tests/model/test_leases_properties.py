@@ -124,7 +124,8 @@ class LeasesMachine(RuleBasedStateMachine):
         entries = [offset for offset in range(first, read_to) if self.is_entry(offset)]
         was_fresh = {offset for offset in range(first, read_to) if self.is_fresh(offset)}
         lent = self.leases.lease(wanted, entries, read_to, self.now_ms)
-        for offset, deliveries, due_ms in lent:
+        for offset, deliveries, due_ms, leased_ms in lent:
+            assert leased_ms == self.now_ms
             assert offset not in self.done, "nothing done is lent again"
             before, before_due_ms = self.lent.get(offset, (0, 0))
             assert wanted.is_redelivery is (before > 0) and before_due_ms <= self.now_ms

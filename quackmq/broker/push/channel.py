@@ -415,7 +415,7 @@ class Channel:
         new_leases = leases.lease(next_range, offsets, examined_to, now_ms)
         partition = key.partition
         # If there is no room for all entries, `lease` leases the first ones.
-        for (offset, deliveries, _), entry in zip(new_leases, entries, strict=False):
+        for (offset, deliveries, _, _), entry in zip(new_leases, entries, strict=False):
             self._delivery_counts[partition, offset] = deliveries
             if deliveries == 1:
                 leased.append(entry)

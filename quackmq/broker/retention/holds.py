@@ -62,6 +62,11 @@ class Holds:
         names = {*self._pull_order(key).names_before(offset)}
         return sorted(names.union(self._push_order(key).names_before(offset)))
 
+    def push_names_behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
+        """Return the names of the push subscriptions whose durable low-water marks are before
+        `offset`."""
+        return self._push_order(key).names_before(offset)
+
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
         """Return the holder with the lowest cursor and the number of holders before `offset`; None
         if there is none. For a push subscription, `since_ms` is when it was created."""

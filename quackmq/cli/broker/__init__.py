@@ -3,5 +3,5 @@
 Open `runner` first: it puts store, broker and listeners together. `settings` reads options,
 environment variables and the TOML file, `address` parses addresses, `process` configures the
 process, `collector` keeps the garbage collector from stopping the loop, and `closing` decides how
-long a shutdown may take.
+long a shutdown may take. `requests` asks a broker that is running elsewhere.
 """

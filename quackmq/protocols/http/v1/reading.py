@@ -1,18 +1,27 @@
 """Read a partition by offset, one page at a time; wait if there are no messages yet.
 
 `getentry` reads a partition as the queue of the line protocol: one live entry, by its number.
+`unacknowledged` tells which push subscriptions have not acknowledged a message.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from quackmq.broker import TopicQueue
-from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from quackmq.model.topic import PartitionKey
+from quackmq import limits as shared_limits
+from quackmq.broker import RecordPosition, TopicQueue, message_id, parse_position
+from quackmq.errors import (
+    DamagedData,
+    InvalidMessageId,
+    InvalidRequest,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+)
+from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
 from quackmq.protocols.http.v1.messages import (
@@ -32,6 +41,7 @@ from quackmq.protocols.http.v1.operations import (
     Operation,
     ResponseInfo,
     Schema,
+    Text,
     json_response,
     one_of,
 )
@@ -150,6 +160,124 @@ async def get_entry(request: Request) -> Response:
     return json_response(200, EntryAnswer(found.number, entry))
 
 
+# --- acknowledgements -----------------------------------------------------------------------------
+
+
+class UnacknowledgedShape(Struct, frozen=True):
+    """A push subscription that has not acknowledged a message. It is `waiting` if the message is
+    not sent yet or is to be sent again, `sent` if it was sent and may still be acknowledged in
+    time, and `unreachable` if the subscriber is not connected or cannot be reached."""
+
+    name: str
+    state: Literal["waiting", "sent", "unreachable"]
+    deliveries: Annotated[int, Meta(description="How often the message was sent.")]
+    sent_ms: Annotated[
+        int | None,
+        Meta(
+            description="When the message was sent the last time; null if it was not sent since "
+            "the broker started."
+        ),
+    ]
+    reason: Annotated[
+        str | None, Meta(description="Why the subscriber is unreachable; null if it is not.")
+    ]
+
+
+class UnacknowledgedCount(Struct, frozen=True):
+    """How many push subscriptions have not acknowledged a message. Pull subscriptions and consumer
+    groups are not among them."""
+
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    count: int
+
+
+class UnacknowledgedList(Struct, frozen=True):
+    """The push subscriptions that have not acknowledged a message, ordered by name. `count` is the
+    number of all of them. Pass `next` as `after` to get more; it is null at the end. A page may
+    have fewer items than its limit, even none, if subscriptions in it have acknowledged the
+    message and later ones have not acknowledged earlier messages."""
+
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    count: int
+    subscriptions: list[UnacknowledgedShape]
+    next: str | None
+
+
+MESSAGE_PARTITION: Final = Number(
+    name="partition",
+    maximum=shared_limits.PARTITIONS_PER_TOPIC - 1,
+    default=0,
+    description="The message's partition. Not with `id`.",
+)
+MESSAGE_OFFSET: Final = Number(
+    name="offset", maximum=INT64_MAX, description="The message's offset. Not with `id`."
+)
+ID: Final = Text(name="id", description="The message's id, in place of its partition and offset.")
+AFTER: Final = Text(
+    name="after",
+    description="Only subscriptions whose names come after this one.",
+    max_chars=shared_limits.NAME_BYTES,
+)
+
+
+async def list_unacknowledged(request: Request) -> Response:
+    """Return a page of the subscriptions that have not acknowledged a message."""
+    topic, position = _parse_message(request)
+    page = await request.broker.unacknowledged.page(
+        request.caller,
+        PartitionKey(topic.id, position.partition),
+        position.offset,
+        after=AFTER.get(request) or "",
+        limit=LIMIT.require(request),
+    )
+    subscriptions = [
+        UnacknowledgedShape(
+            each.name, each.state, each.deliveries, each.sent_ms, each.reason or None
+        )
+        for each in page.subscriptions
+    ]
+    message = _message_fields(topic, position)
+    return json_response(
+        200, UnacknowledgedList(*message, page.total, subscriptions, page.next_after)
+    )
+
+
+async def count_unacknowledged(request: Request) -> Response:
+    topic, position = _parse_message(request)
+    key = PartitionKey(topic.id, position.partition)
+    count = await request.broker.unacknowledged.count(request.caller, key, position.offset)
+    return json_response(200, UnacknowledgedCount(*_message_fields(topic, position), count))
+
+
+def _parse_message(request: Request) -> tuple[Topic, RecordPosition]:
+    """Return the topic and the position of the message that a request names. Raise InvalidRequest
+    unless it names one message in one way."""
+    topic = request.broker.topic(TOPIC.require(request))
+    token, offset = ID.get(request), MESSAGE_OFFSET.get(request)
+    if (token is None) == (offset is None):
+        raise InvalidRequest("name the message by its offset or by its id: send exactly one")
+    if token is not None:
+        if MESSAGE_PARTITION.get(request) is not None:
+            raise InvalidRequest("an id contains its partition: send id without partition")
+        return topic, parse_position(token, topic.id)
+    assert offset is not None
+    return topic, RecordPosition(MESSAGE_PARTITION.require(request), offset)
+
+
+def _message_fields(topic: Topic, position: RecordPosition) -> tuple[str, str, int, int]:
+    return message_id(topic.id, position), topic.name, position.partition, position.offset
+
+
+_MESSAGE_ERRORS: Final = (UnknownTopic, UnknownPartition, OffsetOutOfRange, InvalidMessageId)
+
+# --- operations -----------------------------------------------------------------------------------
+
 OPERATIONS: Final = (
     Operation(
         name="readMessages",
@@ -176,5 +304,28 @@ OPERATIONS: Final = (
         parameters=(TOPIC, PARTITION, LAST),
         responses={200: ResponseInfo("The entry, or none if there is none.", EntryAnswer)},
         errors=(UnknownTopic, UnknownPartition, DamagedData),
+    ),
+    Operation(
+        name="listUnacknowledged",
+        tag="subscriptions",
+        method="GET",
+        path="/v1/topics/{topic}/unacknowledged",
+        handler=list_unacknowledged,
+        description="List the push subscriptions that have not acknowledged a message, each with "
+        "what it waits for. A deleted message waits for none.",
+        parameters=(TOPIC, MESSAGE_PARTITION, MESSAGE_OFFSET, ID, AFTER, LIMIT),
+        responses={200: ResponseInfo("A page of subscriptions.", UnacknowledgedList)},
+        errors=_MESSAGE_ERRORS,
+    ),
+    Operation(
+        name="countUnacknowledged",
+        tag="subscriptions",
+        method="GET",
+        path="/v1/topics/{topic}/unacknowledged/count",
+        handler=count_unacknowledged,
+        description="Count the push subscriptions that have not acknowledged a message.",
+        parameters=(TOPIC, MESSAGE_PARTITION, MESSAGE_OFFSET, ID),
+        responses={200: ResponseInfo("The count.", UnacknowledgedCount)},
+        errors=_MESSAGE_ERRORS,
     ),
 )
