@@ -97,6 +97,26 @@ def test_a_torn_record_is_known_by_its_checksum(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("place", [0, 20, 50])
+def test_a_file_that_is_damaged_before_its_last_record_is_named_and_left_alone(
+    tmp_path: Path, place: int
+) -> None:
+    """No crash does that. Cutting it off there would forget the records behind."""
+    done = ProcessedOffsets(tmp_path, "donald")
+    for offset in range(3):
+        done.add(TOPIC, RecordPosition(0, offset))
+    done.close()
+    file = file_of(tmp_path)
+    whole = bytearray(file.read_bytes())
+    whole[place] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(UnusableDirectory, match="done is damaged.*or remove it"):
+        ProcessedOffsets(tmp_path, "donald")
+    assert file.read_bytes() == whole
+    file.unlink()
+    ProcessedOffsets(tmp_path, "donald").close()
+
+
 def test_a_long_file_is_written_anew_and_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from crc32c import crc32c
 from quackmq.client.files.durable import replace, sync_directory, write
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 from quackmq.disk.syncing import sync_data
-from quackmq.errors import ClientClosed, NewerFormat
+from quackmq.errors import ClientClosed, NewerFormat, UnusableDirectory
 from quackmq.model.subscription import RecordPosition
 
 _HEAD: Final = b"QMDONE1\n"
@@ -109,15 +109,19 @@ class ProcessedOffsets:
         return self._ranges.setdefault((topic_id, partition), _Ranges())
 
     def _open(self, path: Path) -> None:
-        """Load the file and open it for appending; create it if missing. Cut off a torn record.
-        Raises NewerFormat or UnusableDirectory."""
+        """Load the file and open it for appending; create it if missing. Cut off a torn record,
+        which is the last one. Raises NewerFormat, or UnusableDirectory, also for a damaged file."""
         with translating_os_errors(path.parent):
             content = path.read_bytes() if path.exists() else b""
             if content.startswith(_HEAD[:_HEAD_KIND]) and not _HEAD.startswith(
                 content[: len(_HEAD)]
             ):
                 raise NewerFormat(f"{path} was written by a later version")
+            if len(content) >= len(_HEAD) and not content.startswith(_HEAD):
+                raise _damaged(path, "its header is invalid")
             intact_bytes = self._load(content)
+            if intact_bytes + _RECORD_BYTES < len(content):
+                raise _damaged(path, f"the record at byte {intact_bytes} is invalid")
             # The file is new, or a crash has torn its header.
             if intact_bytes < len(_HEAD):
                 replace(path, path.with_name("new"), _HEAD)
@@ -217,6 +221,13 @@ class _Ranges:
             end = max(end, self.ends[after - 1])
         self.starts[start:after] = [first]
         self.ends[start:after] = [end]
+
+
+def _damaged(path: Path, problem: str) -> UnusableDirectory:
+    return UnusableDirectory(
+        f"{path} is damaged, {problem}: restore it, or remove it; without it, messages that were "
+        "processed before may be returned again"
+    )
 
 
 def _record(topic_id: uuid.UUID, partition: int, first: int, end: int) -> bytes:
