@@ -43,9 +43,11 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode, urlsplit
 
+from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.files.durable import replace
-from quackmq.errors import QuackError, UnusableDirectory
+from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
+from quackmq.errors import QuackError, StoreLocked, UnusableDirectory
 
 DEFAULT_PORT: Final = 8002
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -91,8 +93,13 @@ class _Library:
         timeout: float = limits.QUEUE_TIMEOUT_MS / 1000,
     ) -> None:
         """`timeout` in seconds, for each call; `address` as `HOST:PORT` or a URL."""
+        if not _is_positive_number(timeout):
+            problem = f"a timeout is a number of seconds above 0, not {timeout!r}"
+            raise self._error(problem, "invalid_setting")
         self._lock = threading.RLock()
-        self._broker = _Broker(address, timeout, self._error)
+        # Sockets take no infinite timeout.
+        timeout_s = min(timeout, shared_limits.CLIENT_LONGEST_MS / 1000)
+        self._broker = _Broker(address, timeout_s, self._error)
 
     def __enter__(self) -> Self:
         return self
@@ -242,12 +249,20 @@ class Consumer(_Library):
     ) -> None:
         super().__init__(address, timeout=timeout)
         self._file = None if directory is None else Path(directory) / "consumer.json"
+        self._own_directory: OwnDirectory | None = None
         self.id: str | None = None
         #: The id of the last message received, by topic; None before the first.
         self._last_ids: dict[str, str | None] = {}
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._load(self._file)
+        self._open_directory()
+
+    def close(self) -> None:
+        """Close the connection, and release the directory for other processes. The next call opens
+        both again."""
+        with self._lock:
+            super().close()
+            if self._own_directory is not None:
+                self._own_directory.close()
+                self._own_directory = None
 
     @property
     def topics(self) -> list[str]:
@@ -258,6 +273,7 @@ class Consumer(_Library):
         """Subscribe to a topic, from now on; return the consumer's id, which is the same for all
         its topics. If the consumer (or its file) already has the topic, it continues."""
         with self._lock:
+            self._open_directory()
             if self.id is not None and topic in self._last_ids:
                 return self.id
             parameters: dict[str, object] = {"topic": topic}
@@ -271,13 +287,19 @@ class Consumer(_Library):
                 may_repeat=self.id is not None,
                 exists_code="already_subscribed",
             )
-            self.id = str(self._send(request).get("consumer_id", self.id))
+            try:
+                self.id = str(self._send(request).get("consumer_id", self.id))
+            except ConsumerError as error:
+                # This consumer has registered before, but could not store that.
+                if self.id is None or error.reason != request.exists_code:
+                    raise
             self._store_last_id(topic, None)
             return self.id
 
     def dequeue(self, topic: str) -> str:
         """Return the next message. Raises ConsumerError if there is none."""
         with self._lock:
+            self._open_directory()
             last_id = self._last_ids.get(topic) or BEFORE_THE_FIRST
             fields = self._send(
                 _Request("GET", "/consumer/consume", {**self._identity(topic), "last_id": last_id})
@@ -289,6 +311,7 @@ class Consumer(_Library):
     def size(self, topic: str) -> int:
         """Return the number of unread messages."""
         with self._lock:
+            self._open_directory()
             parameters = self._identity(topic)
             if (last_id := self._last_ids.get(topic)) is not None:
                 parameters["last_id"] = last_id
@@ -304,6 +327,22 @@ class Consumer(_Library):
             )
         return {"consumer_id": self.id, "topic": topic}
 
+    def _open_directory(self) -> None:
+        """Lock the directory and load its file, unless that was done. Raises ConsumerError."""
+        if self._file is None or self._own_directory is not None:
+            return
+        try:
+            self._own_directory = OwnDirectory(self._file.parent)
+            with translating_os_errors(self._file):
+                self._load(self._file)
+        except BaseException as error:
+            if self._own_directory is not None:
+                self._own_directory.close()
+                self._own_directory = None
+            if isinstance(error, UnusableDirectory | StoreLocked):
+                raise ConsumerError(str(error), error.code) from error
+            raise
+
     def _load(self, file: Path) -> None:
         """Load the id and the last ids from the file; a missing file means a new consumer. Raises
         ConsumerError for a file with other content."""
@@ -315,7 +354,9 @@ class Consumer(_Library):
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConsumerError(
-                f"{file} is not the file of a consumer: {error!r}", "bad_file"
+                f"{file} is not the file of a consumer ({error!r}): restore it, or use another "
+                "directory, as a new consumer",
+                "bad_file",
             ) from error
 
     def _store_last_id(self, topic: str, last_id: str | None) -> None:
@@ -340,6 +381,10 @@ class Consumer(_Library):
 #: The errors under the names of the queue's specification.
 myProducerError = ProducerError
 myConsumerError = ConsumerError
+
+
+def _is_positive_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _make_put_request(producer_id: str, topic: str, message: str, number: int) -> _Request:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from itertools import count, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -519,31 +520,7 @@ def test_the_example_reads_what_it_logs(address: str) -> None:
     ]
 
 
-# --- the consumer's file --------------------------------------------------------------------------
-
-
-def test_with_a_directory_the_next_process_is_the_same_consumer(
-    address: str, producer: Producer, topic: str, tmp_path: Path
-) -> None:
-    me = producer.register_producer(topic)
-    with Consumer(address, directory=tmp_path / "mine") as consumer:
-        consumer_id = consumer.register_consumer(topic)
-        for text in ("one", "two", "three"):
-            producer.enqueue(me, topic, text)
-        assert consumer.dequeue(topic) == "one"
-    # As if it had died: the broker has not been told that "one" was received, but the file has.
-    with Consumer(address, directory=tmp_path / "mine") as consumer:
-        assert consumer.id == consumer_id
-        assert consumer.register_consumer(topic) == consumer_id
-        assert consumer.size(topic) == 2
-        assert [consumer.dequeue(topic), consumer.dequeue(topic)] == ["two", "three"]
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"consumer_id": "c", "last_ids": 1}'])
-def test_a_file_that_is_no_consumers_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "consumer.json").write_bytes(content)
-    with pytest.raises(ConsumerError, match="consumer.json"):
-        Consumer(directory=tmp_path)
+# --- settings ---
 
 
 @pytest.mark.parametrize("where", ["", "https://127.0.0.1:1", "127.0.0.1:1/path", "127.0.0.1:x"])
@@ -552,17 +529,13 @@ def test_an_address_that_cannot_be_is_told_of_at_once(where: str) -> None:
         Producer(where)
 
 
-def test_a_message_whose_id_cannot_be_kept_is_not_behind(
-    address: str, producer: Producer, topic: str, tmp_path: Path
-) -> None:
-    me = producer.register_producer(topic)
-    directory = tmp_path / "ids"
-    with Consumer(address, directory=directory) as consumer:
-        consumer.register_consumer(topic)
-        producer.enqueue(me, topic, "one")
-        (directory / "consumer.new").mkdir()
-        with pytest.raises(ConsumerError, match="consumer") as raised:
-            consumer.dequeue(topic)
-        assert raised.value.reason == "unusable_directory"
-        (directory / "consumer.new").rmdir()
-        assert consumer.dequeue(topic) == "one"
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", True])
+def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+    with pytest.raises(ProducerError, match="a timeout is a number of seconds") as raised:
+        Producer(timeout=timeout)
+    assert raised.value.reason == "invalid_setting"
+
+
+def test_a_call_may_wait_for_ever(address: str) -> None:
+    with Producer(address, timeout=float("inf")) as producer:
+        assert isinstance(producer.list_topics(), list)

@@ -1,10 +1,9 @@
-"""The directory in which a ZeroMQ client stores its progress. Only one process at a time may use
-it.
+"""The directory in which a client stores its progress. Only one process at a time may use it.
 
-    DIR/CLIENT/lock          held by the process that uses the directory
+    DIRECTORY/lock           held by the process that uses the directory
 
-Two processes with the same directory and name would overwrite each other's progress, so the second
-one is refused. Not thread-safe.
+Two processes with the same directory would overwrite each other's progress, so the second one is
+refused. The operating system releases the lock of a process that ends. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ _PATH_CHARS: Final = 200
 
 
 class OwnDirectory:
-    def __init__(self, directory: str | os.PathLike[str], client: str) -> None:
-        """Raises UnusableDirectory or StoreLocked."""
-        self.path = Path(directory) / _path_part(client)
+    """A directory that this process uses until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the directory if missing, and lock it. Raises UnusableDirectory or StoreLocked."""
+        self.path = path
         self._lock = -1
         with translating_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -39,7 +40,7 @@ class OwnDirectory:
         except BlockingIOError:
             self.close()
             raise StoreLocked(
-                f"another process uses {self.path}: only one process at a time may use a name"
+                f"another process uses {self.path}: only one process at a time may use it"
             ) from None
         except OSError as error:
             self.close()
@@ -61,6 +62,11 @@ def translating_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnusableDirectory(f"cannot store progress in {path}: {error.strerror}") from error
+
+
+def client_directory(directory: str | os.PathLike[str], client: str) -> Path:
+    """Return the directory of a client below a directory that several clients may share."""
+    return Path(directory) / _path_part(client)
 
 
 def _path_part(client: str) -> str:

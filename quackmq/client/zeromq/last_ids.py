@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from quackmq.client.files.durable import replace, sync_directory
-from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
+from quackmq.client.files.own_directory import (
+    OwnDirectory,
+    client_directory,
+    translating_os_errors,
+)
 from quackmq.errors import UnusableDirectory
 
 _SUFFIX: Final = ".id"
@@ -30,7 +34,7 @@ class LastIds:
         self._ids: dict[str, str] = {}
         self._own: OwnDirectory | None = None
         if directory is not None:
-            self._own = OwnDirectory(directory, client)
+            self._own = OwnDirectory(client_directory(directory, client))
             try:
                 self._load(self._own.path)
             except BaseException:

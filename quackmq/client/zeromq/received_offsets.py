@@ -33,7 +33,11 @@ from typing import Final
 from crc32c import crc32c
 
 from quackmq.client.files.durable import replace, sync_directory, write
-from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
+from quackmq.client.files.own_directory import (
+    OwnDirectory,
+    client_directory,
+    translating_os_errors,
+)
 from quackmq.disk.syncing import sync_data
 from quackmq.errors import ClientClosed, NewerFormat, UnusableDirectory
 from quackmq.model.subscription import RecordPosition
@@ -63,7 +67,7 @@ class ProcessedOffsets:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         if directory is not None:
-            self._own = OwnDirectory(directory, client)
+            self._own = OwnDirectory(client_directory(directory, client))
             try:
                 self._open(self._own.path / "done")
             except BaseException:
