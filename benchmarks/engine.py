@@ -33,6 +33,7 @@ from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.options import SyncMode
 
 MIB = 1024 * 1024
 ROUNDS = 3
@@ -63,13 +64,13 @@ async def best(
 # --- appending and reading large batches -----------------------------------------------------
 
 
-async def append_large(root: Path, scale: float, sync: str) -> Row:
+async def append_large(root: Path, scale: float, sync: SyncMode) -> Row:
     batch = large_batch()
     count = max(20, int((2000 if sync == "os" else 300) * scale))
 
     async def ours() -> float:
         directory = Path(tempfile.mkdtemp(dir=root))
-        store = await LocalStore.open(directory, LocalOptions(sync=sync))  # type: ignore[arg-type]
+        store = await LocalStore.open(directory, LocalOptions(sync=sync))
         topic = await store.create_topic("news", 1, Policy())
         key = PartitionKey(topic.id, 0)
         seconds = 0.0

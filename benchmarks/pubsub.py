@@ -160,7 +160,7 @@ def crowd(bench: Bench) -> list[Row]:
                 target,
             )
             for name, (put, target) in doors.items()
-            for many, alone in [best(lambda put=put: put(CROWD), lambda put=put: put(1))]  # type: ignore[misc]
+            for many, alone in [best(partial(put, CROWD), partial(put, 1))]
         ]
 
 

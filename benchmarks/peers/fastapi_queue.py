@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI, HTTPException, Request
@@ -58,7 +58,7 @@ def transaction() -> Iterator[sqlite3.Connection]:
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI):  # type: ignore[no-untyped-def]
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     with sqlite3.connect(os.environ["QUEUE_DATABASE"]) as connection:
         connection.executescript(SCHEMA)
     connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from typing import Any
 
 import pytest
 
@@ -118,10 +119,10 @@ def test_who_reads_on_costs_less_than_who_reads_here_and_there(
 ) -> None:
     calls = 0
 
-    def counted(*arguments: object, **more: object) -> object:
+    def counted(*arguments: Any, **more: Any) -> object:
         nonlocal calls
         calls += 1
-        return encode(*arguments, **more)  # type: ignore[arg-type]
+        return encode(*arguments, **more)
 
     monkeypatch.setattr(reader_module, "encode", counted)
     archive = Archive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,8 @@ from quackmq.archive import limits as archive_limits
 from quackmq.archive.manifest import Manifest
 from quackmq.archive.parquet.reader import EncodedBatches
 from quackmq.model.topic import PartitionKey, Read
+from quackmq.stores.local import LocalStore
+from quackmq.stores.local.partition_log import PartitionLog
 from tests.archive.archiving import archive
 from tests.archive.home import Home
 from tests.kit.support import batch_of
@@ -111,18 +114,21 @@ async def test_logs_are_read_beside_as_many_archives(home: Home) -> None:
     assert [bool(part.size) for part in parts] == [*[True] * FEW, *[False] * FEW, True]
 
 
-async def test_no_log_is_read_when_the_room_is_used_up(home: Home) -> None:
+async def test_no_log_is_read_when_the_room_is_used_up(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = [await home.filled(name, [VALUE]) for name in ("geese", "swans")]
     reads = [Read(first, 0, PLENTY_BYTES), Read(second, 0, PLENTY_BYTES), Read(second, 9, 1)]
     reading: list[PartitionKey] = []
-    reader = home.store.inner._committer.reader  # type: ignore[attr-defined]
+    assert isinstance(home.store.inner, LocalStore)
+    reader = home.store.inner._committer.reader
     real = reader.read
 
-    async def noted(log, *bounds):  # type: ignore[no-untyped-def]
+    async def noted(log: PartitionLog, *bounds: Any) -> object:
         reading.append(log.key)
         return await real(log, *bounds)
 
-    reader.read = noted
+    monkeypatch.setattr(reader, "read", noted)
     parts = await home.store.read(reads, max_bytes=1)
     assert [bool(part.size) for part in parts] == [True, False, False]
     assert reading == [first]

@@ -15,6 +15,7 @@ from quackmq.broker.log.epoch_lookup import EpochEnd, find_epoch_end
 from quackmq.broker.log.time_lookup import find_first_since, find_latest
 from quackmq.model.topic import OffsetTime, PartitionKey, TimeKind
 from quackmq.records.batch import Batch
+from quackmq.stores.local import LocalStore
 from tests.archive.archiving import archive
 from tests.archive.home import Home
 from tests.kit.support import START_MS, batch_of
@@ -120,7 +121,8 @@ async def test_an_epoch_never_ends_before_what_is_archived_of_it(home: Home) -> 
         for value in (b"a", b"b"):
             await append_values(home.store, key, value)
         home.disk.close()  # as a crash: the next one to open is another leader
-        home.store.inner._committer.files.close()  # type: ignore[attr-defined]
+        assert isinstance(home.store.inner, LocalStore)
+        home.store.inner._committer.files.close()
         await home.open()
     epoch = (await home.store.offsets(key)).epoch
     ends = [await find_epoch_end(home.store, key, each) for each in range(epoch + 1)]

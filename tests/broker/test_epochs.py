@@ -19,6 +19,7 @@ from quackmq.records.batch import stamp
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.options import SyncMode
 from quackmq.stores.memory import MemoryStore
 from tests.broker.support import CALLER, TOPIC, key_of, open_broker, publish
 from tests.kit.support import batch_of
@@ -129,7 +130,9 @@ async def test_an_epoch_that_ended_a_short_while_ago_is_found_in_a_few_reads() -
 
 
 @pytest.mark.parametrize("sync", ["always", "os"])
-async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(tmp_path: Path, sync: str) -> None:
+async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(
+    tmp_path: Path, sync: SyncMode
+) -> None:
     """Nor after a power cut, which with a weak sync mode leaves a gap of offsets."""
     key, read_up_to = KEY, {}
     for run in range(4):
@@ -153,13 +156,13 @@ async def test_no_reader_is_ever_beyond_the_end_of_its_epoch(tmp_path: Path, syn
     await store.close()
 
 
-async def _after_a_power_cut(directory: Path, run: int, sync: str) -> Store:
+async def _after_a_power_cut(directory: Path, run: int, sync: SyncMode) -> Store:
     class Booted(QuickDisk):
         def boot_id(self) -> str:
             return f"boot {run}"
 
     (directory / str(run)).mkdir(exist_ok=True)
-    options = LocalOptions(sync=sync)  # type: ignore[arg-type]
+    options = LocalOptions(sync=sync)
     return await LocalStore.open_on(Booted(directory / str(run)), options=options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,8 @@ from tests.kit.support import Clock, batch_of, let_others_run
 from tests.kit.waiting import until
 
 
-def three(when_full: WhenFull, **others: int | bool) -> Policy:
-    return Policy(live_entries=3, when_full=when_full, **others)  # type: ignore[arg-type]
+def three(when_full: WhenFull, **others: Any) -> Policy:
+    return Policy(live_entries=3, when_full=when_full, **others)
 
 
 def start_publish(

@@ -202,6 +202,13 @@ async def test_a_member_may_leave_where_nothing_can_be_kept() -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
+def stored_bytes(broker: Broker, group: str) -> int:
+    """The size of the members that the broker keeps of a group."""
+    stored = broker._coordinator.stored(group)
+    assert stored is not None
+    return members_bytes(stored.members)
+
+
 async def test_members_beyond_the_bound_join_again_after_a_restart(
     pond: Pond, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +216,7 @@ async def test_members_beyond_the_bound_join_again_after_a_restart(
         few = Member(broker, "few")
         await few.enter()
         kept = broker.groups.describe(CALLER, "few")
-        size = members_bytes(broker._coordinator.stored("few").members)  # type: ignore[union-attr]
+        size = stored_bytes(broker, "few")
         monkeypatch.setattr(broker_limits, "STORED_MEMBERS_BYTES", size)
         many = [Member(broker), Member(broker)]
         await enter_together(*many)
@@ -236,7 +243,7 @@ async def test_members_of_all_groups_are_kept_up_to_a_bound_and_again_when_there
     async with pond.open() as broker:
         first, second = Member(broker, "first"), Member(broker, "second")
         await first.enter()
-        size = members_bytes(broker._coordinator.stored("first").members)  # type: ignore[union-attr]
+        size = stored_bytes(broker, "first")
         monkeypatch.setattr(broker_limits, "STORED_MEMBERS_TOTAL_BYTES", int(1.5 * size))
         await second.enter()
     async with pond.open() as broker:
@@ -262,6 +269,8 @@ MEMBER = StoredMember(
 )
 OTHER = MEMBER._replace(member_id="m-2", instance_id=None)
 KEPT = StoredMembership(GroupState.STABLE, "range", "m-1", (MEMBER, OTHER))
+#: One of its members, as it is stored.
+KEPT_MEMBER = json.loads(json.dumps(encode_members(KEPT)))["members"][1]
 
 
 def test_members_are_read_back_as_they_were_written() -> None:
@@ -295,8 +304,8 @@ def test_members_that_cannot_be_a_groups_are_damage(kept: StoredMembership) -> N
     [
         {"members": [1]},
         {"members": None},
-        {"members": [{**encode_members(KEPT)["members"][1], "assignment": "?"}]},  # type: ignore[index]
-        {"members": [{**encode_members(KEPT)["members"][1], "protocols": [["range"]]}]},  # type: ignore[index]
+        {"members": [{**KEPT_MEMBER, "assignment": "?"}]},
+        {"members": [{**KEPT_MEMBER, "protocols": [["range"]]}]},
         {"leader": 1},
     ],
 )

@@ -317,10 +317,10 @@ async def test_a_newest_reader_left_far_behind_stays_bounded(
         async with peer_of(broker) as peer:
             for number in range(0, 60, 6):
                 await publish_each(broker, *numbered(number, number + 6))
-                await until(lambda end=number + 6: _end_of(peer) == end)  # type: ignore[misc]
+                await until(lambda end: _end_of(peer) == end, number + 6)
                 got += values(await peer.take(1))
             got += values(await peer.take_all())
-            assert sorted(got) == sorted(numbered(0, 60))  # type: ignore[type-var]
+            assert set(got) == set(numbered(0, 60))
             assert len(got) == 60
             await peer.channel.flush()
         key = key_of(broker.topic(TOPIC))

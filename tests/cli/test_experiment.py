@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from quackmq.protocols.line.records import End
 from tests.kit.server import DEADLINE_S, Server
 
 #: As many as are published, as fast as it goes, and nothing gets old; nobody is too slow to live.
-CALM = {
+CALM: dict[str, Any] = {
     "rate": None,
     "seconds": 100.0,
     "max_entries": None,
@@ -39,8 +40,8 @@ ENTRIES = 20
 SUITE_ENTRIES = 25
 
 
-def outcome_of(directory: Path, **settings: object) -> Outcome:
-    experiment = Experiment(**(CALM | {"entries": ENTRIES} | settings))  # type: ignore[arg-type]
+def outcome_of(directory: Path, **settings: Any) -> Outcome:
+    experiment = Experiment(**(CALM | {"entries": ENTRIES} | settings))
     observer = experiment_run.Observer()
     return asyncio.run(experiment_run.run(experiment, directory / "data", observer, "os"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
@@ -80,6 +80,11 @@ async def listening(door: Server[Any]) -> tuple[str, int]:
     address = await door.start()
     assert isinstance(address, tuple), address
     return address
+
+
+def transport_of(writer: asyncio.StreamWriter) -> asyncio.Transport:
+    """The transport of both directions: a StreamWriter is typed with the writing half only."""
+    return cast(asyncio.Transport, writer.transport)
 
 
 async def let_others_run(turns: int = 10) -> None:

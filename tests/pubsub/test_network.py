@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Mapping
 
 from tests.pubsub.network import (
     UnreliableProxy,
@@ -55,8 +56,8 @@ class Always(Weather):
         super().__init__(0)
         self._fault = fault
 
-    def draw(self, faults: object) -> str:
-        return self._fault if self._fault in dict(faults) else ""  # type: ignore[call-overload]
+    def draw(self, faults: Mapping[str, float]) -> str:
+        return self._fault if self._fault in faults else ""
 
     def some(self, most: float) -> float:
         return 0.0

@@ -7,6 +7,7 @@ marker, and open as long as there is none.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from quackmq.model.log_transactions import Marker, read_marker
 from quackmq.model.topic import PartitionKey, Read, Slice
@@ -101,7 +102,7 @@ class Truth:
             else:
                 self.aborted.extend(value for _, value in records)
             return
-        part = Slice(PartitionKey(None, 0), (batch.view,), batch.size, 0, 0)  # type: ignore[arg-type]
+        part = Slice(PartitionKey(UUID(int=0), 0), (batch.view,), batch.size, 0, 0)
         records = offsets_and_values(part)
         if batch.is_transactional:
             undecided.setdefault(batch.producer_id, []).extend(records)

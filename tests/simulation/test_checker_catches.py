@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from quackmq.broker import MemberRef
 from quackmq.broker.groups.coordinator import Coordinator
+from quackmq.broker.groups.group_entry import GroupEntry
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.disk.linux_aio import Synced
 from quackmq.model.topic import Cursor
@@ -71,8 +73,8 @@ def test_a_journal_frame_missed_at_recovery_is_caught() -> None:
 def test_an_offset_given_out_twice_is_caught() -> None:
     begin = opening._begin_run
 
-    def begin_one_too_low(*arguments: object) -> None:
-        begin(*arguments)  # type: ignore[arg-type]
+    def begin_one_too_low(*arguments: Any) -> None:
+        begin(*arguments)
         [recovered] = [each for each in arguments if isinstance(each, Recovered)]
         for log in recovered.logs.values():
             if log.end_offset > log.first_offset + 1:
@@ -107,8 +109,9 @@ def test_a_commit_of_a_fenced_member_is_caught() -> None:
 
 
 def test_a_generation_that_is_told_before_it_is_durable_is_caught() -> None:
-    async def store_later(coordinator: Coordinator, entry: object, make_state: object) -> None:
-        entry.stored_changes = entry.group.durable_changes  # type: ignore[attr-defined]
+    async def store_later(coordinator: Coordinator, entry: GroupEntry, make_state: object) -> None:
+        assert entry.group is not None
+        entry.stored_changes = entry.group.durable_changes
 
     with mock.patch.object(Coordinator, "_update_stored", store_later):
         assert_caught("is told of")

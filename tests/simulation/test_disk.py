@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -262,7 +263,7 @@ def trace_of(seed: int) -> list[str]:
 
         await asyncio.gather(
             tick(),
-            *(disk.run(lambda n=n: list(steps(disk, n)), "read") for n in "ab"),  # type: ignore[misc]
+            *(disk.run(partial(list, steps(disk, name)), "read") for name in "ab"),
             disk.run(lambda: list(steps(disk, "c")), "flush"),
         )
 
@@ -290,9 +291,7 @@ def test_functions_of_one_lane_run_one_after_the_other() -> None:
             trail.append(name)
 
     async def life(disk: SimulatedDisk) -> None:
-        await asyncio.gather(
-            *(disk.run(lambda n=n: work(disk, n), "flush") for n in "abc")  # type: ignore[misc]
-        )
+        await asyncio.gather(*(disk.run(partial(work, disk, name), "flush") for name in "abc"))
 
     live(machine_of(3), life)
     assert "".join(trail) == "aaabbbccc"

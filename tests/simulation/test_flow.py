@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -98,12 +99,12 @@ def test_markers_and_cursors_in_two_steps_are_caught(first: str) -> None:
     append = LocalStore.append
 
     async def in_two_steps(
-        store: LocalStore, appends: Sequence[Append], cursors: Sequence[Cursor], states: object
+        store: LocalStore, appends: Sequence[Append], cursors: Sequence[Cursor], states: Any
     ) -> list[AppendResult]:
         if first == "cursors":
             await store.set_cursors(cursors)
             await asyncio.sleep(_MEANWHILE_SECONDS)
-        appended = await append(store, appends, (), states)  # type: ignore[arg-type]
+        appended = await append(store, appends, (), states)
         if first == "markers":
             await asyncio.sleep(_MEANWHILE_SECONDS)
             await store.set_cursors(cursors)

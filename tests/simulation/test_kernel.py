@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -137,12 +138,12 @@ def test_the_process_may_end_before_during_and_after_a_sync() -> None:
 
 
 @pytest.mark.parametrize("faults", [{"kernel_syncs": False}, {"kernel_refusals": 1.0}])
-def test_what_the_kernel_does_not_begin_a_thread_does(faults: dict[str, float]) -> None:
+def test_what_the_kernel_does_not_begin_a_thread_does(faults: dict[str, Any]) -> None:
     async def life(disk: SimulatedDisk) -> None:
         assert await begin(disk, written(disk)) is None
 
     machine = machine_of(1)
-    live(machine, life, replace(QUIET, **faults))  # type: ignore[arg-type]
+    live(machine, life, replace(QUIET, **faults))
     assert not machine.counts["kernel syncs"]
     machine.power_cut()
     assert content(machine, "a") == COVERED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from quackmq.broker import queue_registrations as registrations
 from quackmq.broker.publish import messages
 from quackmq.broker.queue_registrations import Registrations
-from quackmq.broker.subscriptions.receipts import Receipts
+from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts
 from quackmq.clock import Clock, Gap
 from quackmq.groups.consumer.members import ConsumerMembers
 from quackmq.model.topic import Append, PartitionKey, State
@@ -94,8 +95,8 @@ def test_a_state_that_is_shown_before_it_is_durable_is_caught() -> None:
 
 
 def test_a_cursor_that_is_shown_before_it_is_durable_is_caught() -> None:
-    async def latest(store: LocalStore, *which: object) -> object:
-        return store._committer.latest.cursors(*which)  # type: ignore[arg-type]
+    async def latest(store: LocalStore, *which: Any) -> object:
+        return store._committer.latest.cursors(*which)
 
     with mock.patch.object(LocalStore, "cursors", latest):
         assert_caught(together, "cursor shared", first=8)
@@ -132,8 +133,8 @@ def test_ids_that_are_counted_in_memory_alone_are_caught() -> None:
 def test_a_registration_that_is_not_stored_is_caught() -> None:
     register = Registrations._register
 
-    async def forget(self: Registrations, *arguments: object) -> None:
-        await register(self, *arguments)  # type: ignore[arg-type]
+    async def forget(self: Registrations, *arguments: Any) -> None:
+        await register(self, *arguments)
         number = next(reversed(self._producers))
         await self._put_all([self._make_removal(number)])
 
@@ -145,8 +146,8 @@ def test_a_step_without_its_receipt_is_caught() -> None:
     batches = Receipts.build_batches
     steps_seen = itertools.count(1)
 
-    async def some(receipts: Receipts, steps: object) -> list[Append]:
-        return [] if next(steps_seen) % 7 == 0 else await batches(receipts, steps)  # type: ignore[arg-type]
+    async def some(receipts: Receipts, events: Sequence[ReceiptEvent]) -> list[Append]:
+        return [] if next(steps_seen) % 7 == 0 else await batches(receipts, events)
 
     with mock.patch.object(Receipts, "build_batches", some):
         assert_caught(together, "a receipt goes on from", "receipts of ")
@@ -164,8 +165,8 @@ def test_a_partition_that_two_members_hold_is_caught() -> None:
         def __delitem__(self, key: PartitionKey) -> None:
             self.pop(key, None)
 
-    def begin_blind(members: ConsumerMembers, *arguments: object) -> None:
-        begin(members, *arguments)  # type: ignore[arg-type]
+    def begin_blind(members: ConsumerMembers, *arguments: Any) -> None:
+        begin(members, *arguments)
         members.owner_by_partition = Blind()
 
     with mock.patch.object(ConsumerMembers, "__init__", begin_blind):

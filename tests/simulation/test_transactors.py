@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -115,11 +116,11 @@ def test_a_read_of_what_is_undecided_is_caught() -> None:
 def test_a_unit_that_is_taken_in_part_is_caught() -> None:
     accept = PartitionLog.accept
 
-    def accept_later(log: PartitionLog, batch: Batch, *arguments: object) -> object:
+    def accept_later(log: PartitionLog, batch: Batch, *arguments: Any) -> object:
         """The state and the cursor are put, and the marker is a plain batch."""
         if batch.is_control:
             arguments = (*arguments[:3], None)
-        return accept(log, batch, *arguments)  # type: ignore[arg-type]
+        return accept(log, batch, *arguments)
 
     with mock.patch.object(PartitionLog, "accept", accept_later):
         assert_caught("is stable up to", "its producers say", "is told of")

@@ -6,11 +6,13 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from quackmq import limits
 from quackmq.archive.archiving.archiver import Archiver
+from quackmq.archive.manifest import ArchiveFile, Quarantined
 from quackmq.archive.merging.merger import Merger
 from quackmq.archive.merging.planner import MergeSettings
 from quackmq.archive.pins import Pin
@@ -402,9 +404,10 @@ class Holder:
             held = pin.manifest
             if held.key.topic_id not in life.truth.doomed:
                 reader = life.store.partitions.reader
-                for file in (*held.files, *held.quarantined):
+                listed: list[ArchiveFile | Quarantined] = [*held.files, *held.quarantined]
+                for file in listed:
                     try:
-                        await life.disk.run(lambda file=file: reader.verify(held, file), "read")  # type: ignore[misc]
+                        await life.disk.run(partial(reader.verify, held, file), "read")
                     except DamagedData as error:
                         if held.key.topic_id not in life.truth.doomed:
                             raise Violation(f"a file that is held is not there: {error}") from error

@@ -23,6 +23,7 @@ from quackmq.model.topic import AbortedTransaction, CursorKey, PartitionKey, Rea
 from quackmq.records.batch import Batch, batches
 from quackmq.records.codec import decode
 from quackmq.stores.contract import Store
+from quackmq.stores.local import LocalStore
 from tests.simulation.disk import Machine
 from tests.simulation.model import Register, Violation, attempt_number
 
@@ -273,7 +274,8 @@ class Truth:
             return
         if wrong := manifests.broken_rule(present):
             raise Violation(f"{key}: {wrong}")
-        log = store.inner._committer.logs[key]  # type: ignore[attr-defined]
+        assert isinstance(store.inner, LocalStore)
+        log = store.inner._committer.logs[key]
         if present.files and log.first_offset != present.next_offset:
             raise Violation(
                 f"the archive ends at {present.next_offset}, the log: {log.first_offset}"

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
+from quackmq.model.policy import Policy
 from quackmq.model.topic import Topic
 from quackmq.protocols.kafka import limits as kafka_limits
 from tests.kit.tables import each
@@ -115,7 +116,7 @@ async def news(running: Served, partitions: int = 3) -> Topic:
     return await running.broker.create_topic(TESTER, "news", partitions=partitions)
 
 
-NOWHERE = Topic(uuid.uuid4(), "nowhere", 1, None, 0)  # type: ignore[arg-type]
+NOWHERE = Topic(uuid.uuid4(), "nowhere", 1, Policy(), 0)
 
 
 # --- to and fro --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from quackmq.broker import Broker, Caller
 from quackmq.model.topic import AppendResult, Read, Slice, Topic
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.records.batch import Batch
-from tests.kit.support import let_others_run
+from tests.kit.support import let_others_run, transport_of
 from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import (
     FETCH,
@@ -273,7 +273,7 @@ async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_no
         for _ in range(3):
             await Broker.publish(running.broker, TESTER, topic, 0, batch)
         slow, other = await running.client(), await running.client()
-        slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        transport_of(slow.writer).pause_reading()
         for _ in range(12):
             slow.send(FETCH, 11, **fetch_fields())
         await until(lambda: running.door.send_budget.unsent_bytes > 0)
@@ -281,7 +281,7 @@ async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_no
             await other.ask(METADATA, 1, topics=None)
         assert held(running).reads < 6
         assert running.door.send_budget.unsent_bytes < 20 * limits.MIB
-        slow.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        transport_of(slow.writer).resume_reading()
         for _ in range(12):
             assert len(only_partition(await slow.receive()).records) > 4 * limits.MIB
         await until(lambda: running.door.send_budget.unsent_bytes == 0)
@@ -297,7 +297,7 @@ async def test_a_peer_that_takes_nothing_of_its_answers_is_disconnected_in_the_e
         for _ in range(3):
             await running.broker.publish(TESTER, topic, 0, batch)
         deaf, other = await running.client(), await running.client()
-        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        transport_of(deaf.writer).pause_reading()
         for _ in range(6):
             deaf.send(FETCH, 11, **fetch_fields())
         await until(lambda: running.door.send_budget.unsent_bytes > 0)

@@ -8,6 +8,7 @@ import pytest
 from quackmq import limits
 from quackmq.protocols.kafka import limits as kafka_limits
 from quackmq.protocols.kafka.codec.framing import Frames, ReceiveMemory
+from tests.kit.support import transport_of
 from tests.kit.waiting import until
 from tests.protocols.kafka.client import (
     FETCH,
@@ -35,7 +36,7 @@ async def test_answers_may_be_large_again_when_a_peer_that_took_none_has_hung_up
         for _ in range(3):
             assert running.door.response_bytes == kafka_limits.KAFKA_FETCH_BYTES
             slow = await running.client()
-            slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            transport_of(slow.writer).pause_reading()
             for _ in range(12):
                 slow.send_unanswered(FETCH, 11, **fetch_fields())
             await until(lambda: running.door.response_bytes < kafka_limits.KAFKA_FETCH_BYTES)

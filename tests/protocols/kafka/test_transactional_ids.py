@@ -68,8 +68,7 @@ async def test_a_producer_may_name_the_epoch_that_it_has(version: int) -> None:
 @pytest.mark.parametrize("name", ["tx", None])
 async def test_who_names_half_of_itself_is_refused(name: str | None) -> None:
     async with served() as running:
-        producer = Transactor(await running.client())
-        producer.name = name  # type: ignore[assignment]
+        producer = Transactor(await running.client(), name)
         assert await producer.init(producer_id=7) == ErrorCode.invalid_request
         assert await producer.init(producer_epoch=7) == ErrorCode.invalid_request
         answer = await producer.client.ask(

@@ -34,7 +34,7 @@ NEW_PRODUCE, NEW_END, NEW_COMMIT = 12, 5, 5
 class Transactor:
     """What a client remembers of its transactional id."""
 
-    def __init__(self, client: Client, name: str = "tx", *, new_way: bool = True) -> None:
+    def __init__(self, client: Client, name: str | None = "tx", *, new_way: bool = True) -> None:
         self.client = client
         self.name = name
         self.id = -1

@@ -14,6 +14,7 @@ from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, AppendResult, Cursor, StatePut
 from quackmq.protocols.line import limits as line_limits
 from quackmq.protocols.line.settings import LineSettings
+from quackmq.protocols.line.subscriber import Subscriber
 from quackmq.stores.memory import MemoryStore
 from tests.kit.support import Clock
 from tests.kit.waiting import until
@@ -148,7 +149,8 @@ async def test_q10_the_turn_goes_to_the_next_topic_after_the_very_first_entry() 
 
 def _lag(running: Served) -> int:
     (connection,) = running.door.connections
-    topics = connection._handler._topics.values()  # type: ignore[union-attr]
+    assert isinstance(connection._handler, Subscriber)
+    topics = connection._handler._topics.values()
     return sum(topic.channel.lag() for topic in topics)
 
 

@@ -10,7 +10,7 @@ import zmq
 
 from quackmq.errors import RecordTooLarge
 from quackmq.protocols.zmq import limits as zmq_limits
-from tests.kit.support import let_others_run
+from tests.kit.support import let_others_run, transport_of
 from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import (
     HELLO,
@@ -265,7 +265,7 @@ async def test_who_does_not_take_its_answers_is_disconnected() -> None:
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             raw = await running.raw()
-            raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            transport_of(raw.writer).pause_reading()
             raw.writer.write(HELLO)
             for number in range(10):
                 raw.writer.write(message(b"%d" % number, b"", b"GET donald ducks -1"))
@@ -281,13 +281,13 @@ async def test_large_answers_wait_while_slow_peers_hold_too_much_and_small_ones_
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             slow, other = [await (await running.raw()).hello() for _ in range(2)]
-            slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            transport_of(slow.writer).pause_reading()
             slow.writer.write(request(b"GET donald ducks -1"))
             await until(lambda: broker_of(running).gets == 1)
             other.writer.write(request(b"GET donald ducks -1"))
             await until(lambda: broker_of(running).gets == 2)
             await assert_others_are_served(running)
-            slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            transport_of(slow.writer).resume_reading()
             for each in (slow, other):
                 assert len((await each.receive())[1]) > 15_000_000
 
@@ -368,7 +368,7 @@ async def test_closing_does_not_wait_for_ever_for_a_peer_that_takes_nothing() ->
         async with served(WatchedBroker) as running:
             await subscribed(running, b"x" * 15_000_000)
             raw = await (await running.raw()).hello()
-            raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            transport_of(raw.writer).pause_reading()
             raw.writer.write(request(b"GET donald ducks -1"))
             await until(lambda: broker_of(running).gets == 1)
             await soon(running.door.close())

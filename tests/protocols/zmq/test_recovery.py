@@ -10,6 +10,7 @@ import pytest
 
 from quackmq.protocols.zmq import limits as zmq_limits
 from quackmq.protocols.zmq.server import ZmqServer
+from tests.kit.support import transport_of
 from tests.kit.waiting import soon, until
 from tests.protocols.codecs.zmtp_frames import message, request
 from tests.protocols.kafka.client import on_both_loops
@@ -41,7 +42,7 @@ async def test_what_a_peer_had_not_taken_when_it_hung_up_holds_up_no_large_answe
             await put_large(running, 15_000_000)
             for number in range(1, 4):
                 slow = await (await running.raw()).hello()
-                slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                transport_of(slow.writer).pause_reading()
                 slow.writer.write(GET)
                 await until(lambda: not running.door.budgets.sendable.is_set())
                 slow.writer.transport.abort()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.real import File, RealDisk
@@ -36,7 +37,7 @@ class HeldDisk(RealDisk):
         self.held.get_nowait()(error)
 
 
-async def open_held(tmp_path: Path, **options: object) -> tuple[LocalStore, HeldDisk]:
+async def open_held(tmp_path: Path, **options: Any) -> tuple[LocalStore, HeldDisk]:
     disk = HeldDisk(tmp_path)
-    store = await LocalStore.open_on(disk, options=LocalOptions(**options), now_ms=Clock())  # type: ignore[arg-type]
+    store = await LocalStore.open_on(disk, options=LocalOptions(**options), now_ms=Clock())
     return store, disk

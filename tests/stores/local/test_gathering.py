@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from uuid import UUID
 
 import pytest
 
@@ -66,7 +67,7 @@ def frames_of(directory: Path) -> list[Frame]:
 def numbered(sequence: int, value: bytes = b"") -> Append:
     """To be given its partition: a batch of a producer, as small as can be."""
     batch = batch_of(value, producer_id=7, producer_epoch=0, base_sequence=sequence)
-    return Append(PartitionKey(None, 0), batch)  # type: ignore[arg-type]
+    return Append(PartitionKey(UUID(int=0), 0), batch)
 
 
 # --- frames ----------------------------------------------------------------------------------

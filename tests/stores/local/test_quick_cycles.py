@@ -14,6 +14,7 @@ from quackmq.disk.real import Lane, RealDisk
 from quackmq.errors import StoreReadOnly
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
+from quackmq.stores.local.options import SyncMode
 from tests.kit.support import Clock
 from tests.kit.waiting import soon
 from tests.stores.calls import append_values, new_partition, read_all
@@ -113,11 +114,11 @@ async def test_the_weak_modes_wait_for_no_sync(tmp_path: Path, sync: str) -> Non
 
 @pytest.mark.parametrize("sync", ["interval", "os"])
 async def test_what_a_system_may_hold_up_is_written_beside_the_loop(
-    tmp_path: Path, sync: str
+    tmp_path: Path, sync: SyncMode
 ) -> None:
     """With sync = os, as long as it holds writes up; with interval, always."""
     disk = HoldingUp(tmp_path)
-    store = await LocalStore.open_on(disk, options=LocalOptions(sync=sync), now_ms=Clock())  # type: ignore[arg-type]
+    store = await LocalStore.open_on(disk, options=LocalOptions(sync=sync), now_ms=Clock())
     key = await new_partition(store)
     await soon(append_values(store, key, b"before"))  # which the system holds up
     for value in (b"a", b"b", b"c"):
