@@ -59,8 +59,12 @@ class Capture:
             for entries in self.indexes[start : start + step]:
                 entries.mark_written()
             await asyncio.sleep(0)
+        # The committer keeps this object until the next checkpoint. Freeing all of it at once would
+        # block the loop as long as capturing it.
         for captured in (self.logs, self.unwritten, self.indexes):
-            captured.clear()  # the committer keeps this object until the next checkpoint
+            while captured:
+                del captured[-step:]
+                await asyncio.sleep(0)
 
     def _capture(self, log: PartitionLog) -> None:
         """Add the present state of a log, its new index entries and its unwritten chunks."""
