@@ -111,6 +111,9 @@ class World(ABC):
     def _make_options(self) -> LocalOptions:
         return dataclasses.replace(make_options(self._source), sync="always")
 
+    def _make_loop(self, source: random.Random) -> VirtualLoop:
+        return VirtualLoop(self._clock, source)
+
     def _faults(self) -> Faults:
         return make_faults(self._source, self._options)
 
@@ -134,7 +137,7 @@ class World(ABC):
     ) -> None:
         """Run one process from start to end, and let the machine make of its end what it does."""
         power = self._source.random() < _POWER_CUT
-        loop = VirtualLoop(self._clock, random.Random(f"{self._seed}/loop/{number}"))
+        loop = self._make_loop(random.Random(f"{self._seed}/loop/{number}"))
         disk = SimulatedDisk(self._machine, loop, faults, self._trace)
         self._say(f"--- life {number}: {self._options.sync}, {faults}")
         crashed = True
