@@ -1,0 +1,120 @@
+"""Peers that do not behave: wrong protocols, halves of requests, bytes that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from tests.protocols.codecs.zmtp_frames import HELLO, request
+from tests.protocols.kafka.client import FETCH, PRODUCE, Client, fetch_fields, news, produce_fields
+from tests.simulation.network import NetworkLoop
+from tests.simulation.protocol_clients import LOST, Servers
+
+_MOST_SECONDS: Final = 200.0
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: Called with a connection and what a peer of some protocol begins with.
+_Stranger = Callable[[_Connection, bytes, NetworkLoop], Awaitable[None]]
+
+
+async def misbehave(servers: Servers, loop: NetworkLoop) -> None:
+    """Connect to some listener a few times, and do there what nobody should."""
+    for _ in range(loop.source.randint(1, 4)):
+        await asyncio.sleep(loop.source.random() * 2)
+        server, port = loop.source.choice(list(servers.ports.items()))
+        stranger = loop.source.choice(_STRANGERS)
+        try:
+            connection = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            continue
+        loop.counts[f"peers that misbehave: {stranger.__name__}"] += 1
+        openings = _openings(connection)
+        other = loop.source.choice(list(openings))
+        name = server if loop.source.random() < 0.6 else other
+        try:
+            async with asyncio.timeout(_MOST_SECONDS):
+                await stranger(connection, loop.source.choice(openings[name]), loop)
+        except LOST:
+            loop.counts["peers that misbehave and were disconnected or not answered"] += 1
+        finally:
+            if loop.source.random() < 0.5:
+                connection[1].transport.abort()
+            else:
+                connection[1].close()
+
+
+async def ask_once(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
+    """Send a request of some protocol to whatever listens, and read the answer."""
+    reader, writer = connection
+    writer.write(opening)
+    await asyncio.wait_for(reader.read(1_000), 30)
+
+
+async def send_noise(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
+    reader, writer = connection
+    writer.write(loop.source.randbytes(loop.source.choice((1, 10, 5_000))))
+    if loop.source.random() < 0.5:
+        writer.write_eof()
+    await asyncio.wait_for(reader.read(1_000), 30)
+
+
+async def send_half(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
+    """Send a part of a request and nothing more."""
+    _, writer = connection
+    writer.write(opening[: loop.source.randint(1, len(opening) - 1)])
+    if loop.source.random() < 0.3:
+        writer.write_eof()
+    await asyncio.sleep(loop.source.choice((0.0, 1.0, 100.0)))
+
+
+async def never_read(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
+    """Ask much and read nothing."""
+    _, writer = connection
+    writer.transport.pause_reading()
+    for _ in range(loop.source.choice((1, 20, 200))):
+        writer.write(opening)
+    await asyncio.sleep(loop.source.choice((1.0, 100.0)))
+
+
+async def say_nothing(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
+    await asyncio.sleep(loop.source.choice((0.0, 1.0, 150.0)))
+
+
+_STRANGERS: Final[tuple[_Stranger, ...]] = (
+    ask_once,
+    send_noise,
+    send_half,
+    never_read,
+    say_nothing,
+)
+
+
+def _openings(connection: _Connection) -> dict[str, list[bytes]]:
+    """Return the first bytes of peers of each protocol, by the name of its server. None of them
+    publishes to the topics whose numbers are checked."""
+    client = Client(*connection)
+    fetch = fetch_fields(0, topic="by-kafka", wait_ms=100) | {
+        "session_id": 0,
+        "session_epoch": -1,
+        "rack_id": "",
+    }
+    put = produce_fields(news(b"x" * 300), topic="nowhere")
+    return {
+        "kafka": [
+            client.frame(FETCH, 11, **fetch),
+            client.frame(PRODUCE, 9, transactional_id=None, **put),
+        ],
+        "http": [
+            b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            b"POST /topics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999\r\n\r\n" + bytes(999),
+        ],
+        "zmq": [
+            HELLO + request(b"GET nobody by-kafka -1"),
+            HELLO + request(b"PUT nobody strange " + b"x" * 300),
+        ],
+        "line": [
+            b"sub nobody connect\nend\nsub nobody topic by-kafka\nend\n",
+            b"pub nobody connect\nend\npub nobody topic strange\nend\ntopic strange [entry]\n",
+        ],
+    }
