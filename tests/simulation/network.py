@@ -118,6 +118,13 @@ class NetworkLoop(VirtualLoop):
         self._listeners.pop(port, None)
 
 
+def end_of(writer: asyncio.StreamWriter) -> End:
+    """Return the simulated end of a stream."""
+    end = writer.transport
+    assert isinstance(end, End)
+    return end
+
+
 class _Listener:
     """Stands for asyncio's server and for its one socket."""
 

@@ -41,7 +41,7 @@ from tests.protocols.kafka.client import (
 from tests.protocols.line.peers import Peer as LinePeer
 from tests.protocols.zmq.peers import Raw
 from tests.simulation.model import Violation
-from tests.simulation.network import NetworkLoop
+from tests.simulation.network import NetworkLoop, end_of
 
 #: How a connection ends for a program that waits for bytes; the peers wait for a minute.
 LOST: Final = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
@@ -168,6 +168,13 @@ class Reader(ProtocolClient[PeerT]):
             raise Violation(f"{self.name} got {number} of {self.topic}, not {self.expected}")
 
 
+async def _do_something_else(writer: asyncio.StreamWriter, loop: NetworkLoop) -> None:
+    """Read nothing for a while."""
+    end_of(writer).pause_reading()
+    await asyncio.sleep(loop.source.random() * 5)
+    end_of(writer).resume_reading()
+
+
 # --- Kafka ----------------------------------------------------------------------------------------
 
 
@@ -266,10 +273,8 @@ class KafkaReader(Reader[Client]):
         count = loop.source.choice((1, 1, 4))
         for _ in range(count):
             peer.send(FETCH, 11, **_fetch_11(fields))
-        if loop.source.random() < 0.1:  # its program is busy with something else
-            peer.writer.transport.pause_reading()
-            await asyncio.sleep(loop.source.random() * 5)
-            peer.writer.transport.resume_reading()
+        if loop.source.random() < 0.1:
+            await _do_something_else(peer.writer, loop)
         for _ in range(count):
             self._on_fetched(only_partition(await peer.receive()), loop)
 
@@ -341,10 +346,8 @@ class HttpReader(HttpClient, Reader[HttpPeer]):
         others = loop.source.choices(TOPICS, k=loop.source.choice((0, 0, 3)))
         for other in others:
             peer.send(_get(f"/v1/topics/{other}"))
-        if loop.source.random() < 0.1:  # its program is busy with something else
-            peer.writer.transport.pause_reading()
-            await asyncio.sleep(loop.source.random() * 5)
-            peer.writer.transport.resume_reading()
+        if loop.source.random() < 0.1:
+            await _do_something_else(peer.writer, loop)
         answers = [await peer.receive() for _ in range(count)]
         for other in others:
             answer = await peer.receive()

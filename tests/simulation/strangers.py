@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.protocols.codecs.zmtp_frames import HELLO, request
 from tests.protocols.kafka.client import FETCH, PRODUCE, Client, fetch_fields, news, produce_fields
-from tests.simulation.network import NetworkLoop
+from tests.simulation.network import NetworkLoop, end_of
 from tests.simulation.protocol_clients import LOST, Servers
 
 _MOST_SECONDS: Final = 200.0
@@ -71,7 +71,7 @@ async def send_half(connection: _Connection, opening: bytes, loop: NetworkLoop) 
 async def never_read(connection: _Connection, opening: bytes, loop: NetworkLoop) -> None:
     """Ask much and read nothing."""
     _, writer = connection
-    writer.transport.pause_reading()
+    end_of(writer).pause_reading()
     for _ in range(loop.source.choice((1, 20, 200))):
         writer.write(opening)
     await asyncio.sleep(loop.source.choice((1.0, 100.0)))

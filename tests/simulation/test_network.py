@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.simulation.loop import Clock, run
-from tests.simulation.network import NetworkLoop, Weather
+from tests.simulation.network import NetworkLoop, Weather, end_of
 
 _SEEDS = 20
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -68,13 +68,13 @@ def test_bytes_arrive_whole_and_in_order_however_they_are_split() -> None:
 
 def test_a_receiver_that_does_not_read_holds_the_sender_back() -> None:
     async def work(loop: NetworkLoop, near: _Streams, far: _Streams) -> None:
-        far[1].transport.pause_reading()
+        end_of(far[1]).pause_reading()
         near[1].write(bytes(500_000))
         draining = asyncio.ensure_future(near[1].drain())
         await asyncio.sleep(100)
         assert not draining.done()
         assert near[1].transport.get_write_buffer_size() >= 300_000
-        far[1].transport.resume_reading()
+        end_of(far[1]).resume_reading()
         assert len(await far[0].readexactly(500_000)) == 500_000
         await draining
 
@@ -83,11 +83,11 @@ def test_a_receiver_that_does_not_read_holds_the_sender_back() -> None:
 
 def test_a_reset_ends_both_ends_and_loses_what_is_on_its_way() -> None:
     async def work(loop: NetworkLoop, near: _Streams, far: _Streams) -> None:
-        far[1].transport.pause_reading()
+        end_of(far[1]).pause_reading()
         near[1].write(b"lost")
         near[1].transport.abort()
         await asyncio.sleep(1)
-        far[1].transport.resume_reading()
+        end_of(far[1]).resume_reading()
         with pytest.raises(ConnectionResetError):
             await far[0].read()
         assert await near[0].read() == b""
@@ -97,7 +97,7 @@ def test_a_reset_ends_both_ends_and_loses_what_is_on_its_way() -> None:
 
 def test_closing_with_unread_bytes_resets_the_connection() -> None:
     async def work(loop: NetworkLoop, near: _Streams, far: _Streams) -> None:
-        far[1].transport.pause_reading()
+        end_of(far[1]).pause_reading()
         near[1].write(b"never read")
         await asyncio.sleep(1)
         far[1].close()
