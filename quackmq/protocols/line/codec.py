@@ -79,7 +79,7 @@ from typing import Final, NamedTuple
 from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
 from quackmq.protocols.line import limits
-from quackmq.protocols.line.escapes import encode_reason, escape, unescape
+from quackmq.protocols.line.escapes import encode_reason, escape, parse_reason, unescape
 from quackmq.protocols.line.polling import (
     EntryAnswer,
     GetEntry,
@@ -174,7 +174,7 @@ def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Mes
     if line.startswith(b"topic "):
         return _parse_entry(line, entry_bytes)
     if line.startswith(b"reject "):
-        return Rejection(line.removeprefix(b"reject ").decode(errors="replace"))
+        return Rejection(parse_reason(line.removeprefix(b"reject ")))
     match line.split(b" "):
         case [(b"pub" | b"sub") as role, name, b"connect"]:
             return Connect(Role(role.decode()), parse_id(name))

@@ -53,4 +53,9 @@ def encode_reason(reason: str) -> bytes:
     words = " ".join(reason.split())
     text = "".join(each if each.isprintable() else "?" for each in words).encode()
     # The cut may divide a character; `ignore` drops its first bytes.
-    return text[: limits.LINE_REASON_BYTES].decode(errors="ignore").encode()
+    return text[: limits.LINE_REASON_BYTES].decode(errors="ignore").rstrip().encode()
+
+
+def parse_reason(written: bytes) -> str:
+    """Return the reason that a line has, in the form in which `encode_reason` writes it."""
+    return encode_reason(written.decode(errors="replace")).decode()

@@ -143,6 +143,8 @@ def test_the_size_of_an_entry_counts_its_bytes_and_not_their_writing() -> None:
 
 @CALM
 @given(st.binary(max_size=60) | st.sampled_from([text for text, _ in MESSAGES]))
+@example(b"reject \0 a")
+@example(b"reject " + b"a" * (line_limits.LINE_REASON_BYTES - 1) + b" b")
 def test_any_line_is_a_message_or_an_error_of_ours(text: bytes) -> None:
     try:
         message = parse(text)
