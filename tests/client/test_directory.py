@@ -125,8 +125,18 @@ def test_a_process_killed_while_it_took_a_position_over_leaves_nothing(tmp_path:
 
 
 def test_a_position_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(errors.UnusableDirectory, match=r"gone/p cannot be written"):
+    with pytest.raises(errors.UnusableDirectory, match=r"gone/p cannot be used"):
         taken(PositionFile(tmp_path / "gone" / "p", TOPIC), 1)
+
+
+def test_a_position_that_cannot_be_read_or_removed_is_named(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    (tmp_path / f"{TOPIC.hex}-0.position").mkdir()
+    with pytest.raises(errors.UnusableDirectory, match="position cannot be used: Is a directory"):
+        directory.peek(TOPIC, 0)
+    with pytest.raises(errors.UnusableDirectory, match="position cannot be removed"):
+        directory.forget(TOPIC)
+    directory.close()
 
 
 def test_a_topic_of_another_id_has_positions_of_its_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client, QuackTimeout, errors
+from quackmq.client.consuming.consumer import Reader
 from quackmq.client.deadline import Deadline
 from tests.client.conftest import Clients
 
@@ -288,6 +289,31 @@ def silent_when(
         return answer(*about)
 
     monkeypatch.setattr(cluster, "committed", committed)
+
+
+def test_a_topic_whose_reader_cannot_be_closed_leaves_no_other_reader_open(
+    clients: Clients, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process would stay a member of the group, and keep its partitions."""
+    client = clients()
+    topics = [topic, f"{topic}-2", f"{topic}-3"]
+    for each in topics:
+        client.subscribe(each)
+        client.put(each, each)
+        assert client.get(each).value == each
+    closed: list[str] = []
+    really_close = Reader.close
+
+    def close(self: Reader, *arguments: Any, **options: Any) -> None:
+        really_close(self, *arguments, **options)
+        closed.append(self.topic.name)
+        if self.topic.name == topics[1]:
+            raise QuackTimeout("planted")
+
+    monkeypatch.setattr(Reader, "close", close)
+    with pytest.raises(QuackTimeout, match="planted"):
+        client.close()
+    assert sorted(closed) == topics
 
 
 def test_a_client_that_is_closed_says_so(client: Client, topic: str) -> None:

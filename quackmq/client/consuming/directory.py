@@ -105,9 +105,12 @@ class Directory:
         return self.position_file(topic_id, partition).peek()
 
     def forget(self, topic_id: uuid.UUID) -> None:
-        """Remove all positions in a topic."""
+        """Remove all positions in a topic. Raises UnusableDirectory."""
         for path in self.path.glob(f"{topic_id.hex}-*.position*"):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise UnusableDirectory(f"{path} cannot be removed: {error.strerror}") from error
 
     def _path(self, topic_id: uuid.UUID, partition: int) -> Path:
         return self.path / f"{topic_id.hex}-{partition}.position"
@@ -156,3 +159,6 @@ def _lock(path: Path, number: int, flags: int = 0) -> int | None:
     except BlockingIOError:
         os.close(fd)
         return None
+    except BaseException:
+        os.close(fd)
+        raise

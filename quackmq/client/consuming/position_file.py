@@ -79,11 +79,13 @@ class PositionFile:
             os.close(self._fd)
 
     def peek(self) -> int | None:
-        """Return the stored position; None without a valid file for this topic."""
-        try:
-            return _parse(self._path.read_bytes(), self._topic_id)
-        except FileNotFoundError:
-            return None
+        """Return the stored position; None without a valid file for this topic. Raises
+        UnusableDirectory."""
+        with self._usable():
+            try:
+                return _parse(self._path.read_bytes(), self._topic_id)
+            except FileNotFoundError:
+                return None
 
     def take_over(self, resolve: Callable[[int | None], int], deadline: Deadline) -> int:
         """Take over the position from its current owner and return it. `resolve` maps the
@@ -129,7 +131,7 @@ class PositionFile:
             yield
         except OSError as error:
             raise UnusableDirectory(
-                f"{self._path} cannot be written: {error.strerror}; free some space, or give the "
+                f"{self._path} cannot be used: {error.strerror}; free some space, or give the "
                 "client another directory"
             ) from error
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,20 +109,20 @@ class Session:
         return True
 
     def close_parts(self, *, is_done: bool) -> None:
-        """Close all parts, after `end_calls`."""
+        """Close all parts, after `end_calls`. If a part raises an error, the others are closed
+        nevertheless."""
         deadline = Deadline(min(self.timeout_s, limits.CLIENT_CLOSE_MS / 1000))
-        try:
-            for topic in list(self._readers):
-                self.drop_reader(topic, deadline, is_done=is_done)
-        finally:
-            for publisher in self._publishers.values():
-                publisher.close(deadline)
-            if self._numbered is not None:
-                self._numbered.close()
-            if self._directory is not None:
-                self._directory.close()
+        with ExitStack() as closing:  # it closes in reverse order
             if self._cluster is not None:
-                self._cluster.close(deadline)
+                closing.callback(self._cluster.close, deadline)
+            if self._directory is not None:
+                closing.callback(self._directory.close)
+            if self._numbered is not None:
+                closing.callback(self._numbered.close)
+            for publisher in self._publishers.values():
+                closing.callback(publisher.close, deadline)
+            for topic in list(self._readers):
+                closing.callback(self.drop_reader, topic, deadline, is_done=is_done)
 
     @property
     def timeout_s(self) -> float:
