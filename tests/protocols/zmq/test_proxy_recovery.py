@@ -3,6 +3,8 @@ less, and the next one is served."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from quackmq.broker import RecordPosition, message_id
@@ -98,6 +100,27 @@ async def test_who_says_goodbye_makes_room_for_another_client(
             assert refused.startswith("ERR limit_reached")
             goodbye = f"goodbye {client.name} {client.topic}".encode()
             assert (await ask(client.asking, goodbye)).startswith(b"ack_goodbye")
+
+
+async def test_clients_that_say_hello_at_the_same_time_do_not_exceed_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmq_limits, "PROXY_CLIENTS", 2)
+    async with proxied() as running:
+        clients = [Client(running, f"client{number}") for number in range(5)]
+        answers = sorted(await asyncio.gather(*(client.hello() for client in clients)))
+        assert [answer.split()[0] for answer in answers] == ["ERR"] * 3 + ["ack_welcome"] * 2
+        assert all(answer.startswith("ERR limit_reached") for answer in answers[:3])
+        assert len(await running.broker.subscriptions(TESTER)) == 2
+        # A hello that fails leaves its place to others.
+        welcomed = {answer.split()[1] for answer in answers[3:]}
+        for client in clients:
+            if client.name in welcomed:
+                await ask(client.asking, f"goodbye {client.name} ducks".encode())
+        for client in clients[:3]:
+            assert (await client.hello("tcp://10.1.2.3:1")).startswith("ERR not_allowed")
+        for client in clients[:2]:
+            assert (await client.hello()).startswith("ack_welcome")
 
 
 async def test_a_publisher_is_read_from_again_when_its_bytes_are_published(

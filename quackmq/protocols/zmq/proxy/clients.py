@@ -18,6 +18,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,8 +68,9 @@ class Clients:
         self._connections: dict[str, CallbackConnection] = {}
         #: By client and topic.
         self._retransmissions: dict[str, dict[str, Retransmission]] = {}
-        #: The number of retransmissions.
+        #: The number of retransmissions, and of places for those that a running `hello` may add.
         self._count = 0
+        self._reserved = 0
         #: One lock per client, held while its subscriptions or its address change.
         self._locks = NamedLocks()
         self._large_slots = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
@@ -108,21 +111,22 @@ class Clients:
         """
         client = caller.client
         check_topic_name(topic)
-        if self._count >= limits.PROXY_CLIENTS and self._find(client, topic) is None:
-            raise LimitReached(f"{limits.PROXY_CLIENTS} clients have introduced themselves")
-        connection = await self._connect(caller, address)
-        try:
-            async with self._locks.hold(client):
-                is_new = await self._subscribe(caller, topic, connection.target)
-                if self._is_closing:
-                    raise BrokerClosing("the broker is closing: say hello again when it is back")
-                self._use_connection(caller, topic, connection)
-                return is_new
-        except BaseException:
-            # Close the new connection unless it is already in use.
-            if self._connections.get(client) is not connection:
-                connection.close()
-            raise
+        with self._reserving(client, topic):
+            connection = await self._connect(caller, address)
+            try:
+                async with self._locks.hold(client):
+                    is_new = await self._subscribe(caller, topic, connection.target)
+                    if self._is_closing:
+                        raise BrokerClosing(
+                            "the broker is closing: say hello again when it is back"
+                        )
+                    self._use_connection(caller, topic, connection)
+                    return is_new
+            except BaseException:
+                # Close the new connection unless it is already in use.
+                if self._connections.get(client) is not connection:
+                    connection.close()
+                raise
 
     async def goodbye(self, caller: Caller, topic: str) -> None:
         """End a client's subscription. Raise UnknownSubscription or UnknownTopic."""
@@ -151,6 +155,25 @@ class Clients:
 
     def _find(self, client: str, topic: str) -> Retransmission | None:
         return self._retransmissions.get(client, {}).get(topic)
+
+    @contextmanager
+    def _reserving(self, client: str, topic: str) -> Iterator[None]:
+        """Reserve a place for a new client within the block, because many may say `hello` at a
+        time. Raise LimitReached.
+        """
+        if self._find(client, topic) is not None:
+            yield
+            return
+        if self._count + self._reserved >= limits.PROXY_CLIENTS:
+            raise LimitReached(
+                f"{limits.PROXY_CLIENTS} clients have introduced themselves: say goodbye with one "
+                "that is no longer needed"
+            )
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
 
     async def _subscribe(self, caller: Caller, topic: str, target: Target) -> bool:
         """Store the address, then create the subscription; return whether it is new."""
