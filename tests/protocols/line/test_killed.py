@@ -53,6 +53,14 @@ class Killed:
             self._server.__exit__(None, None, None)
             raise
 
+    def getentry(self, last: int) -> int:
+        """The number that `getentry` answers over HTTP."""
+        connection = http.client.HTTPConnection(self._http, timeout=DEADLINE_S)
+        connection.request("GET", f"/v1/topics/1/partitions/0/entry?last={last}")
+        number = json.load(connection.getresponse())["number"]
+        connection.close()
+        return int(number)
+
     def log(self) -> list[tuple[int, int]]:
         """Number and content of every entry of the topic."""
         connection = http.client.HTTPConnection(self._http, timeout=DEADLINE_S)
@@ -127,7 +135,7 @@ async def kill_again_and_again(killed: Killed, published: list[int]) -> None:
         await asyncio.to_thread(killed.kill)
 
 
-def test_killed_in_the_middle_each_number_is_there_once_and_delivered(tmp_path: Path) -> None:
+def test_q5_killed_in_the_middle_each_number_is_there_once_and_delivered(tmp_path: Path) -> None:
     """Entries that were answered `successful` are there, in order; one whose answer the kill took
     is sent again, and has two numbers if it was kept. All are delivered, at least once."""
     published: list[int] = []
@@ -144,6 +152,7 @@ def test_killed_in_the_middle_each_number_is_there_once_and_delivered(tmp_path: 
     with Killed(tmp_path) as killed:
         asyncio.run(run(killed))
         log = killed.log()
+        assert [killed.getentry(last) for last in (0, 1, len(log))] == [1, 2, -len(log)]
     assert [number for number, _ in log] == list(range(1, len(log) + 1)), "from 1, without gaps"
     contents = [content for _, content in log]
     assert [content for content, _ in groupby(contents)] == list(range(ENTRIES))
