@@ -83,6 +83,12 @@ def test_accounts_that_add_up_have_no_problems() -> None:
     assert outcome(subscriber(7, skipped=3)).problems() == []
 
 
+def test_entries_may_come_out_of_order_only_where_the_newest_come_first() -> None:
+    experiment = Experiment(title="quack", reading="newest")
+    assert outcome(subscriber(report=REORDERED), experiment=experiment).problems() == []
+
+
+REORDERED = Report(entries={"1": 10}, terminated=True, reordered=2)
 SILENT: dict[str, Any] = {"behaviour": Behaviour.SILENT, "left": 7}
 CUT_SHORT = Report(entries={"1": 10}, terminated=False)
 
@@ -101,6 +107,10 @@ CUT_SHORT = Report(entries={"1": 10}, terminated=False)
         (
             outcome(subscriber(12)),
             "subscriber s1: 10 entries were published, 12 delivered, 0 skipped",
+        ),
+        (
+            outcome(subscriber(report=REORDERED)),
+            "subscriber s1: 2 entries came out of order",
         ),
         (
             outcome(subscriber(lost=1)),
@@ -202,6 +212,7 @@ def test_a_subscriber_knows_an_entry_again() -> None:
         seen.note(entry, arrived_ns=5_000_000)
     report = seen.report(terminated=True)
     assert (report.entries, report.doubled, seen.answered) == ({"1": 4}, 1, 5)
+    assert report.reordered == 1, "number 3 came after number 7"
     assert sum(report.latencies[0].values()) == 4
 
 

@@ -101,6 +101,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "a subscriber that does not answer within this time is dead",
     )
     behaviour.add_argument(
+        "--line-reading",
+        choices=("live", "newest"),
+        default="live",
+        help="deliver live entries in order, or the newest first, see serve; default live",
+    )
+    behaviour.add_argument(
         "--sync",
         choices=("always", "interval", "os"),
         default="always",
@@ -218,6 +224,7 @@ def _build_experiment(args: argparse.Namespace) -> Experiment:
         max_entries=args.max_entries or None,
         delta_ms=args.delta_ms or None,
         answer_ms=args.answer_ms,
+        reading=args.line_reading,
     )
 
 

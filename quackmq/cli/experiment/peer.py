@@ -100,8 +100,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     entries: dict[str, int]
     retried: int = 0
     rejected: int = 0
-    #: Entries that were received again.
+    #: Entries that were received again, and entries that came after a later one of their publisher
+    #: and topic.
     doubled: int = 0
+    reordered: int = 0
     #: Whether both sides sent `terminate`.
     terminated: bool = False
     #: The latency histogram of each slice of time since the start, see `Latencies`.
@@ -230,6 +232,7 @@ class ReceivedEntries:
     slice_ms: int
     answered: int = 0
     doubled: int = 0
+    reordered: int = 0
     entries: Counter[str] = field(default_factory=Counter)
     latencies: Latencies = field(default_factory=Latencies)
     #: One byte per entry, by topic and publisher: 1 if it was received.
@@ -237,16 +240,19 @@ class ReceivedEntries:
 
     def note(self, entry: Entry, arrived_ns: int) -> None:
         """Count an answered entry. An entry that was received before counts as doubled, and its
-        latency is not counted again."""
+        latency is not counted again. An entry counts as reordered if a later one of its publisher
+        and topic was received before."""
         self.answered += 1
         publisher, number, sent_ns, *_ = entry.content.split(b" ", 3)
         marks = self.numbers.setdefault((entry.topic, publisher), bytearray())
         index = int(number)
         if index >= len(marks):
             marks.extend(bytes(index + 1 - len(marks)))
-        if marks[index]:
+        elif marks[index]:
             self.doubled += 1
             return
+        else:
+            self.reordered += 1
         marks[index] = 1
         self.entries[entry.topic] += 1
         # The number of the slice of time in which the entry arrived.
@@ -258,6 +264,7 @@ class ReceivedEntries:
         return Report(
             entries=dict(self.entries),
             doubled=self.doubled,
+            reordered=self.reordered,
             terminated=terminated,
             latencies=self.latencies.slices,
         )

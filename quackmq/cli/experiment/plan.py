@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from quackmq import limits as shared_limits
 from quackmq.cli import limits
@@ -57,6 +57,8 @@ class Experiment:
     delta_ms: int | None = 1_000
     #: A subscriber that does not answer within this time is dead.
     answer_ms: int = 2_000
+    #: Whether subscribers get live entries in order, or the newest first.
+    reading: Literal["live", "newest"] = "live"
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the name of the option, for a parameter out of range or for

@@ -2,7 +2,8 @@
 
 Counts come from two independent sides. Publishers and subscribers report what the broker has
 accepted and delivered. The broker reports what its topics hold and what subscriptions have skipped.
-For every live subscriber, published = delivered + skipped as old must hold; each violation is a
+For every live subscriber, published = delivered + skipped as old must hold, and the entries of a
+publisher and topic must come in order, unless the newest come first; each violation is a
 sentence in `problems`.
 """
 
@@ -59,6 +60,10 @@ class SubscriberAccount:
     @property
     def delivered(self) -> int:
         return sum(self.report.entries.values()) if self.report is not None else 0
+
+    @property
+    def reordered(self) -> int:
+        return 0 if self.report is None else self.report.reordered
 
     @property
     def is_live(self) -> bool:
@@ -159,6 +164,8 @@ class Outcome:
             )
         if account.lost:
             yield f"subscriber {account.id}: {account.lost} entries were lost"
+        if account.reordered and self.experiment.reading == "live":
+            yield f"subscriber {account.id}: {account.reordered} entries came out of order"
 
 
 # --- presentation ------------------------------------------------------------------------
@@ -201,6 +208,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
                 "skipped": each.skipped,
                 "left": each.left,
                 "doubled": 0 if each.report is None else each.report.doubled,
+                "reordered": each.reordered,
                 "end": each.end,
             }
             for each in outcome.subscribers

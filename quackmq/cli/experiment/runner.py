@@ -89,7 +89,9 @@ async def run(
         opened.push_async_callback(broker.close)
         for name in experiment.topic_names:
             await broker.create_topic(_CALLER, name, partitions=1, policy=experiment.policy)
-        line_server = LineServer(broker, None, LineSettings(answer_ms=experiment.answer_ms))
+        line_server = LineServer(
+            broker, None, LineSettings(answer_ms=experiment.answer_ms, reading=experiment.reading)
+        )
         await line_server.start()
         opened.push_async_callback(line_server.close)
         running = _ExperimentRun(
