@@ -2,14 +2,16 @@
 
 One seed is a machine and a broker that lives on it several times over. A publisher adds entries to
 a topic that keeps them until they are consumed. Peers are pushed them: two that share a
-subscription to every entry, one with a subscription of its own, one that reads what is live. They
-take, acknowledge some and not others, hand back, let leases run out, hang up and come again. A life
-ends by a crash anywhere, or by closing.
+subscription to every entry, one with a subscription of its own, two that read what is live, in
+order or the newest first. They take, acknowledge some and not others, hand back, let leases run
+out, hang up and come again. A life ends by a crash anywhere, or by closing.
 
 - What was not acknowledged is never passed over: not by a low-water mark, not by retention, and at
   the end everybody who reads every entry has acknowledged every one.
 - What was acknowledged is not lent again within a life, nor ever once it was flushed.
 - An entry is lent as it was published, and each time counts one delivery more within a life.
+- Entries of a partition are lent for the first time in increasing order, unless the newest come
+  first. An entry that was given back is lent before any that was never lent.
 - Of all offsets it is known what became of them: acknowledged, skipped, absent; none is lost.
 - Where receipts are left, they tell this of each offset once, whatever was delivered again.
 
@@ -58,14 +60,18 @@ _TOPIC = "news"
 _PARTITIONS = 2
 _POLICY = Policy(keep_until_consumed=True, live_for_ms=2_000)
 _LEASE_MS = 3_000
-_SHARED, _ALONE, _LIVE = "shared", "alone", "live"
+_SHARED, _ALONE, _LIVE, _NEWEST = "shared", "alone", "live", "newest"
+#: A small window for all: only the newest first may depend on it.
 _TERMS = {
-    _SHARED: Terms(lease_ms=_LEASE_MS, outstanding=5),
-    _ALONE: Terms(lease_ms=_LEASE_MS),
+    _SHARED: Terms(lease_ms=_LEASE_MS, outstanding=5, window=3),
+    _ALONE: Terms(lease_ms=_LEASE_MS, window=3),
     _LIVE: Terms("live", lease_ms=_LEASE_MS, window=3),
+    _NEWEST: Terms("newest", lease_ms=_LEASE_MS, window=3),
 }
+#: Who skips what is old.
+_SKIPPING = (_LIVE, _NEWEST)
 #: Who leaves receipts.
-_TELLING = (_SHARED, _LIVE)
+_TELLING = (_SHARED, _LIVE, _NEWEST)
 _PATIENCE_SECONDS = 600.0
 
 Place = tuple[int, int]
@@ -153,6 +159,10 @@ class Life:
         self.counts = counts
         #: Who has acknowledged what in this life.
         self.acked: dict[str, set[Place]] = {name: set() for name in _TERMS}
+        #: The last offset that was lent for the first time, by name and partition.
+        self.last_new: dict[tuple[str, int], int] = {}
+        #: What was lent and given back, and is due again.
+        self.given_back: dict[str, set[Place]] = {name: set() for name in _TERMS}
 
     async def check(self) -> None:
         """Learn what is in the log. Nothing that was not acknowledged is behind a low-water mark,
@@ -170,7 +180,7 @@ class Life:
                 if known != value:
                     raise Violation(f"{known!r} became {value!r} at {offset}")
         for each in await self.broker.subscriptions(CALLER):
-            if each.name != _LIVE:
+            if each.name not in _SKIPPING:
                 self._check_acked(each.name, firsts, "the log begins behind it")
                 self._check_acked(each.name, each.cursors, "it lies behind the low-water mark")
 
@@ -181,7 +191,7 @@ class Life:
 
     async def work(self) -> None:
         steps = self.source.choice((5, 20, 40))
-        peers = [Peer(name, self) for name in (_SHARED, _SHARED, _ALONE, _LIVE)]
+        peers = [Peer(name, self) for name in (_SHARED, _SHARED, _ALONE, *_SKIPPING)]
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publish(steps))
             for peer in peers:
@@ -245,7 +255,7 @@ class Life:
         lag, counts, outstanding = await self.broker.pushing.progress(CALLER, name, _TOPIC)
         if (lag, outstanding) != (0, 0) or sum(counts) != total:
             raise Violation(f"{name}: {counts} of {total}, {lag} to come")
-        if counts.lost or (name != _LIVE and counts.skipped):
+        if counts.lost or (name not in _SKIPPING and counts.skipped):
             raise Violation(f"{name} has {counts}")
         self.counts["entries skipped"] += counts.skipped
 
@@ -330,9 +340,26 @@ class Peer:
         before = self.holds.get(place)
         if before is not None and before.deliveries >= delivery.deliveries:
             raise Violation(f"{self.name} got {place} for the {delivery.deliveries}. time again")
+        if delivery.deliveries == 1:
+            self._check_order(delivery)
+        self._life.given_back[self.name].discard(place)
         self.holds[place] = delivery
         self._life.counts["entries pushed"] += 1
         self._life.counts["entries pushed again"] += delivery.deliveries > 1
+
+    def _check_order(self, delivery: LeasedEntry) -> None:
+        """Check what may come before an entry that is lent for the first time."""
+        assert self.channel is not None
+        partition, offset = delivery.partition, delivery.offset
+        last = self._life.last_new.get((self.name, partition), -1)
+        if self.name != _NEWEST and offset <= last:
+            raise Violation(f"{self.name} got {offset} of partition {partition} behind {last}")
+        self._life.last_new[self.name, partition] = offset
+        for place in self._life.given_back[self.name]:
+            # It may have been skipped or acknowledged since.
+            if place[0] == partition and not self.channel.is_done(*place):
+                raise Violation(f"{self.name} got {offset}, and had not acknowledged {place}")
+        self._life.counts["entries in order"] += offset > last
 
     def ack(self, place: Place) -> None:
         assert self.channel is not None
@@ -340,13 +367,15 @@ class Peer:
         self._life.ledger.acked[self.name].add(place)
         if self.channel.ack(*place):
             self._life.acked[self.name].add(place)
-        elif self.name != _LIVE and place not in self._life.acked[self.name]:
+        elif self.name not in _SKIPPING and place not in self._life.acked[self.name]:
             raise Violation(f"{self.name} may not acknowledge {place}")
         del self.holds[place]
 
     def _nack(self, place: Place) -> None:
         assert self.channel is not None
-        self.channel.nack(self.holds.pop(place), self._life.source.choice((0, 0, 500)))
+        wait_ms = self._life.source.choice((0, 0, 500))
+        if self.channel.nack(self.holds.pop(place), wait_ms) and not wait_ms:
+            self._life.given_back[self.name].add(place)
 
     async def flush(self) -> None:
         assert self.channel is not None
@@ -357,9 +386,14 @@ class Peer:
 
     async def close(self) -> None:
         channel, self.channel = self.channel, None
-        self.holds.clear()
         if channel is not None:
+            progresses = channel._subscription.partition_progress
+            for place, held in self.holds.items():
+                # The lease may have run out, and another peer may have the entry.
+                if progresses[place[0]].leases.is_leased(place[1], held.deliveries):
+                    self._life.given_back[self.name].add(place)
             await channel.close()
+        self.holds.clear()
 
 
 push = PushWorld.simulate

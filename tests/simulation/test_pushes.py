@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from quackmq.broker.push.receipt_ranges import PendingReceipts
-from quackmq.model.leases import Leases
+from quackmq.model.leases import LeaseRange, Leases
 from tests.simulation.platter import Counts
 from tests.simulation.pushes import LIMITS, push
 from tests.simulation.shrunk import missing
@@ -24,6 +24,7 @@ _MUST_HAPPEN = (
     "recoveries checked",
     "entries pushed",
     "entries pushed again",
+    "entries in order",
     "entries skipped",
     "flushes",
     "receipts acked",
@@ -56,6 +57,27 @@ def test_a_state_that_forgets_what_is_outstanding_is_noticed(
         return encode(done)
 
     monkeypatch.setattr(Leases, "encode", without_outstanding)
+    fails_within(_SEEDS)
+
+
+def test_q10_a_live_reading_that_begins_with_the_newest_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Leases, "_find_oldest", Leases._find_newest)
+    fails_within(_SEEDS)
+
+
+def test_q10_an_entry_that_was_given_back_and_comes_late_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_entries_first(
+        self: Leases, now_ms: int, end_offset: int, live_from: int = 0
+    ) -> LeaseRange | None:
+        if self.terms.reading != "every":
+            self.skip(now_ms, min(live_from, end_offset))
+        return self._find_oldest(end_offset) or self._find_due(now_ms)
+
+    monkeypatch.setattr(Leases, "next_range", new_entries_first)
     fails_within(_SEEDS)
 
 
