@@ -154,7 +154,7 @@ async def test_files_are_removed_by_the_timer_again_after_another_checkpoint_can
     for _ in range(9):
         await append_values(store, key, b"x")
     await store.trim(key, 3)
-    await soon(store._committer._start_checkpoint())
+    await soon(store._committer.checkpointer.start())
     assert len(list(tmp_path.glob("log/*/*.log"))) == 6
     monkeypatch.setattr(stores_limits, "GARBAGE_INTERVAL_MS", 10)
     await store.trim(key, 6)

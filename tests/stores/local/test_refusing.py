@@ -19,12 +19,12 @@ async def test_a_refusal_does_not_grow_with_those_before_it(tmp_path: Path) -> N
     store = await LocalStore.open(tmp_path, LocalOptions())
     topic = await store.create_topic("ducks", 1, Policy())
     failure = StoreReadOnly("no space left on device")
-    store._committer.failure = failure
+    store._committer.write_failure.error = failure
     lengths = set()
     for _ in range(20):
         with pytest.raises(StoreReadOnly):
             await store.append([Append(PartitionKey(topic.id, 0), batch_of(b"quack"))])
         lengths.add(len(list(traceback.walk_tb(failure.__traceback__))))
     assert len(lengths) == 1
-    store._committer.failure = None
+    store._committer.write_failure.error = None
     await store.close()

@@ -1,20 +1,19 @@
-"""The committer of the local store: gathers changes, commits them in cycles, makes checkpoints.
+"""The committer of the local store: gathers changes, and commits them in cycles.
 
 While one cycle is written, the next one gathers; so the more publishers there are, the more of them
 share one sync. There are two catalogs: `latest`, with everything submitted, against which requests
 are checked; and `durable`, which readers see.
 
-If a write or a sync fails (the disk is full, the device is broken), the content of the disk is
-unknown. From then on the store is read-only, until it is opened again and recovered.
+If a write or a sync fails, the store is read-only from then on (write_failure.py). The committer
+tells the checkpointer of what it commits (checkpointer.py), and writes batches back.
 
 Not thread-safe: call from the event loop. Blocking work runs in the disk's lanes: segments and
-journal in "flush", checkpoints and removals in "checkpoint". The loop writes small frames itself.
+journal in "flush", write-back and checkpoints in "checkpoint". The loop writes small frames itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,18 +21,18 @@ from typing import TypeVar
 
 from quackmq.clock import Clock
 from quackmq.disk.real import Disk
-from quackmq.errors import BrokerClosing, QuackError, StoreReadOnly
+from quackmq.errors import BrokerClosing, QuackError
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut
-from quackmq.stores.local.commit.checkpoint_capture import Capture
-from quackmq.stores.local.commit.checkpoint_writer import CheckpointWriter, Removal
+from quackmq.stores.local.commit.checkpoint_writer import CheckpointWriter
+from quackmq.stores.local.commit.checkpointer import Checkpointer
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.commit.pending import CommitQueue, PendingCommit, encode_changes
 from quackmq.stores.local.commit.unsynced import UnsyncedWrites
 from quackmq.stores.local.commit.write_back import WriteBackQueue
+from quackmq.stores.local.commit.write_failure import WriteFailure
 from quackmq.stores.local.committed_reads import CommittedReader
-from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import TRIM_BYTES, Sync
 from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
@@ -48,7 +47,6 @@ from quackmq.stores.local.recovery import Recovered
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.waiters import WaitingReaders
 
-_logger = logging.getLogger("quackmq.store")
 _T = TypeVar("_T")
 _SYNC = {"always": Sync.ALWAYS, "interval": Sync.INTERVAL, "os": Sync.OS}
 
@@ -74,8 +72,6 @@ class Committer:
         self.readers = WaitingReaders(self._loop)
         self.run = header.run
         self.epoch = header.epoch
-        #: Why the store accepts no more writes, or None.
-        self.failure: QuackError | None = None
         #: The number of committed cycles. While it is unchanged, so is everything readable.
         self.commits = 0
         self._clock = Clock.of(now_ms)
@@ -105,27 +101,28 @@ class Committer:
         self._idle: asyncio.Future[None] | None = None
         self._unsynced = UnsyncedWrites(header.frame - 1, options.sync_interval_ms)
         self._sync_timer: asyncio.TimerHandle | None = None
-        self._checkpoint_task: asyncio.Task[None] | None = None
-        self._capture = Capture({})
-        self._checkpoint_location = header.location
-        self._bytes_since_checkpoint = 0
-        # A checkpoint syncs, which the mode "os" mostly leaves to the system.
-        rarity = limits.RARER_CHECKPOINTS if self._sync is Sync.OS else 1
-        self._checkpoint_bytes = options.checkpoint_bytes * rarity
         self._sweep_task: asyncio.Task[None] | None = None
-        self._removal_timer: asyncio.TimerHandle | None = None
-        #: Logs that have changed since the last checkpoint.
-        self._logs_since_checkpoint: dict[PartitionLog, None] = {}
         #: Logs that have changed since the last `Store.take_changed`.
         self.changed_logs: dict[PartitionLog, None] = {}
-        #: Segments and directories to remove after the next checkpoint.
-        self._removal = Removal([], [])
+        self.write_failure = WriteFailure(self.commit_queue)
+        self.checkpointer = Checkpointer(
+            disk,
+            options,
+            header,
+            self.durable,
+            self._journal,
+            self._packs,
+            self.checkpoint_writer,
+            self._write_back_queue,
+            self._tail,
+            self.write_failure,
+        )
 
     # --- called by the store ------------------------------------------------------------------
 
     async def start(self) -> None:
         """Write the recovered state as the first checkpoint of a new run."""
-        await self._checkpoint(clean=False)
+        await self.checkpointer.write(clean=False)
 
     def sweep(self, orphans: OrphanFiles) -> None:
         """Start to remove files that a crash left and nothing needs."""
@@ -134,7 +131,7 @@ class Committer:
 
     def mark_all_logs_changed(self) -> None:
         """Mark every log as changed: its index file may lack some regions."""
-        self._logs_since_checkpoint.update(dict.fromkeys(self.logs.values()))
+        self.checkpointer.mark_changed(self.logs.values())
 
     def now_ms(self) -> int:
         """Return the time of an append made now. It never goes back, since lookups by append time
@@ -143,13 +140,17 @@ class Committer:
         return self.latest_append_ms
 
     @property
+    def failure(self) -> QuackError | None:
+        """Why the store accepts no more writes, or None."""
+        return self.write_failure.error
+
+    @property
     def work_done(self) -> int:
         return self.files.work_done + self._journal.next_number
 
     def check_writable(self) -> None:
-        if self.failure is not None:
-            # Without the traceback of earlier raises, which would be kept for ever.
-            raise self.failure.with_traceback(None)
+        if self.write_failure.error is not None:
+            self.write_failure.raise_if_failed()
         if self._closing:
             raise BrokerClosing("the store is closing: no more writes are accepted")
 
@@ -184,19 +185,20 @@ class Committer:
         """Finish everything submitted, and write a clean checkpoint. If that fails, the next
         opening recovers everything from the journal."""
         self._closing = True
-        for timer in (self._removal_timer, self._sync_timer):
-            if timer is not None:
-                timer.cancel()
+        self.checkpointer.begin_closing()
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
         if self._is_flushing:
             self._idle = self._loop.create_future()
             await self._idle
-        for task in (self._checkpoint_task, self._write_back_task, self._sweep_task):
+        await self.checkpointer.finish()
+        for task in (self._write_back_task, self._sweep_task):
             if task is not None:
                 await task
         for log in self.logs.values():
             log.wake_all()
         try:
-            await self._checkpoint_or_fail(clean=True)
+            await self.checkpointer.write_clean()
         finally:
             self.files.close()
             self._journal.close()
@@ -237,8 +239,8 @@ class Committer:
         return (
             count == 1
             and previous_count <= 1
-            and _is_finished(self._checkpoint_task)
-            and _is_finished(self._write_back_task)
+            and not self.checkpointer.is_running
+            and (self._write_back_task is None or self._write_back_task.done())
         )
 
     def _may_write_on_loop(self, cycle: Cycle, location: JournalLocation) -> bool:
@@ -319,7 +321,7 @@ class Committer:
         return waiting_bytes > 0 and self._tail.excess_bytes >= threshold
 
     def _fail_cycle(self, pending_commit: PendingCommit, error: Exception) -> None:
-        self._fail_callers(pending_commit, self._fail(error))
+        self.write_failure.fail_callers(pending_commit, self.write_failure.fail(error))
         self._begin_next_cycle()
 
     def _begin_next_cycle(self) -> None:
@@ -358,7 +360,7 @@ class Committer:
             await self.disk.run(lambda: self._sync_written(paths), "flush")
             self._record_sync()
         except Exception as error:
-            self._fail(error)
+            self.write_failure.fail(error)
         self._begin_next_cycle()
 
     # --- write-back ---------------------------------------------------------------------------
@@ -367,8 +369,9 @@ class Committer:
         """Start a write-back and return its task. While a checkpoint captures its content, return
         the checkpoint's task instead: it writes back itself, and no later chunk may be written
         during the capture, because after a power cut the checkpoint could name lost bytes."""
-        if not self._capture.is_complete and self._checkpoint_task is not None:
-            return self._checkpoint_task
+        capturing = self.checkpointer.capturing_task
+        if capturing is not None:
+            return capturing
         if self._write_back_task is None or self._write_back_task.done():
             self._write_back_task = self._loop.create_task(
                 self._write_back_or_fail(), name="quackmq-write-back"
@@ -379,13 +382,13 @@ class Committer:
         """Write back all chunks that wait now, in parts, so that the loop runs in between."""
         write_back = self.checkpoint_writer.write_back
         for _ in range(0, self._write_back_queue.log_count, limits.WRITE_BACK_LOGS):
-            if not self._capture.is_complete:
+            if not self.checkpointer.capture.is_complete:
                 break
             unwritten = self._write_back_queue.unwritten(limits.WRITE_BACK_LOGS)
             try:
                 await self.disk.run(partial(write_back, unwritten), "checkpoint")
             except Exception as error:
-                self._fail(error)
+                self.write_failure.fail(error)
                 return
             self._write_back_queue.mark_written(unwritten)
         self._tail.shrink()
@@ -393,9 +396,8 @@ class Committer:
     async def _reserve(self, frame_bytes: int) -> JournalLocation:
         """Reserve a location in the journal; wait for a checkpoint if the journal is full."""
         while (location := self._journal.reserve(frame_bytes)) is None:
-            await self._start_checkpoint()
-            if self.failure is not None:
-                raise self.failure.with_traceback(None)
+            await self.checkpointer.start()
+            self.write_failure.raise_if_failed()
         return location
 
     def _must_sync(self, cycle: Cycle) -> bool:
@@ -433,7 +435,8 @@ class Committer:
         """Make a durable cycle visible, and answer its callers."""
         self.commits += 1
         forget_before_ms = self._clock.expired_before(limits.PRODUCER_EXPIRY_MS)
-        capture_before_change = self._capture.capture_before_change
+        capture_before_change = self.checkpointer.capture.capture_before_change
+        changed_logs = self.checkpointer.changed_logs
         for (log, chunks, inline), descriptors in zip(cycle.writes, cycle.descriptors, strict=True):
             capture_before_change(log)
             for descriptor in descriptors:
@@ -447,14 +450,14 @@ class Committer:
             else:
                 for chunk in chunks:
                     chunk.is_written = True
-            self._logs_since_checkpoint[log] = self.changed_logs[log] = None
+            changed_logs[log] = self.changed_logs[log] = None
         for change, _ in cycle.pending_commit.changes:
             self.durable.apply(change)
             self._apply_to_logs(change)
         for log, first_offset in cycle.pending_commit.trims:
             capture_before_change(log)
             if not log.is_deleted:
-                self._logs_since_checkpoint[log] = None
+                changed_logs[log] = None
             self._drop_segments(log, log.trim(first_offset))
             log.wake_trimmed()
             self.changed_logs[log] = None
@@ -467,8 +470,7 @@ class Committer:
             if log.waiters:
                 self.readers.queue_notification(log, sum(len(chunk.data) for chunk in chunks))
         self._tail.shrink()
-        self._bytes_since_checkpoint += cycle.frame_bytes + cycle.pending_commit.append_bytes
-        self._checkpoint_if_due()
+        self.checkpointer.add_bytes(cycle.frame_bytes + cycle.pending_commit.append_bytes)
 
     def _apply_to_logs(self, change: Change) -> None:
         """Create the logs of new partitions; delete those of a deleted topic."""
@@ -484,117 +486,17 @@ class Committer:
     def _delete_logs(self, topic_id: uuid.UUID) -> None:
         for key in keys_of(topic_id, self.logs):
             log = self.logs.pop(key)
-            self._capture.capture_before_change(log)
+            self.checkpointer.capture.capture_before_change(log)
             log.is_deleted = True
             log.wake_all()
-            self._logs_since_checkpoint.pop(log, None)
+            self.checkpointer.changed_logs.pop(log, None)
             self.changed_logs.pop(log, None)
             self._drop_segments(log, log.segments)
-        self._removal.directories.append(f"{LOG_DIRECTORY}/{topic_id.hex}")
+        self.checkpointer.remove_directory(f"{LOG_DIRECTORY}/{topic_id.hex}")
 
     def _drop_segments(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
         """Forget segments that no longer belong to a log; the next checkpoint removes them."""
         self._write_back_queue.forget(log, segments)
         for segment in segments:
             self.reader.forget(segment)
-        self._removal.segments.extend(segments)
-
-    def _fail(self, error: Exception) -> QuackError:
-        """Make the store read-only, because it is unknown how much of the last write is on disk.
-        Return the error for the callers, who all get the first one."""
-        if self.failure is None:
-            self.failure = StoreReadOnly(
-                f"the store is read-only because a write failed ({error}); its data can still "
-                "be read. Free disk space or repair the disk, then restart the broker"
-            )
-            self.failure.__cause__ = error
-            _logger.error("%s", self.failure, exc_info=error)
-            self.commit_queue.batch_room.stop_delaying()
-            self.commit_queue.change_room.stop_delaying()
-            for pending_commit in self.commit_queue.pop_all():
-                self._fail_callers(pending_commit, self.failure)
-        return self.failure
-
-    def _fail_callers(self, pending_commit: PendingCommit, error: QuackError) -> None:
-        self.commit_queue.release(pending_commit)
-        for future, _ in pending_commit.callers:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # no warning if its caller no longer waits
-
-    # --- checkpoints --------------------------------------------------------------------------
-
-    def _checkpoint_if_due(self) -> None:
-        is_new_slot = self._journal.next_location.slot != self._checkpoint_location.slot
-        if is_new_slot or self._bytes_since_checkpoint >= self._checkpoint_bytes:
-            self._start_checkpoint()
-        elif self._removal:
-            self._schedule_removal()
-
-    def _schedule_removal(self) -> None:
-        """Schedule a checkpoint, after which files can be removed; one for many removals."""
-        if self._removal_timer is None:
-            self._removal_timer = self._loop.call_later(
-                limits.GARBAGE_INTERVAL_MS / 1000, self._start_removal
-            )
-
-    def _start_removal(self) -> None:
-        self._removal_timer = None
-        self._start_checkpoint()
-
-    def _start_checkpoint(self) -> asyncio.Task[None]:
-        if self._checkpoint_task is None or self._checkpoint_task.done():
-            self._checkpoint_task = asyncio.create_task(
-                self._checkpoint_or_fail(clean=False), name="quackmq-checkpoint"
-            )
-        return self._checkpoint_task
-
-    async def _checkpoint_or_fail(self, *, clean: bool) -> None:
-        if self.failure is not None:
-            return  # it is unknown which writes of the failed cycle are on disk
-        try:
-            if not clean:
-                await self._move_packed_paths()
-            await self._checkpoint(clean=clean)
-        except Exception as error:
-            self._fail(error)
-
-    async def _checkpoint(self, *, clean: bool) -> None:
-        """Write the state after the frame that was committed last (checkpoint_capture.py)."""
-        location = self._journal.next_location
-        header = CheckpointHeader(
-            run=self.run,
-            epoch=self.epoch,
-            clean=clean,
-            sync=self.options.sync,
-            boot_id=self.disk.boot_id(),
-            frame=self._journal.next_number,
-            location=location,
-        )
-        catalog = self.durable.capture()
-        removal, self._removal = self._removal, Removal([], [])
-        self._capture = capture = Capture(self._logs_since_checkpoint)
-        self._logs_since_checkpoint = {}
-        self._bytes_since_checkpoint = 0
-        if self._removal_timer is not None:
-            self._removal_timer.cancel()
-            self._removal_timer = None
-        await capture.finish()
-        write = self.checkpoint_writer.write_checkpoint
-        await self.disk.run(partial(write, header, catalog, capture, removal), "checkpoint")
-        await capture.record_written(self._write_back_queue)
-        self._tail.shrink()
-        self._checkpoint_location = location
-        self._journal.release(location)
-        await self.disk.run(partial(self.checkpoint_writer.remove, removal), "checkpoint")
-        if self._removal and not self._closing:
-            self._schedule_removal()  # of files that were dropped during this checkpoint
-
-    async def _move_packed_paths(self) -> None:
-        """Move large paths from packs to their own files; let others use the lane in between."""
-        for paths in await self.disk.run(self.checkpoint_writer.plan_moves, "checkpoint"):
-            await self.disk.run(partial(self._packs.move, paths), "checkpoint")
-
-
-def _is_finished(task: asyncio.Task[None] | None) -> bool:
-    return task is None or task.done()
+        self.checkpointer.remove_segments(segments)
