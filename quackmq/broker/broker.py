@@ -49,6 +49,7 @@ from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.service import Staging
 from quackmq.broker.subscriptions.cursors import Cursors
+from quackmq.broker.subscriptions.group_cursors import GroupCursors
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.receipts import Receipts
@@ -124,7 +125,7 @@ class Broker:
         self.held_back = retention.held_back
 
         # Subscriptions and groups.
-        receipts = Receipts(store, topics, now_ms, retention.count_append)
+        receipts = Receipts(store, topics, now_ms, cursors, retention)
         self._coordinator = coordinator = Coordinator(
             store, topics, now_ms, settings.group_initial_delay_ms, lifecycle
         )
@@ -156,6 +157,7 @@ class Broker:
             cursors,
             pull,
             subscriptions,
+            GroupCursors(store, cursors, registry, receipts, retention),
             names,
             topics,
             clock,

@@ -34,6 +34,7 @@ from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors, partition_key, removal_of
+from quackmq.broker.subscriptions.group_cursors import GroupCursors
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.service import SubscriptionService, check_subscriber
@@ -93,6 +94,7 @@ class Groups:
         cursors: Cursors,
         pull: PullService,
         subscriptions: SubscriptionService,
+        group_cursors: GroupCursors,
         names: NameModes,
         topics: Topics,
         clock: Clock,
@@ -105,6 +107,7 @@ class Groups:
         self._cursors = cursors
         self._pull = pull
         self._subscriptions = subscriptions
+        self._group_cursors = group_cursors
         self._names = names
         self._topics = topics
         self._clock = clock
@@ -280,7 +283,7 @@ class Groups:
             # Lock in one order, so that no two callers wait for each other.
             for name in sorted({cursor.key.name for cursor in cursors}):
                 await locks.enter_async_context(self._cursors.changing(name))
-            yield await locks.enter_async_context(self._pull.changing_cursors(cursors))
+            yield await locks.enter_async_context(self._group_cursors.changing(cursors))
             self._cursors.apply(cursors)
         for cursor in cursors:
             if self._holds.is_holding_group(cursor.key.name):
@@ -420,7 +423,7 @@ class Groups:
         outcomes: list[QuackError | None] = []
         for part in _split_cursors(cursors):
             try:
-                await self._pull.set_cursors(name, part)
+                await self._group_cursors.set(part)
                 outcomes.extend([None] * len(part))
             except NotFound:
                 # The store already knows that a topic is being deleted: commit the other offsets.
@@ -434,9 +437,7 @@ class Groups:
         """Set one cursor. Return the error if its topic was deleted, else None."""
         try:
             # The deleted topic may be the topic of receipts; that must not fail the commit.
-            await self._topics.retry_on_topic_deletion(
-                partial(self._pull.set_cursors, name, [cursor])
-            )
+            await self._topics.retry_on_topic_deletion(partial(self._group_cursors.set, [cursor]))
         except NotFound as error:
             return error
         return None

@@ -62,6 +62,14 @@ class Cursors:
         """Return the cursors by partition, as a view that must not be kept."""
         return self._by_name.get(name, {}).get(topic_id, _NO_CURSORS)
 
+    def offsets_in_topic(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
+        """Return the offsets of a name in a topic, by partition."""
+        return {
+            partition: cursor.offset
+            for partition, cursor in self.in_topic(name, topic_id).items()
+            if cursor.offset is not None
+        }
+
     def leased_names(self) -> list[str]:
         """Return the names with a lease in the metadata of a cursor, now or earlier."""
         return list(self._leased)

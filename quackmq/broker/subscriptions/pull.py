@@ -21,8 +21,7 @@ import heapq
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quackmq import limits
 from quackmq.broker.groups.coordinator import Coordinator
@@ -32,12 +31,11 @@ from quackmq.broker.log.next_message import NextMessage, find_next_message
 from quackmq.broker.log.service import LogService
 from quackmq.broker.retention.holds import Holds
 from quackmq.broker.retention.service import Retention
-from quackmq.broker.subscriptions.cursors import Cursors, partition_key
+from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull_subscription import (
     Moved,
     PullSubscription,
-    build_commit_receipts,
     position_in,
     position_of_last_id,
 )
@@ -57,7 +55,7 @@ from quackmq.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
-from quackmq.model.offset_notes import RECEIPTS_TOPIC, UNSUBSCRIBED, find_note
+from quackmq.model.offset_notes import UNSUBSCRIBED, find_note
 from quackmq.model.subscription import (
     STATE_PREFIX,
     Message,
@@ -81,7 +79,6 @@ from quackmq.model.subscription import (
     state_key,
 )
 from quackmq.model.topic import (
-    Append,
     Cursor,
     CursorKey,
     PartitionKey,
@@ -137,7 +134,7 @@ class PullService:
                 await self._remove_leftover(key, state.version)
                 continue
             stored = decode_subscription(state.value)
-            offsets_by_partition = self._offsets_by_partition(name, topic_id)
+            offsets_by_partition = self._cursors.offsets_in_topic(name, topic_id)
             offsets = tuple(
                 offsets_by_partition.get(partition, 0) for partition in range(topic.partitions)
             )
@@ -231,7 +228,7 @@ class PullService:
         group_offsets: dict[int, int] = {}
         if self._groups.is_stored(name):
             unsubscribed = _unsubscribed_partitions(self._cursors.in_topic(name, topic.id))
-            committed = self._offsets_by_partition(name, topic.id)
+            committed = self._cursors.offsets_in_topic(name, topic.id)
             group_offsets = {each: committed[each] for each in committed.keys() - unsubscribed}
         # The state comes last: it creates the subscription, which needs its cursors.
         start_offsets = {each: offsets[each] for each in offsets if each not in group_offsets}
@@ -459,30 +456,24 @@ class PullService:
         the message at `position` was taken, or all messages from `first_offset` to there."""
         offsets = {position.partition: position.offset + 1}
         cursors = self._make_cursors(subscription.topic, subscription.name, offsets)
-        if not lost and not subscription.stored.receipts:
-            await self._cursors.set(cursors)
-            return
         stored = subscription.stored._replace(lost=subscription.stored.lost + lost)
         events: list[ReceiptEvent] = []
-        if subscription.stored.receipts:
+        if stored.receipts:
             first_offset = position.offset if first_offset is None else first_offset
             events.append(subscription.taken_receipt(position, first_offset, lost))
         puts = [subscription.put_state(stored)] if lost else []
         await self._receipts.write(events, cursors, puts)
         subscription.stored = stored
         subscription.version += len(puts)
-        self._cursors.apply(cursors)
 
     async def _seek(self, subscription: PullSubscription, offsets: Sequence[int]) -> None:
         """Set the cursors of all partitions, with receipts if the subscription leaves them."""
         by_partition = dict(enumerate(offsets))
         cursors = self._make_cursors(subscription.topic, subscription.name, by_partition)
-        if not subscription.stored.receipts:
-            await self._cursors.set(cursors)
-            return
-        events = [subscription.moved_receipt(*each) for each in enumerate(offsets)]
+        events: list[ReceiptEvent] = []
+        if subscription.stored.receipts:
+            events = [subscription.moved_receipt(*each) for each in enumerate(offsets)]
         await self._receipts.write(events, cursors)
-        self._cursors.apply(cursors)
 
     async def _find(
         self, subscription: PullSubscription, partitions: Sequence[int]
@@ -491,56 +482,6 @@ class PullService:
         return await find_next_message(self._store, self._decoded, subscription.topic, cursors)
 
     # --- cursors ----------------------------------------------------------------------------
-
-    async def set_cursors(self, name: str, cursors: Sequence[Cursor]) -> None:
-        """Set cursors for the group of a name, as `Store.set_cursors`. Its subscriptions continue
-        there. Call this within `Cursors.changing(name)`."""
-        async with self.changing_cursors(cursors) as receipts:
-            if not receipts:
-                await self._cursors.set(cursors)
-                return
-            await self._store.room()
-            self._receipts.report_appended(receipts, await self._store.append(receipts, cursors))
-            self._cursors.apply(cursors)
-
-    @asynccontextmanager
-    async def changing_cursors(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:
-        """Lock the affected subscriptions while the caller sets cursors of groups. Yield the
-        receipts that the caller must append in the same change. Afterwards the subscriptions
-        continue at the new cursors. Use this within `Cursors.changing` of each name."""
-        names = dict.fromkeys((cursor.key.name, cursor.key.topic_id) for cursor in cursors)
-        subscriptions = {
-            (name, topic_id): self._by_name[name][topic_id]
-            for name, topic_id in names
-            if topic_id in self._by_name.get(name, ())
-        }
-        if any(subscription.stored.receipts for subscription in subscriptions.values()):
-            # Before any lock: see the lock order in `lifecycle`.
-            await self._receipts.ensure_topic()
-        async with AsyncExitStack() as locks:
-            # Subscriptions to the receipts topic come last: see the lock order in `lifecycle`.
-            for subscription in sorted(
-                subscriptions.values(), key=lambda each: each.topic.name == RECEIPTS_TOPIC
-            ):
-                await locks.enter_async_context(subscription.lock)
-            yield await self._receipts.build_batches(
-                await build_commit_receipts(self._store, subscriptions, cursors)
-            )
-            for subscription in subscriptions.values():
-                subscription.apply_commit(
-                    self._offsets_by_partition(subscription.name, subscription.topic.id)
-                )
-        for cursor in cursors:
-            if (cursor.key.name, cursor.key.topic_id) in subscriptions:
-                self._retention.cursor_moved(partition_key(cursor.key))
-
-    def _offsets_by_partition(self, name: str, topic_id: uuid.UUID) -> dict[int, int]:
-        """Return the offsets of a name in a topic, by partition."""
-        return {
-            partition: cursor.offset
-            for partition, cursor in self._cursors.in_topic(name, topic_id).items()
-            if cursor.offset is not None
-        }
 
     async def find_starts(self, topic: Topic, start: Start) -> tuple[int, ...]:
         """Return the offset of each partition at which `start` begins."""

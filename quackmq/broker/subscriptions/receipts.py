@@ -44,6 +44,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from quackmq.broker import limits
+from quackmq.broker.retention.service import Retention
+from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
@@ -51,7 +53,6 @@ from quackmq.model.partitioning import choose_partition
 from quackmq.model.policy import Policy
 from quackmq.model.topic import (
     Append,
-    AppendResult,
     Cursor,
     OffsetTime,
     PartitionKey,
@@ -92,13 +93,15 @@ class Receipts:
         store: Store,
         topics: Topics,
         now_ms: Callable[[], int],
-        on_appended: Callable[[PartitionKey, AppendResult, int], None],
+        cursors: Cursors,
+        retention: Retention,
     ) -> None:
-        """`on_appended` is called with each batch that was appended, and its size."""
+        """`cursors` and `retention` are informed of what was written."""
         self._store = store
         self._topics = topics
         self._now_ms = now_ms
-        self._on_appended = on_appended
+        self._cursors = cursors
+        self._retention = retention
 
     async def write(
         self,
@@ -106,7 +109,8 @@ class Receipts:
         cursors: Sequence[Cursor] = (),
         states: Sequence[StatePut] = (),
     ) -> None:
-        """Write receipts, with the cursors and states that they are about, as one unit."""
+        """Write receipts, with the cursors and states that they are about, as one unit. There may
+        be no receipts: then write the cursors and states only."""
 
         async def attempt() -> None:
             if events:
@@ -133,14 +137,29 @@ class Receipts:
     ) -> None:
         """Write as `write` does, after `ensure_topic`. Raise NotFound if the receipts topic was
         deleted meanwhile."""
-        appends = await self.build_batches(events)
+        await self.commit(await self.build_batches(events), cursors, states)
+
+    async def commit(
+        self,
+        appends: Sequence[Append],
+        cursors: Sequence[Cursor] = (),
+        states: Sequence[StatePut] = (),
+    ) -> None:
+        """Write batches of receipts, cursors and states as one unit. Then count the batches for
+        retention, and apply the cursors in memory."""
+        if not appends and not states:
+            await self._cursors.set(cursors)
+            return
         await self._store.room()  # no other task runs between this and the append
-        self.report_appended(appends, await self._store.append(appends, cursors, states))
+        results = await self._store.append(appends, cursors, states)
+        for append, result in zip(appends, results, strict=True):
+            self._retention.count_append(append.key, result, append.batch.size)
+        self._cursors.apply(cursors)
 
     async def build_batches(self, events: Sequence[ReceiptEvent]) -> list[Append]:
-        """Return the receipts as batches; call `ensure_topic` first. The caller appends them with
-        its cursors and then calls `report_appended`. NotFound, here or from the append, may mean
-        that the receipts topic was deleted meanwhile."""
+        """Return the receipts as batches; call `ensure_topic` first. The caller passes them to
+        `commit` with its cursors, or appends them itself. NotFound, here or from the append, may
+        mean that the receipts topic was deleted meanwhile."""
         if not events:
             return []
         topic = self._topics.named(RECEIPTS_TOPIC)
@@ -158,13 +177,6 @@ class Receipts:
             for partition, of_partition in records.items()
             for portion in _split(of_partition)
         ]
-
-    def report_appended(
-        self, appends: Sequence[Append], appended_batches: Sequence[AppendResult]
-    ) -> None:
-        """Report batches of receipts that were appended."""
-        for append, appended in zip(appends, appended_batches, strict=True):
-            self._on_appended(append.key, appended, append.batch.size)
 
     async def _append_times(self, event: ReceiptEvent) -> Sequence[OffsetTime]:
         """Return the append times of the records that an event reports, or a sample of them;
