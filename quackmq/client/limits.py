@@ -55,7 +55,8 @@ CLIENT_TRANSACTION_MS: Final = 10_000
 CLIENT_CLOSE_MS: Final = 30_000
 #: Processes on one machine that share a directory.
 CLIENT_PROCESSES: Final = 1_000
-#: Threads in which calls of an asynchronous client wait; further calls wait for a thread.
+#: Threads in which calls of an asynchronous client wait for messages, and as many for its other
+#: calls; further calls wait for a thread.
 CLIENT_THREADS: Final = 32
 
 # --- the queue's libraries -----------------------------------------------------------------

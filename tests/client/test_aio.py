@@ -244,3 +244,31 @@ async def test_a_client_closes_though_a_cancelled_get_could_not_be_undone(
     await client.close()
     with pytest.raises(errors.ClientClosed):
         await client.put(topic, "late")
+
+
+async def test_gets_that_occupy_all_threads_hold_up_no_other_calls(
+    address: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLIENT_THREADS", 1)
+    other_topic = f"{topic}-2"
+    async with AsyncClient(
+        address, topic, directory=tmp_path, timeout=20, serialiser="str"
+    ) as client:
+        await client.subscribe(topic)
+        await client.subscribe(other_topic)
+        waiting = asyncio.create_task(client.get(topic, timeout=600))
+        await until(lambda: topic in client._client.session._readers)
+        # Other calls have other threads; a further get says what it waits for.
+        assert await soon(client.subscriptions()) == [topic, other_topic]
+        await soon(client.put(other_topic, "b", key="k"))
+        with pytest.raises(QuackTimeout, match="waited 0.2 s for a free thread: 1 other calls"):
+            await soon(client.get(other_topic, timeout=0.2))
+        # One that is cancelled before it has a thread takes nothing with it.
+        cancelled = asyncio.create_task(client.get(other_topic, timeout=600))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(cancelled)
+        await soon(client.put(topic, "a"))
+        assert (await soon(waiting)).value == "a"
+        assert (await soon(client.get(other_topic))).value == "b"

@@ -2,7 +2,8 @@
 
 A put needs no thread: librdkafka sends the message, and the acknowledgement wakes the loop. So
 thousands of puts can run at once and share batches and syncs. Every other call runs `Client` in one
-of a bounded number of threads. (confluent-kafka's own asyncio producer collects messages until a
+of a bounded number of threads. Calls that wait for messages have threads of their own, so that they
+delay no other calls. (confluent-kafka's own asyncio producer collects messages until a
 timer expires, which delays single messages, and it supports no headers.)
 
 A cancelled `get` loses no message: if its thread has got one, the next `get` returns it.
@@ -13,13 +14,14 @@ Use a client within one event loop; create and close it there.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
@@ -53,6 +55,9 @@ class AsyncClient:
         self._client = Client(*arguments, **options)
         self._threads = ThreadPoolExecutor(
             limits.CLIENT_THREADS, thread_name_prefix="quackmq-client"
+        )
+        self._waiting_threads = ThreadPoolExecutor(
+            limits.CLIENT_THREADS, thread_name_prefix="quackmq-client-wait"
         )
         #: Gets from one topic run one after the other, so that the next one returns the message of
         #: a cancelled one.
@@ -180,12 +185,15 @@ class AsyncClient:
                 raise deadline.timeout_error(f"another get from topic {topic} to end") from None
         else:
             await lock.acquire()
-        get_future = self._submit(self._client.get_for, deadline, topic, after, holder)
+        get = self._begin_waiting(self._client.get_for, deadline, topic, after, holder)
         try:
-            message = await asyncio.shield(get_future)
+            message = await get.result(deadline)
         except asyncio.CancelledError:
+            if get.cancel_unless_begun():
+                lock.release()
+                raise
             deadline.end()  # the thread stops waiting soon
-            cleanup = asyncio.create_task(self._put_back(topic, holder, get_future, lock))
+            cleanup = asyncio.create_task(self._put_back(topic, holder, get.future, lock))
             self._cleanups.add(cleanup)
             cleanup.add_done_callback(self._cleanups.discard)
             raise
@@ -356,12 +364,14 @@ class AsyncClient:
     async def _fill_reader(self, topic: str, loop: object, deadline: Deadline) -> Reader:
         """Return the topic's reader with buffered messages. If cancelled, also end the wait in
         the thread."""
-        fill_future = self._submit(self._client.session.fill, topic, loop, deadline)
+        fill = self._begin_waiting(self._client.session.fill, topic, loop, deadline)
         try:
-            return await asyncio.shield(fill_future)
+            return await fill.result(deadline)
         except asyncio.CancelledError:
+            if fill.cancel_unless_begun():
+                raise
             deadline.end()
-            cleanup = asyncio.ensure_future(asyncio.gather(fill_future, return_exceptions=True))
+            cleanup = asyncio.ensure_future(asyncio.gather(fill.future, return_exceptions=True))
             self._cleanups.add(cleanup)
             cleanup.add_done_callback(self._cleanups.discard)
             raise
@@ -389,6 +399,13 @@ class AsyncClient:
         except RuntimeError:  # the threads were shut down
             raise ClientClosed("the client is closed") from None
 
+    def _begin_waiting(self, call: Callable[..., T], *arguments: Any) -> _WaitingCall[T]:
+        """Run a call that waits for messages in a thread. Raises ClientClosed after `close`."""
+        try:
+            return _WaitingCall(self._waiting_threads.submit(call, *arguments))
+        except RuntimeError:  # the threads were shut down
+            raise ClientClosed("the client is closed") from None
+
     async def _run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         return await self._submit(call, *arguments, **options)
 
@@ -404,5 +421,35 @@ class AsyncClient:
             if isinstance(outcome, BaseException):
                 log.debug("a cancelled get was not undone: %s", outcome)
         closing = self._submit(session.close_parts, is_done=is_done)
-        closing.add_done_callback(lambda _: self._threads.shutdown(wait=False, cancel_futures=True))
+        closing.add_done_callback(self._shut_down_threads)
         await asyncio.shield(closing)
+
+    def _shut_down_threads(self, _closed: object) -> None:
+        for threads in (self._threads, self._waiting_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _WaitingCall(Generic[T]):
+    """A call that waits for messages in a thread, or for a thread to begin in."""
+
+    def __init__(self, thread_future: concurrent.futures.Future[T]) -> None:
+        self._thread_future = thread_future
+        self.future = asyncio.wrap_future(thread_future)
+
+    async def result(self, deadline: Deadline) -> T:
+        """Return the result. The thread ends its wait at the deadline itself. Raises QuackTimeout
+        if no thread was free until then, and ClientClosed if `close` has cancelled the call."""
+        remaining_s = deadline.remaining_s()
+        await asyncio.wait((self.future,), timeout=None if math.isinf(remaining_s) else remaining_s)
+        if not self.future.done() and self.cancel_unless_begun():
+            raise deadline.timeout_error(
+                f"a free thread: {limits.CLIENT_THREADS} other calls of this client wait for "
+                "messages; use another client, or fewer calls at a time"
+            )
+        if self.future.cancelled():
+            raise ClientClosed("the client is closed")
+        return await asyncio.shield(self.future)
+
+    def cancel_unless_begun(self) -> bool:
+        """Cancel the call if it still waits for a thread; return whether it did."""
+        return self._thread_future.cancel()
