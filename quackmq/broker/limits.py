@@ -104,8 +104,10 @@ RECEIPTS_PER_BATCH: Final = 1_000
 #: too. There may be more ranges if leased entries separate them.
 PENDING_RECEIPT_RANGES: Final = 4_096
 #: Push subscriptions that one page of those which have not acknowledged an entry examines. It takes
-#: about a millisecond, besides the search for the first of them.
+#: about 5 ms.
 UNACKNOWLEDGED_EXAMINED: Final = 1_000
+#: Names that are searched for the first ones of such a page before other tasks run: about 2 ms.
+UNACKNOWLEDGED_SEARCHED: Final = 10_000
 #: Characters of the reason why a subscriber is not reached. It may quote what a peer has sent.
 UNREACHED_REASON_CHARS: Final = 200
 #: Channels over all push subscriptions: each is a connected peer.

@@ -175,6 +175,8 @@ async def test_pages_list_every_subscription_once_and_examine_a_bounded_number(
 
         assert await pages(100) == [names]
         assert await pages(2) == [names[:2], names[2:3], names[3:5], names[5:]]
+        monkeypatch.setattr(broker_limits, "UNACKNOWLEDGED_SEARCHED", 2)
+        assert await pages(2) == [names[:2], names[2:3], names[3:5], names[5:]]
         monkeypatch.setattr(broker_limits, "UNACKNOWLEDGED_EXAMINED", 1)
         assert [len(page) for page in await pages(100)] == [1, 1, 1, 0, 1, 1, 1]
         most = limits.HTTP_PAGE_ITEMS

@@ -12,7 +12,6 @@ Not thread-safe: call from the broker's event loop.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from typing import Final, Literal, NamedTuple
 
 from quackmq.broker import limits
@@ -26,7 +25,7 @@ from quackmq.broker.settings import Caller
 from quackmq.broker.topics import Topics
 from quackmq.clock import Clock
 from quackmq.errors import OffsetOutOfRange
-from quackmq.model.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey
 
 #: Why a subscriber that has no channel is not reached.
 _NOT_CONNECTED: Final = "it is not connected"
@@ -86,7 +85,7 @@ class Unacknowledged:
         Raise UnknownTopic, UnknownPartition, or OffsetOutOfRange beyond the end."""
         if await self._is_deleted(key, offset):
             return 0
-        await self._skip_old(self._topics.of(key), key, offset)
+        await self._skip_old(key, offset)
         return self._holds.unacknowledged(key, offset)
 
     async def page(
@@ -100,15 +99,12 @@ class Unacknowledged:
     ) -> UnacknowledgedPage:
         """Return the push subscriptions that have not acknowledged an entry, sorted by name: those
         after `after`. Examine at most `limit`. Raise as `count` does."""
-        count = await self.count(caller, key, offset)
-        topic = self._topics.of(key)
-        if not count:
+        if not await self.count(caller, key, offset):
             return UnacknowledgedPage(0, [], None)
         limit = min(limit, limits.UNACKNOWLEDGED_EXAMINED)
-        # All entries before the durable low-water mark are acknowledged, and perhaps later ones.
-        names = self._holds.push_names_behind(key, offset + 1)
         # One more than a page shows whether another page follows.
-        candidates = heapq.nsmallest(limit + 1, (name for name in names if name > after))
+        candidates = await self._find_first_names(key, offset, after, limit + 1)
+        topic = self._topics.of(key)
         found = []
         for name in candidates[:limit]:
             subscription = self._registry.find(topic, name)
@@ -117,7 +113,7 @@ class Unacknowledged:
                 if not progress.leases.is_done(offset):
                     found.append(self._describe(progress, offset))
         next_after = candidates[limit - 1] if len(candidates) > limit else None
-        return UnacknowledgedPage(count, found, next_after)
+        return UnacknowledgedPage(self._holds.unacknowledged(key, offset), found, next_after)
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -132,14 +128,31 @@ class Unacknowledged:
             )
         return offset < offsets.first
 
-    async def _skip_old(self, topic: Topic, key: PartitionKey, offset: int) -> None:
+    async def _find_first_names(
+        self, key: PartitionKey, offset: int, after: str, count: int
+    ) -> list[str]:
+        """Return the first names after `after`, sorted, of the subscriptions that may not have
+        acknowledged an entry. Let other tasks run in between."""
+        # All entries before the durable low-water mark are acknowledged, and perhaps later ones.
+        holds = self._holds.push_holds_before(key, offset + 1)
+        first: list[str] = []
+        for start in range(0, len(holds), limits.UNACKNOWLEDGED_SEARCHED):
+            portion = holds[start : start + limits.UNACKNOWLEDGED_SEARCHED]
+            first += [name for _, name in portion if name > after]
+            first.sort()
+            del first[count:]
+            await asyncio.sleep(0)
+        return first
+
+    async def _skip_old(self, key: PartitionKey, offset: int) -> None:
         """Skip an entry that is older than δ for the subscriptions that get live entries only. They
         would do so themselves before they take their next entry."""
         live_from = await self._pushing.first_live(key)
         if offset >= live_from:
             return
-        names = self._holds.push_names_behind(key, offset + 1)
-        for index, name in enumerate(names, start=1):
+        topic = self._topics.of(key)
+        holds = self._holds.push_holds_before(key, offset + 1)
+        for index, (_, name) in enumerate(holds, start=1):
             subscription = self._registry.find(topic, name)
             if subscription is not None and subscription.stored.terms.reading != "every":
                 self._registry.skip(subscription.partition_progress[key.partition], live_from)

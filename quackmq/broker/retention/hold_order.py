@@ -31,8 +31,12 @@ class HoldOrder:
         """Return how many names have an offset before `offset`."""
         return bisect_left(self._sorted, (offset, ""))
 
+    def holds_before(self, offset: int) -> list[tuple[int, str]]:
+        """Return the offsets before `offset` with their names, in order."""
+        return self._sorted[: self.count_before(offset)]
+
     def names_before(self, offset: int) -> list[str]:
-        return [name for _, name in self._sorted[: self.count_before(offset)]]
+        return [name for _, name in self.holds_before(offset)]
 
     def is_before(self, name: str, offset: int) -> bool:
         """Return whether a name has an offset before `offset`."""

@@ -62,10 +62,10 @@ class Holds:
         names = {*self._pull_order(key).names_before(offset)}
         return sorted(names.union(self._push_order(key).names_before(offset)))
 
-    def push_names_behind(self, key: PartitionKey, offset: int) -> Sequence[str]:
-        """Return the names of the push subscriptions whose durable low-water marks are before
-        `offset`."""
-        return self._push_order(key).names_before(offset)
+    def push_holds_before(self, key: PartitionKey, offset: int) -> Sequence[tuple[int, str]]:
+        """Return the durable low-water marks of push subscriptions that are before `offset`, each
+        with the subscription's name, in order."""
+        return self._push_order(key).holds_before(offset)
 
     def holders(self, key: PartitionKey, offset: int) -> Holders | None:
         """Return the holder with the lowest cursor and the number of holders before `offset`; None
