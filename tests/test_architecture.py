@@ -354,6 +354,10 @@ def test_a_name_of_a_document_is_looked_up_in_the_source(
     assert is_in_the_source(path, name) is exists
 
 
+#: The tests that use a protocol, a client, a command or Spark.
+PROVING = ("cli", "client", "interop", "protocols", "pubsub", "spark")
+
+
 def test_every_requirement_that_is_named_is_in_the_specification() -> None:
     specified = (ROOT / "docs" / "specification.md").read_text()
     defined = re.findall(r"^\| ([A-Z]\d+) \|", specified, re.MULTILINE)
@@ -365,6 +369,23 @@ def test_every_requirement_that_is_named_is_in_the_specification() -> None:
         for found in requirements_named(path.read_text())
     }
     assert {name: path for name, path in named.items() if name not in defined} == {}
+
+
+def test_every_requirement_is_proved_by_a_test_through_an_interface() -> None:
+    requirements, proofs = (ROOT / "docs" / "specification.md").read_text().split("\n## Proofs\n")
+    defined = re.findall(r"^\| ([A-Z]\d+) \|", requirements, re.MULTILINE)
+    # What stands before the first id is the introduction; then ids and texts take turns.
+    parts = re.split(r"^- \*\*([A-Z]\d+)\*\*:", proofs, flags=re.MULTILINE)[1:]
+    text_by_id = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(text_by_id) == defined
+    assert {name for name, text in text_by_id.items() if "not built yet" in text} == {"M5", "M10"}
+    for name, text in text_by_id.items():
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+        is_measured = "make bench" in text
+        assert tests or is_measured or "not built yet" in text, f"nothing proves {name}"
+        for path, test in tests:
+            assert path.split("/")[1] in PROVING, f"{path} does not go through an interface"
+            assert f"def {test}(" in (ROOT / path).read_text(), f"{path} has no {test}"
 
 
 def test_requirements_are_named_in_prose_and_in_the_names_of_tests() -> None:
