@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -46,7 +47,7 @@ from tests.simulation.network import NetworkLoop, end_of
 #: How a connection ends for a program that waits for bytes; the peers wait for a minute.
 LOST: Final = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 #: The topics of the publishers.
-TOPICS: Final = ("by-kafka", "by-http", "by-zmq", "by-line")
+TOPICS: Final = ("by-kafka", "by-http", "by-zmq", "by-line", "by-transaction")
 _IN_FLIGHT: Final = 5
 _NOT_IN_ORDER: Final = 45
 _DUPLICATE: Final = 46
@@ -272,7 +273,7 @@ class KafkaReader(Reader[Client]):
         )
         count = loop.source.choice((1, 1, 4))
         for _ in range(count):
-            peer.send(FETCH, 11, **_fetch_11(fields))
+            peer.send(FETCH, 11, **fetch_without_session(fields))
         if loop.source.random() < 0.1:
             await _do_something_else(peer.writer, loop)
         for _ in range(count):
@@ -282,15 +283,22 @@ class KafkaReader(Reader[Client]):
         if int(part.error_code):
             loop.counts["kafka fetches refused"] += 1
             return
-        for batch in batches_of([part.records or b""]):
-            for record in DefaultRecordBatch(bytearray(batch.view)):
-                if record.offset == self._offset:
-                    self._got(record.value)
-                    self._offset += 1
-                    loop.counts["kafka entries fetched"] += 1
+        for offset, value in records_of(part):
+            if offset == self._offset:
+                self._got(value)
+                self._offset += 1
+                loop.counts["kafka entries fetched"] += 1
 
 
-def _fetch_11(fields: dict[str, Any]) -> dict[str, Any]:
+def records_of(part: Any) -> Iterator[tuple[int, bytes]]:
+    """Yield the offsets and values of a fetched partition, also before the requested offset."""
+    for batch in batches_of([part.records or b""]):
+        for record in DefaultRecordBatch(bytearray(batch.view)):
+            yield record.offset, record.value
+
+
+def fetch_without_session(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Fetch of version 11."""
     return fields | {"session_id": 0, "session_epoch": -1, "rack_id": ""}
 
 

@@ -43,6 +43,7 @@ from quackmq.protocols.zmq.server import ZmqServer
 from quackmq.stores.local import LocalStore
 from tests.protocols.http.peers import Peer as HttpPeer
 from tests.simulation.disk import Faults, SimulatedDisk
+from tests.simulation.kafka_clients import GroupMember, TransactionalPublisher, Turns
 from tests.simulation.life import CALLER
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.model import Violation
@@ -78,7 +79,7 @@ LIMITS: Final = {
 }
 _HOST: Final = "127.0.0.1"
 _LINE: Final = LineSettings(reading="every", answer_ms=10_000)
-_KAFKA_TOPIC, _HTTP_TOPIC, _ZMQ_TOPIC, _LINE_TOPIC = TOPICS
+_KAFKA_TOPIC, _HTTP_TOPIC, _ZMQ_TOPIC, _LINE_TOPIC, _TRANSACTION_TOPIC = TOPICS
 #: Virtual seconds within which a request that needs no disk is answered. No computation takes
 #: virtual time, so only waiting for somebody else can take longer.
 _PROBE_SECONDS: Final = 1.0
@@ -110,6 +111,7 @@ class ProtocolWorld(World):
             HttpPublisher("http-publisher", _HTTP_TOPIC),
             ZmqPublisher("zmq-publisher", _ZMQ_TOPIC),
             LinePublisher("line-publisher", _LINE_TOPIC),
+            TransactionalPublisher("transactional-publisher", _TRANSACTION_TOPIC),
         ]
         self.readers: list[Reader[Any]] = [
             KafkaReader("fetcher-1", _HTTP_TOPIC),
@@ -118,15 +120,20 @@ class ProtocolWorld(World):
             ZmqReader("zmq-reader", _KAFKA_TOPIC),
             HttpReader("http-reader-2", _ZMQ_TOPIC),
             ZmqReader("zmq-reader-2", _LINE_TOPIC, is_exact=False),
+            HttpReader("http-reader-3", _TRANSACTION_TOPIC),
+            ZmqReader("zmq-reader-3", _TRANSACTION_TOPIC),
         ]
         self.subscribers = [
             LineSubscriber("line-subscriber", _HTTP_TOPIC, is_exact=True),
             LineSubscriber("line-subscriber-2", _LINE_TOPIC, is_exact=False),
+            LineSubscriber("line-subscriber-3", _TRANSACTION_TOPIC, is_exact=True),
         ]
+        turns = Turns("group")
+        self.members = [GroupMember(f"member-{number}", _ZMQ_TOPIC, turns) for number in range(3)]
 
     @property
     def clients(self) -> Sequence[ProtocolClient[Any]]:
-        return [*self.publishers, *self.readers, *self.subscribers]
+        return [*self.publishers, *self.readers, *self.subscribers, *self.members]
 
     def shrink_more(self, stack: ExitStack) -> None:
         """A count that is taken from this limit is compared, not the limit itself."""

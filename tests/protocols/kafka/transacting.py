@@ -39,6 +39,7 @@ class Transactor:
         self.name = name
         self.id = -1
         self.epoch = -1
+        self.is_new_way = new_way
         self.produce_version = NEW_PRODUCE if new_way else NEW_PRODUCE - 1
         self.end_version = NEW_END if new_way else NEW_END - 1
         self.commit_version = NEW_COMMIT if new_way else NEW_COMMIT - 1
