@@ -7,7 +7,7 @@
     │   ├── InvalidMessageId
     │   ├── InvalidGroup          an invalid group name, or invalid data of a member
     │   ├── InvalidSessionTimeout
-    │   ├── InvalidPattern        not a regular expression, or one that takes too long
+    │   ├── InvalidPattern        not a pattern of names, or one that takes too long to match
     │   ├── UnsupportedAssignor   an assignor that this broker does not have
     │   ├── InvalidTransactionTimeout
     │   ├── MetadataTooLarge      the metadata of a committed offset
@@ -20,6 +20,7 @@
     ├── NotFound
     │   ├── UnknownTopic
     │   ├── UnknownPartition
+    │   ├── UnknownTopicDefault   no defaults are set for this pattern of names
     │   ├── UnknownSubscription
     │   ├── UnknownGroup
     │   ├── UnknownMember         of a group: it never joined, or its session expired
@@ -166,6 +167,10 @@ class UnknownTopic(NotFound):
 
 class UnknownPartition(NotFound):
     code = "unknown_partition"
+
+
+class UnknownTopicDefault(NotFound):
+    code = "unknown_topic_default"
 
 
 class UnknownSubscription(NotFound):

@@ -2,10 +2,11 @@
 
 Every call names its caller, and a change is durable when its call returns. Open `broker` first: it
 builds the parts in order. `lifecycle` has their waits and their closing, `housekeeping` the
-periodic work, `topics` creates and deletes topics, and each subpackage is one service.
-`timekeeping` saves the clock across restarts, `topic_queue` is a topic as the line protocol uses
-it, `queue_registrations` has the queue's producers and consumers, `connections` the connected
-clients, and `listener_notes` the state of listeners that survives a crash.
+periodic work, `topics` creates and deletes topics, `topic_defaults` has the policies that new ones
+get, and each subpackage is one service. `timekeeping` saves the clock across restarts,
+`topic_queue` is a topic as the line protocol uses it, `queue_registrations` has the queue's
+producers and consumers, `connections` the connected clients, and `listener_notes` the state of
+listeners that survives a crash.
 """
 
 from quackmq.broker.archive.plans import PartitionArchive, Plan
@@ -27,6 +28,7 @@ from quackmq.broker.staging.series import CommittedTurn, Turn
 from quackmq.broker.staging.service import Staging
 from quackmq.broker.staging.stage import CommittedStage, Receipt, StageDescription
 from quackmq.broker.staging.stage_log import StagedBatch
+from quackmq.broker.topic_defaults import TopicDefault, TopicDefaults
 from quackmq.broker.topic_queue import QueueEntry, TopicQueue
 from quackmq.broker.transactions.entry import ProducerEpoch, TransactionDescription
 from quackmq.broker.transactions.service import Transactions
@@ -126,6 +128,8 @@ __all__ = [
     "Terms",
     "Time",
     "TopicArchive",
+    "TopicDefault",
+    "TopicDefaults",
     "TopicQueue",
     "TransactionDescription",
     "TransactionState",

@@ -56,6 +56,7 @@ from quackmq.broker.subscriptions.receipts import Receipts
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.timekeeping import Timekeeping
+from quackmq.broker.topic_defaults import TopicDefaults
 from quackmq.broker.topics import Topics
 from quackmq.broker.transactions.service import Transactions
 from quackmq.clock import Clock
@@ -100,7 +101,8 @@ class Broker:
 
         # Each part is built after the parts that it calls.
         self._lifecycle = lifecycle = Lifecycle()
-        self._topics = topics = Topics(store, settings)
+        self.topic_defaults = topic_defaults = TopicDefaults(store, settings, lifecycle)
+        self._topics = topics = Topics(store, settings, topic_defaults)
         self.timekeeping = Timekeeping(store, clock, lifecycle)
 
         # Reading, and what holds retention.
@@ -146,7 +148,7 @@ class Broker:
         )
         self._push = push = PushRegistry(store, topics, receipts, registry, holds, retention)
         self._subscriptions = subscriptions = SubscriptionService(
-            topics, registry, pull, push, cursors, names, holds, settings, now_ms, lifecycle
+            topics, registry, pull, push, cursors, names, holds, topic_defaults, now_ms, lifecycle
         )
         self.pushing = PushService(topics, push, subscriptions, live_tails, lifecycle)
         self.unacknowledged = Unacknowledged(
@@ -181,7 +183,7 @@ class Broker:
             publishing, store, topics, cursors, coordinator, decoded, log, clock, lifecycle
         )
         self.registrations = Registrations(
-            publishing, subscriptions, store, topics, pull, cursors, lifecycle
+            subscriptions, store, topics, topic_defaults, pull, cursors, lifecycle
         )
 
         # What listeners share.
@@ -240,6 +242,7 @@ class Broker:
         """Load the state from the store; start housekeeping and archiving."""
         assert self._cleaning is None, "a broker is opened once"
         await self.timekeeping.load()
+        await self.topic_defaults.load()
         await self._topics.load()
         await self._cursors.load()
         await self._coordinator.load()
@@ -308,11 +311,12 @@ class Broker:
         policy: Policy | None = None,
         validate_only: bool = False,
     ) -> Topic:
-        """Create a topic. With `validate_only`, return the topic that would be created, with an id
-        of zeros. TopicExists, IllegalTopicName, InvalidRequest, LimitReached."""
+        """Create a topic; without `policy` it gets the defaults of its name. With `validate_only`,
+        return the topic that would be created, with an id of zeros. TopicExists, IllegalTopicName,
+        InvalidRequest, LimitReached."""
         self._lifecycle.check_open()
         partitions = self.settings.default_partitions if partitions is None else partitions
-        policy = self.settings.default_policy if policy is None else policy
+        policy = self.topic_defaults.policy_for(name) if policy is None else policy
         if validate_only:
             self._topics.check_new(name, partitions)
             return Topic(uuid.UUID(int=0), name, partitions, policy, self._clock.now_ms())

@@ -22,17 +22,18 @@ import json
 import logging
 import re
 from collections import OrderedDict
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle
-from quackmq.broker.publish.service import PublishService
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.service import SubscriptionService
+from quackmq.broker.topic_defaults import TopicDefaults
 from quackmq.broker.topics import Topics
 from quackmq.errors import (
     AlreadyRegistered,
@@ -40,12 +41,15 @@ from quackmq.errors import (
     DamagedStore,
     NotRegistered,
     StoreReadOnly,
+    TopicExists,
     UnknownConsumerId,
     UnknownProducerId,
     UnknownSubscription,
 )
+from quackmq.model.policy import format_setting
 from quackmq.model.stored_json import decode_stored_object
 from quackmq.model.topic import StatePut, Topic
+from quackmq.model.topic_defaults import PolicySettings
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -63,18 +67,18 @@ class Registrations:
 
     def __init__(
         self,
-        publishing: PublishService,
         subscriptions: SubscriptionService,
         store: Store,
         topics: Topics,
+        defaults: TopicDefaults,
         pull: PullService,
         cursors: Cursors,
         lifecycle: Lifecycle,
     ) -> None:
-        self._publishing = publishing
         self._subscriptions = subscriptions
         self._store = store
         self._topics = topics
+        self._defaults = defaults
         self._pull = pull
         self._cursors = cursors
         #: By number, the least recently used first.
@@ -107,15 +111,24 @@ class Registrations:
     # --- producers --------------------------------------------------------------------------
 
     async def register_producer(
-        self, caller: Caller, topic_name: str, producer_id: str | None = None
+        self,
+        caller: Caller,
+        topic_name: str,
+        producer_id: str | None = None,
+        settings: PolicySettings = MappingProxyType({}),
     ) -> str:
         """Register a producer with a topic; return its id. Without `producer_id` the producer is
-        new, and the topic may be created. With `producer_id`, that producer must have no topic.
-        Raise UnknownTopic, UnknownProducerId or AlreadyRegistered."""
+        new, and the topic may be created, with these `settings`. With `producer_id`, that producer
+        must have no topic. Raise UnknownTopic, UnknownProducerId or AlreadyRegistered; TopicExists
+        if the topic has other settings."""
         if producer_id is None:
-            topic = await self._publishing.ensure_topic(topic_name)
+            self._lifecycle.check_open()
+            ensured = self._topics.ensure(topic_name, subscribing=False, settings=settings)
+            topic = await self._lifecycle.run_shielded(ensured)
+            _check_settings(topic, settings)
             return await self._lifecycle.run_shielded(self._new_producer(topic))
         topic = self._topics.named(topic_name)
+        _check_settings(topic, settings)
         number = self._parse_producer_id(producer_id)
         return await self._lifecycle.run_shielded(self._register_again(topic, number))
 
@@ -141,14 +154,16 @@ class Registrations:
     ) -> str:
         """Subscribe a consumer to a topic, from its present end on. Return its id, which is also
         the name of the subscription. Without `consumer_id` the consumer is new. Raise UnknownTopic,
-        UnknownConsumerId or AlreadySubscribed."""
-        topic = self._topics.named(topic_name)
+        UnknownConsumerId or AlreadySubscribed. A topic whose name has the default `ephemeral` is
+        created by its first consumer."""
+        if not self._defaults.policy_for(topic_name).ephemeral:
+            self._topics.named(topic_name)
         if consumer_id is None:
             consumer_id = await self._lifecycle.run_shielded(self._new_consumer())
         else:
             self._check_consumer_exists(consumer_id)
-        if not await self._subscriptions.subscribe(consumer_id, topic.name):
-            raise AlreadySubscribed(f"{consumer_id} is subscribed to topic {topic.name} already")
+        if not await self._subscriptions.subscribe(consumer_id, topic_name):
+            raise AlreadySubscribed(f"{consumer_id} is subscribed to topic {topic_name} already")
         return consumer_id
 
     def check_consumer(self, topic_name: str, consumer_id: str) -> None:
@@ -276,6 +291,17 @@ class _Counters(NamedTuple):
 
     producers: int = 0
     consumers: int = 0
+
+
+def _check_settings(topic: Topic, settings: PolicySettings) -> None:
+    """Raise TopicExists if a topic has another value for one of these settings."""
+    for name, value in settings.items():
+        present = getattr(topic.policy, name)
+        if present != value:
+            raise TopicExists(
+                f"topic {topic.name} exists with {name} = {format_setting(present)}, not "
+                f"{format_setting(value)}: alter the topic, or leave the setting out"
+            )
 
 
 def _parse_number(pattern: re.Pattern[str], name: str) -> int | None:

@@ -10,13 +10,16 @@ change that was cancelled half-way would be in the store and not in this view.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable
+from types import MappingProxyType
 from typing import Final
 
 from quackmq import limits
 from quackmq.broker.lifecycle import NamedLocks
 from quackmq.broker.settings import BrokerSettings
+from quackmq.broker.topic_defaults import TopicDefaults
 from quackmq.errors import (
     IllegalTopicName,
     InvalidRequest,
@@ -28,6 +31,7 @@ from quackmq.errors import (
 )
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic, check_topic_name
+from quackmq.model.topic_defaults import PolicySettings
 from quackmq.stores.contract import Store
 
 #: The prefix of the broker's own topics. Clients cannot see or create them.
@@ -37,13 +41,14 @@ HIDDEN_PREFIX: Final = "__quackmq."
 class Topics:
     """All topics that clients can see, by name and by id."""
 
-    def __init__(self, store: Store, settings: BrokerSettings) -> None:
+    def __init__(self, store: Store, settings: BrokerSettings, defaults: TopicDefaults) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         #: Incremented when a topic is created, altered or deleted.
         self.changes = 0
         self._store = store
         self._settings = settings
+        self._defaults = defaults
         #: Called in order with each topic that is loaded, created or altered.
         self.on_changed: list[Callable[[Topic], None]] = []
         #: Called in order with each deleted topic, before anything else runs.
@@ -110,27 +115,29 @@ class Topics:
             self.check_new(name, partitions)
             return self._put(await self._store.create_topic(name, partitions, policy))
 
-    async def ensure(self, name: str, *, subscribing: bool) -> Topic:
+    async def ensure(
+        self, name: str, *, subscribing: bool, settings: PolicySettings = MappingProxyType({})
+    ) -> Topic:
         """Return the topic of this name. Create it if the settings allow that: an ephemeral topic
-        by its first subscription, other topics by any first use. Raise UnknownTopic."""
-        settings = self._settings
+        by its first subscription, other topics by any first use. Raise UnknownTopic. It gets the
+        defaults of its name, whichever protocol creates it; `settings` override them."""
+        broker_settings = self._settings
         async with self._locks.hold(name):
             topic = self.by_name.get(name)
             if topic is not None:
                 return topic
-            if not settings.auto_create_topics:
+            policy = dataclasses.replace(self._defaults.policy_for(name), **settings)
+            if not broker_settings.auto_create_topics:
                 raise UnknownTopic(
                     f"there is no topic {_shown(name)}: create it first (auto-creation is off)"
                 )
-            if settings.default_policy.ephemeral and not subscribing:
+            if policy.ephemeral and not subscribing:
                 raise UnknownTopic(
                     f"there is no topic {_shown(name)}: its first subscription creates it"
                 )
-            self.check_new(name, settings.default_partitions)
+            self.check_new(name, broker_settings.default_partitions)
             return self._put(
-                await self._store.create_topic(
-                    name, settings.default_partitions, settings.default_policy
-                )
+                await self._store.create_topic(name, broker_settings.default_partitions, policy)
             )
 
     async def alter(

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, Protocol
 from quackmq import __version__
 from quackmq.cli import clock, get, limits_command, pipeline, put, serve, unacknowledged
 from quackmq.cli import logs as logformat
+from quackmq.cli.broker import topic_defaults_command as topic_defaults
 from quackmq.cli.broker.settings import suggest
 from quackmq.cli.chaos import command as chaos
 from quackmq.cli.exit_codes import end_after_closed_pipe, flush_or_discard_output, is_stdout_closed
@@ -50,6 +51,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "get": get,
     "unacknowledged": unacknowledged,
     "clock": clock,
+    "topic-defaults": topic_defaults,
     "limits": limits_command,
     "experiment": experiment,
     "chaos-client": chaos,

@@ -51,6 +51,8 @@ from quackmq.errors import QuackError, StoreLocked, UnusableDirectory
 
 DEFAULT_PORT: Final = 8002
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
+#: The value of a topic's setting; None means no bound.
+Setting = bool | int | str | None
 #: The last id before the first message.
 BEFORE_THE_FIRST: Final = ""
 #: Values of `QueueError.reason` if there was no answer.
@@ -149,20 +151,43 @@ class Producer(_Library):
         self._next: dict[tuple[str, str], int] = {}
         self._uncertain: dict[tuple[str, str], _Uncertain] = {}
 
-    def create_topic(self, topic: str) -> int:
-        """Create a topic; return 0. Raises ProducerError if it exists."""
-        parameters = {"topic_name": topic}
+    def create_topic(self, topic: str, **settings: Setting) -> int:
+        """Create a topic; return 0. Raises ProducerError if it exists.
+
+        `settings` are settings of the topic's policy, for example `keep_until_consumed=True`. They
+        override the defaults of the topic's name; see `set_topic_defaults`."""
+        parameters = {"topic_name": topic, **settings}
         self._send(_Request("POST", "/topics", parameters, exists_code="topic_exists"))
         return 0
 
-    def register_producer(self, topic: str) -> str:
-        """Return a new producer id for a topic; create the topic if missing. Each id is for one
-        topic."""
-        request = _Request("POST", "/producer/register", {"topic": topic}, may_repeat=False)
+    def register_producer(self, topic: str, **settings: Setting) -> str:
+        """Return a new producer id for a topic; create the topic if missing, with `settings` as in
+        `create_topic`. Each id is for one topic. Raises ProducerError if the topic exists and has
+        other settings."""
+        parameters = {"topic": topic, **settings}
+        request = _Request("POST", "/producer/register", parameters, may_repeat=False)
         with self._lock:
             producer_id = str(self._send(request)["producer_id"])
             self._next[producer_id, topic] = 0
             return producer_id
+
+    def set_topic_defaults(self, pattern: str = "*", **settings: Setting) -> None:
+        """Set the settings that new topics get if their names match `pattern`, in which `*` stands
+        for any characters and `?` for one. They last, and hold for every program. They replace the
+        defaults that the pattern had.
+
+            producer.set_topic_defaults(needs_subscriber=True, keep_until_consumed=True)
+        """
+        self._send(_Request("PUT", _default_path(pattern), {"policy": settings}))
+
+    def remove_topic_defaults(self, pattern: str = "*") -> None:
+        """Remove the defaults of a pattern. Raises ProducerError if there are none."""
+        self._send(_Request("DELETE", _default_path(pattern), exists_code="unknown_topic_default"))
+
+    def topic_defaults(self) -> dict[str, dict[str, Setting]]:
+        """Return the settings of new topics, by pattern."""
+        fields = self._send(_Request("GET", "/v1/topic-defaults"))
+        return {each["pattern"]: each["policy"] for each in fields["topic_defaults"]}
 
     def enqueue(
         self, producer_id: str, topic: str, message: str, *, sequence: int | None = None
@@ -387,6 +412,10 @@ def _is_positive_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
+def _default_path(pattern: str) -> str:
+    return f"/v1/topic-defaults/{quote(pattern, '')}"
+
+
 def _make_put_request(producer_id: str, topic: str, message: str, number: int) -> _Request:
     parameters = {"producer_id": producer_id, "topic": topic, "message": message}
     return _Request("POST", "/producer/produce", {**parameters, "sequence": number})
@@ -528,7 +557,7 @@ class _Broker:
         data = response.read(limits.QUEUE_ANSWER_BYTES + 1)
         if len(data) > limits.QUEUE_ANSWER_BYTES:
             raise ValueError(f"the answer is larger than {limits.QUEUE_ANSWER_BYTES} bytes")
-        fields = json.loads(data)
+        fields = {} if response.status == HTTPStatus.NO_CONTENT else json.loads(data)
         if not isinstance(fields, dict):
             raise ValueError(f"the answer is not a JSON object: {data[:100]!r}")
         return response.status, fields

@@ -21,6 +21,7 @@ bounds, `hold_for_ms` and `hold_bytes`: entries before `unheld_before` wait for 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -62,6 +63,8 @@ _GREATEST_BY_SETTING: Final = {
     "entry_bytes": shared_limits.BATCH_BYTES,
 }
 _BOOLEANS: Final = {"true": True, "false": False}
+#: Characters of a wrong name that an error message quotes.
+_SHOWN_CHARS: Final = 100
 
 #: The description of each setting, for users.
 POLICY_DOCUMENTATION: Final = {
@@ -232,6 +235,28 @@ def _drop_before(policy: Policy, facts: Facts) -> int:
     return max(0, start)
 
 
+POLICY_SETTINGS: Final = frozenset(field.name for field in dataclasses.fields(Policy))
+
+
+def check_setting(name: str, value: object) -> None:
+    """Raise InvalidPolicy for an unknown setting of a policy, and for an invalid value."""
+    _check(_find_setting(name), value, name)
+
+
+def parse_setting(name: str, text: str) -> object:
+    """Return the value of a setting that is written as text, as in a Kafka config. Raises
+    InvalidPolicy for an unknown setting and an invalid value."""
+    field = _find_setting(name)
+    value = _parse(name, field.default, text)
+    _check(field, value, name)
+    return value
+
+
+def format_setting(value: object) -> str:
+    """Return the text of a value, which `parse_setting` parses."""
+    return _format_value(value)
+
+
 def number_bounds(name: str) -> tuple[int, int]:
     """Return the smallest and the largest value of a number in a policy."""
     return _LEAST_BY_SETTING[name], _GREATEST_BY_SETTING.get(name, _GREATEST_NUMBER)
@@ -257,6 +282,17 @@ def _check(field: dataclasses.Field[Any], value: object, name: str) -> None:
                 f"{name} cannot be {value!r}: use a whole number from {least} to {most}, "
                 f"or nothing (as a config: {_UNBOUNDED}) for no bound"
             )
+
+
+def _find_setting(name: str) -> dataclasses.Field[Any]:
+    """Return the field of a setting. Raises InvalidPolicy."""
+    for field in dataclasses.fields(Policy):
+        if field.name == name:
+            return field
+    settings = sorted(POLICY_SETTINGS)
+    near = difflib.get_close_matches(name[:_SHOWN_CHARS], settings, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(settings)}"
+    raise InvalidPolicy(f"a topic has no setting {name[:_SHOWN_CHARS]!r}: {hint}")
 
 
 def _find_field(config: str) -> dataclasses.Field[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from crc32c import crc32c
 
@@ -44,6 +45,7 @@ async def open_broker(
     auto_create_topics: bool = True,
     default_partitions: int = 1,
     default_policy: Policy | None = None,
+    topic_defaults: Mapping[str, Mapping[str, Any]] | None = None,
     group_initial_delay_ms: int = 0,
 ) -> AsyncIterator[Broker]:
     clock = clock or Clock()
@@ -51,6 +53,7 @@ async def open_broker(
         auto_create_topics=auto_create_topics,
         default_partitions=default_partitions,
         default_policy=default_policy or Policy(),
+        topic_defaults=topic_defaults or {},
         clean_interval_ms=clean_interval_ms,
         full_topic_wait_ms=full_topic_wait_ms,
         group_initial_delay_ms=group_initial_delay_ms,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quackmq import limits
 from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.settings import Settings, load, option_name, setting_fields, variable_name
 from quackmq.cli.serve import LISTENERS
@@ -36,6 +37,13 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "sync_interval_ms": ("250", 250),
     "auto_create_topics": ("false", False),
     "default_partitions": ("12", 12),
+    "topic_defaults": (
+        "*:needs_subscriber=true,keep_bytes=-1; logs.*:when_full=refuse",
+        (
+            ("*", {"needs_subscriber": True, "keep_bytes": None}),
+            ("logs.*", {"when_full": "refuse"}),
+        ),
+    ),
     "group_initial_delay_ms": ("0", 0),
     "merge_target_bytes": ("2000000", 2_000_000),
     "log_level": ("debug", "debug"),
@@ -110,6 +118,13 @@ def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
         ("sync_interval_ms", "1.5", "'1.5' is not a whole number"),
         ("default_partitions", "10001", "from 1 to 10000"),
         ("auto_create_topics", "yes", "'yes' is neither true nor false"),
+        ("topic_defaults", "*", "has no colon in '*': write PATTERN:SETTING=VALUE"),
+        ("topic_defaults", "*:", "is invalid: the defaults of * set nothing"),
+        ("topic_defaults", "a/b:ephemeral=true", "is invalid: 'a/b' is not a pattern"),
+        ("topic_defaults", "*:ephemerel=true", "did you mean 'ephemeral'?"),
+        ("topic_defaults", "*:ephemeral=1", "ephemeral cannot be '1': use true or false"),
+        ("topic_defaults", "*:keep_bytes", "'keep_bytes' has no value: write SETTING=VALUE"),
+        ("topic_defaults", "*:keep_bytes=1;*:keep_bytes=2", "names the pattern '*' twice"),
         ("log_level", "loud", "'loud' is not one of debug"),
     ],
 )
@@ -135,6 +150,25 @@ def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
     )
 
 
+def test_topic_defaults_in_the_file_are_tables(file: Path) -> None:
+    file.write_text(
+        '[topic_defaults."*"]\nneeds_subscriber = true\nkeep_bytes = -1\n'
+        '[topic_defaults."logs.*"]\nkeep_for_ms = 86_400_000\nwhen_full = "refuse"\n'
+    )
+    assert load({}, {}, file).settings.topic_defaults == (
+        ("*", {"needs_subscriber": True, "keep_bytes": None}),
+        ("logs.*", {"keep_for_ms": 86_400_000, "when_full": "refuse"}),
+    )
+
+
+def test_the_patterns_of_the_settings_are_bounded() -> None:
+    entries = [f"logs.{number}:ephemeral=true" for number in range(limits.TOPIC_DEFAULTS + 1)]
+    loaded = load({"topic_defaults": ";".join(entries[1:])}, {})
+    assert len(loaded.settings.topic_defaults) == limits.TOPIC_DEFAULTS
+    with pytest.raises(InvalidSetting, match=f"use at most {limits.TOPIC_DEFAULTS}"):
+        load({"topic_defaults": ";".join(entries)}, {})
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -144,6 +178,10 @@ def test_a_list_in_the_file_is_a_list_or_its_text(file: Path) -> None:
         ("kafka = 9092", "kafka in {file}: 9092 is not a string"),
         ("http_names = 1", "http_names in {file}: 1 is not a list of strings"),
         ("http_names = ['a', 1]", "http_names in {file}: ['a', 1] is not a list of strings"),
+        ("topic_defaults = 1", "topic_defaults in {file}: 1 is not a table of patterns"),
+        ("topic_defaults.a = 1", "topic_defaults in {file} has no table for 'a': write [topic_def"),
+        ("topic_defaults.a.keep_bytes = []", "in {file} has a value for keep_bytes that is no"),
+        ("topic_defaults.a.keep = 1", "in {file}: 'a:keep=1' is invalid: a topic has no setting"),
         ("sync = 'never'", "sync in {file}: 'never' is not one of"),
         ("default_partition = 3", "'default_partition' in {file} is not a setting: did you mean"),
         ("zqm = 'a:1'", "'zqm' in {file} is not a setting: did you mean 'zmq'?"),

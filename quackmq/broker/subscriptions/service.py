@@ -20,11 +20,12 @@ from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.state import StoredPushSubscription
 from quackmq.broker.retention.holds import Holds
-from quackmq.broker.settings import BrokerSettings, Caller
+from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.name_modes import NameModes
 from quackmq.broker.subscriptions.pull import PullService
 from quackmq.broker.subscriptions.registry import SubscriptionRegistry
+from quackmq.broker.topic_defaults import TopicDefaults
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest
 from quackmq.model.offset_notes import PUBLISHER_PREFIX
@@ -61,7 +62,7 @@ class SubscriptionService:
         cursors: Cursors,
         names: NameModes,
         holds: Holds,
-        settings: BrokerSettings,
+        defaults: TopicDefaults,
         now_ms: Callable[[], int],
         lifecycle: Lifecycle,
     ) -> None:
@@ -72,7 +73,7 @@ class SubscriptionService:
         self._cursors = cursors
         self._names = names
         self._holds = holds
-        self._settings = settings
+        self._defaults = defaults
         self._now_ms = now_ms
         self._lifecycle = lifecycle
         self._locks = NamedLocks()
@@ -262,5 +263,5 @@ class SubscriptionService:
         """Return the name of the lock: one for each subscription; one for the whole topic if it
         is ephemeral, because it depends on which subscription is the first or the last."""
         topic = self._topics.by_name.get(topic_name)
-        policy = self._settings.default_policy if topic is None else topic.policy
+        policy = self._defaults.policy_for(topic_name) if topic is None else topic.policy
         return (topic_name,) if policy.ephemeral else (topic_name, name)

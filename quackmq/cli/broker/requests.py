@@ -32,20 +32,22 @@ def parse_http_option(args: argparse.Namespace) -> Address:
 
 
 def request(address: Address, method: str, path: str, body: Any = None) -> Any:
-    """Send a request to the broker and return its answer. Raises OSError if the broker cannot be
-    reached or refuses the request."""
+    """Send a request to the broker and return its answer, empty if it has no content. Raises
+    OSError if the broker cannot be reached or refuses the request."""
     host, port = address
     connection = http.client.HTTPConnection(host, port, timeout=limits.CLIENT_TIMEOUT_MS / 1000)
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"})
         response = connection.getresponse()
-        answer = json.loads(response.read())
+        content = response.read()
+        has_no_content = response.status == http.client.NO_CONTENT
+        answer: Any = {} if has_no_content else json.loads(content)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"no answer from the broker's HTTP address {address}: {reason}") from error
     finally:
         connection.close()
-    if response.status != http.client.OK:
+    if response.status >= http.client.BAD_REQUEST:
         raise OSError(f"the broker refused the request: {answer.get('detail', answer)}")
     return answer

@@ -141,6 +141,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
             BrokerSettings(
                 auto_create_topics=settings.auto_create_topics,
                 default_partitions=settings.default_partitions,
+                topic_defaults=dict(settings.topic_defaults),
                 group_initial_delay_ms=settings.group_initial_delay_ms,
                 merge_target_bytes=settings.merge_target_bytes,
             ),

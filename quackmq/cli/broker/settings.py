@@ -29,6 +29,11 @@ from quackmq.cli.broker.address import (
     parse_advertised_address,
     parse_host_names,
 )
+from quackmq.cli.broker.topic_defaults import (
+    TopicDefaultPairs,
+    format_toml_table,
+    parse_topic_defaults,
+)
 from quackmq.errors import InvalidSetting
 
 ENVIRONMENT_PREFIX: Final = "QUACKMQ_"
@@ -44,6 +49,7 @@ _TOML_TYPES: Final[Mapping[type, str]] = {
     int: "a whole number",
     bool: "true or false",
     list: "a list of strings",
+    dict: "a table of patterns",
 }
 
 
@@ -106,6 +112,7 @@ ADVERTISED: Final = Kind("HOST:PORT", parse_advertised_address)
 HOST_NAMES: Final = Kind("NAME,…", parse_host_names, list)
 ADDRESS_OR_PATH: Final = Kind("HOST:PORT|unix:PATH", parse_address_or_path)
 DIRECTORY: Final = Kind("DIR", _directory)
+TOPIC_DEFAULTS: Final = Kind("PATTERN:SETTING=VALUE,…;…", parse_topic_defaults, dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,12 @@ class Settings:
         1,
         whole_number(1, shared_limits.PARTITIONS_PER_TOPIC),
         "partitions of a topic that is created without a number of partitions",
+    )
+    topic_defaults: TopicDefaultPairs = setting(
+        (),
+        TOPIC_DEFAULTS,
+        "settings of new topics by name pattern, for example *:needs_subscriber=true; a table for "
+        "each pattern in the file",
     )
     group_initial_delay_ms: int = setting(
         shared_limits.GROUP_INITIAL_DELAY_MS,
@@ -314,6 +327,13 @@ def _similarity(word: str, other: str) -> float:
 def _toml_text(value: object, kind: Kind, origin: str) -> str:
     """Return a TOML value as the text of an option. Raises InvalidSetting for a value of the
     wrong TOML type."""
+    if kind.native is dict and isinstance(value, dict):
+        try:
+            return format_toml_table(value)
+        except ValueError as error:
+            raise InvalidSetting(f"{origin} {error}") from None
+    if kind.native is dict and isinstance(value, str):
+        return value
     if kind.native is list:
         items = value if isinstance(value, list) else [value]
         texts = [item for item in items if isinstance(item, str)]

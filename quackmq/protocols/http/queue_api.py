@@ -1,8 +1,10 @@
 """The endpoints of the distributed queue (D1), with every error rule that its document lists (D2).
 
-Parameters come in the query string, or in the body as a JSON object or a form. A response is an
-object with `status`. With `success` it holds the result. With `failure` it holds a `message` for
-people and a `code` for programs, and the HTTP status is in the 400s or 500s.
+Parameters come in the query string, or in the body as a JSON object or a form. An endpoint rejects
+parameters that it does not have. The two that create topics also accept the settings of a topic's
+policy (`needs_subscriber`, `keep_until_consumed`, ...), which override the defaults of its name. A
+response is an object with `status`. With `success` it holds the result. With `failure` it holds a
+`message` for people and a `code` for programs, and the HTTP status is in the 400s or 500s.
 
 `consume` removes a message from the consumer's queue. The broker commits this durably before it
 responds, so a lost response is a lost message. A consumer that must not lose messages sends
@@ -18,16 +20,19 @@ have yet to consume it (D3).
 from __future__ import annotations
 
 import base64
+import dataclasses
+import difflib
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, UnsetType
 
 from quackmq.broker import Message
 from quackmq.broker.lifecycle import NamedLocks
 from quackmq.errors import InvalidMessageId, InvalidRequest
+from quackmq.model.policy import POLICY_SETTINGS, format_setting, parse_setting
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure
 from quackmq.protocols.http.router import Route
@@ -43,6 +48,8 @@ from quackmq.records.batch import NO_TIMESTAMP, Record
 
 #: The largest body of these endpoints: a message of the largest size, with every byte escaped.
 _BODY_BYTES: Final = limits.HTTP_QUEUE_BODY_BYTES
+#: Characters of an unknown parameter that an error quotes.
+_SHOWN_CHARS: Final = 100
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -64,23 +71,30 @@ def routes() -> tuple[Route, ...]:
 
 #: A parameter before it is validated.
 _Scalar = str | int | float | bool | None
+_Optional = _Scalar | UnsetType
 
 
-class QueueParameters(Struct, frozen=True):
-    """The parameters of all endpoints. The decoder skips other fields of a body: as Python objects
-    they could need forty times the memory.
+class Parameters:
+    """The parameters of an endpoint: their names, and a decoder for JSON bodies. The decoder stops
+    at an unknown field: as Python objects, a body could need forty times its memory.
     """
 
-    topic_name: _Scalar = None
-    topic: _Scalar = None
-    producer_id: _Scalar = None
-    consumer_id: _Scalar = None
-    message: _Scalar = None
-    sequence: _Scalar = None
-    last_id: _Scalar = None
+    def __init__(self, *names: str) -> None:
+        self.names = frozenset(names)
+        fields: list[Any] = [(name, _Optional, UNSET) for name in names]
+        body = msgspec.defstruct(
+            "Parameters", fields, frozen=True, forbid_unknown_fields=True, module=__name__
+        )
+        self.decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body)
 
 
-_decoder: Final = msgspec.json.Decoder(QueueParameters)
+_SETTINGS: Final = sorted(POLICY_SETTINGS)
+_NONE: Final = Parameters()
+_NEW_TOPIC: Final = Parameters("topic_name", *_SETTINGS)
+_PRODUCER: Final = Parameters("topic", "producer_id", *_SETTINGS)
+_CONSUMER: Final = Parameters("topic", "consumer_id")
+_MESSAGE: Final = Parameters("topic", "producer_id", "message", "sequence")
+_CONSUMED: Final = Parameters("topic", "consumer_id", "last_id")
 
 
 class QueueHandlers:
@@ -92,27 +106,34 @@ class QueueHandlers:
         self._consumer_locks = NamedLocks()
 
     async def list_topics(self, request: Request) -> Response:
-        read_parameters(request)
+        read_parameters(request, _NONE)
         return _success(topics=sorted(request.broker.topics()))
 
     async def create_topic(self, request: Request) -> Response:
-        name = _required_text(read_parameters(request), "topic_name")
-        await request.broker.create_topic(request.caller, name)
+        """Create a topic with the defaults of its name, and with the settings in the request."""
+        parameters = read_parameters(request, _NEW_TOPIC)
+        name = _required_text(parameters, "topic_name")
+        default = request.broker.topic_defaults.policy_for(name)
+        policy = dataclasses.replace(default, **_topic_settings(parameters))
+        await request.broker.create_topic(request.caller, name, policy=policy)
         return _success(message=f"topic {name} is there")
 
     async def register_producer(self, request: Request) -> Response:
-        """Register a producer with a topic; return its id. Without an id the producer is new."""
-        parameters = read_parameters(request)
+        """Register a producer with a topic; return its id. Without an id the producer is new. If
+        the topic is created, it gets the settings in the request.
+        """
+        parameters = read_parameters(request, _PRODUCER)
         producer_id = await request.broker.registrations.register_producer(
             request.caller,
             _required_text(parameters, "topic"),
             _optional_text(parameters, "producer_id"),
+            _topic_settings(parameters),
         )
         return _success(producer_id=producer_id)
 
     async def register_consumer(self, request: Request) -> Response:
         """Register a consumer with a topic; return its id. Without an id the consumer is new."""
-        parameters = read_parameters(request)
+        parameters = read_parameters(request, _CONSUMER)
         consumer_id = await request.broker.registrations.register_consumer(
             request.caller,
             _required_text(parameters, "topic"),
@@ -124,7 +145,7 @@ class QueueHandlers:
         """Publish a message of a registered producer. Without a sequence it takes the fast path,
         which needs no task. `_produce` handles all other messages.
         """
-        parameters = read_parameters(request)
+        parameters = read_parameters(request, _MESSAGE)
         topic = _required_text(parameters, "topic")
         producer_id = _required_text(parameters, "producer_id")
         value = _required_text(parameters, "message").encode()
@@ -157,7 +178,7 @@ class QueueHandlers:
         """Return the next message of a registered consumer. Without `last_id` the message is also
         removed from its queue. Raise HttpFailure with status 404 if there is none.
         """
-        parameters = read_parameters(request)
+        parameters = read_parameters(request, _CONSUMED)
         topic = _required_text(parameters, "topic")
         consumer_id = _required_text(parameters, "consumer_id")
         last_id = _optional_text(parameters, "last_id")
@@ -183,7 +204,7 @@ class QueueHandlers:
         """Return how many messages a consumer has not consumed. Acknowledge `last_id` first, if it
         is there.
         """
-        parameters = read_parameters(request)
+        parameters = read_parameters(request, _CONSUMED)
         topic = _required_text(parameters, "topic")
         consumer_id = _required_text(parameters, "consumer_id")
         last_id = _optional_text(parameters, "last_id")
@@ -196,12 +217,15 @@ class QueueHandlers:
         return _success(size=await broker.lag(request.caller, consumer_id, topic))
 
 
-def read_parameters(request: Request) -> Mapping[str, Any]:
-    """Return the parameters of the query and the body; raise InvalidRequest if one is in both."""
+def read_parameters(request: Request, expected: Parameters) -> Mapping[str, Any]:
+    """Return the parameters of the query and the body. Raise InvalidRequest for an unknown
+    parameter, and for one that is in both.
+    """
     query = request.query
+    _check_names(query, expected)
     if not request.body:
         return query
-    body = _read_body(request)
+    body = _read_body(request, expected)
     if not query:
         return body
     repeated = sorted(query.keys() & body.keys())
@@ -212,7 +236,18 @@ def read_parameters(request: Request) -> Mapping[str, Any]:
     return {**query, **body}
 
 
-def _read_body(request: Request) -> Mapping[str, Any]:
+def _check_names(parameters: Mapping[str, Any], expected: Parameters) -> None:
+    """Raise InvalidRequest for a parameter that the endpoint does not have."""
+    unknown = parameters.keys() - expected.names
+    if unknown:
+        name = min(unknown)[:_SHOWN_CHARS]
+        near = difflib.get_close_matches(name, expected.names, n=1)
+        others = f"the parameters are {', '.join(sorted(expected.names)) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else others
+        raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
+
+
+def _read_body(request: Request, expected: Parameters) -> Mapping[str, Any]:
     """Decode a JSON object, whatever the content type says, or a form as browsers and curl send it.
     `curl -d` sends JSON with the content type of a form. So that type is trusted only if the body
     cannot be JSON.
@@ -220,9 +255,11 @@ def _read_body(request: Request) -> Mapping[str, Any]:
     if not request.body.startswith(b"{"):
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type == _FORM and not request.body.lstrip().startswith(b"{"):
-            return parse_query(request.body)
-    parameters = msgspec.structs.asdict(decode_json(request.body, _decoder))
-    return {name: value for name, value in parameters.items() if value is not None}
+            form = parse_query(request.body)
+            _check_names(form, expected)
+            return form
+    parameters = msgspec.structs.asdict(decode_json(request.body, expected.decoder))
+    return {name: value for name, value in parameters.items() if value is not UNSET}
 
 
 def _required_text(parameters: Mapping[str, Any], name: str) -> str:
@@ -249,6 +286,18 @@ def _optional_number(parameters: Mapping[str, Any], name: str) -> int | None:
     if value is not None and type(value) is not int:
         raise InvalidRequest(f"the parameter {name} must be a whole number")
     return value
+
+
+def _topic_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a topic's policy that a request names. In a query they are text; null
+    and -1 mean no bound. Raise InvalidPolicy.
+    """
+    settings = {}
+    for name in parameters.keys() & POLICY_SETTINGS:
+        value = parameters[name]
+        text = value if isinstance(value, str) else format_setting(value)
+        settings[name] = parse_setting(name, text)
+    return settings
 
 
 def _render_value(message: Message) -> dict[str, object]:

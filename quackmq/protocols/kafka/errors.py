@@ -43,6 +43,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.UnknownStage: ErrorCode.resource_not_found,
     errors.UnknownPlan: ErrorCode.resource_not_found,
     errors.UnknownFile: ErrorCode.resource_not_found,
+    errors.UnknownTopicDefault: ErrorCode.resource_not_found,
     errors.Conflict: ErrorCode.invalid_request,
     errors.TopicExists: ErrorCode.topic_already_exists,
     errors.NotRegistered: ErrorCode.invalid_request,

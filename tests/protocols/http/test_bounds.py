@@ -13,7 +13,7 @@ import pytest
 from quackmq import limits
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits as http_limits
-from quackmq.protocols.http.queue_api import read_parameters
+from quackmq.protocols.http.queue_api import Parameters, read_parameters
 from quackmq.protocols.http.types import Request
 from tests.kit.limits import home_of
 from tests.kit.waiting import soon, until
@@ -247,7 +247,7 @@ async def test_parameters_cost_no_more_memory_than_the_body_that_brings_them(
     tracemalloc.start()
     try:
         with contextlib.suppress(InvalidRequest):
-            read_parameters(asked)
+            read_parameters(asked, Parameters("topic", "message"))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

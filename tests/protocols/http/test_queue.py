@@ -7,8 +7,13 @@ import base64
 
 import pytest
 
+from quackmq.broker import BrokerSettings
+from quackmq.model.policy import Policy, WhenFull
 from quackmq.records.batch import NO_TIMESTAMP, Record
+from tests.kit.tables import each
 from tests.protocols.http.peers import TESTER, Peer, Served, served
+
+FORM = "application/x-www-form-urlencoded"
 
 
 async def registered(peer: Peer, topic: str = "ducks") -> tuple[str, str]:
@@ -312,3 +317,121 @@ async def test_d2_a_rule_that_comes_first_is_the_one_that_is_told() -> None:
         (await peer.post("/producer/produce", fields)).failed(404, "unknown_topic")
         query = "topic=swans&consumer_id=nobody"
         (await peer.get(f"/size?{query}")).failed(404, "unknown_topic")
+
+
+# --- settings of topics, and unknown parameters ---------------------------------------------------
+
+
+async def test_d3_d4_a_topic_is_created_with_settings_in_any_form() -> None:
+    async with served() as running:
+        peer = await running.peer()
+        query = "needs_subscriber=true&keep_until_consumed=true&live_entries=7&when_full=refuse"
+        policy = Policy(
+            needs_subscriber=True,
+            keep_until_consumed=True,
+            live_entries=7,
+            when_full=WhenFull.REFUSE,
+        )
+        body: dict[str, object] = {"needs_subscriber": True, "keep_until_consumed": True}
+        body |= {"live_entries": 7, "when_full": "refuse", "keep_bytes": None}
+        (await peer.post(f"/topics?topic_name=a&{query}")).succeeded()
+        (await peer.post("/topics", {"topic_name": "b", **body})).succeeded()
+        (await peer.post(f"/producer/register?topic=c&{query}")).succeeded()
+        (await peer.post("/producer/register", {"topic": "d", **body})).succeeded()
+        data = f"topic_name=e&{query}&keep_bytes=-1".encode()
+        (await peer.post("/topics", data, content_type=FORM)).succeeded()
+        for name in "abcde":
+            assert running.broker.topic(name).policy == policy, name
+        fields = {"topic": "c", "producer_id": "producer-1", "message": "quack"}
+        (await peer.post("/producer/produce", fields)).failed(409, "no_subscriber")
+
+
+async def test_a_registration_with_other_settings_than_the_topic_has_is_refused() -> None:
+    async with served() as running:
+        peer = await running.peer()
+        path = "/producer/register?topic=ducks"
+        (await peer.post(f"{path}&keep_until_consumed=true")).succeeded()
+        (await peer.post(f"{path}&keep_until_consumed=true")).succeeded()
+        (await peer.post(path)).succeeded()
+        refusal = (await peer.post(f"{path}&needs_subscriber=true")).failed(409, "topic_exists")
+        assert "exists with needs_subscriber = false, not true" in refusal
+
+
+async def test_all_topics_of_a_queue_can_refuse_and_delete_d3_d4() -> None:
+    async with served() as running:
+        peer = await running.peer()
+        policy = {"needs_subscriber": True, "keep_until_consumed": True}
+        await peer.ask("PUT", "/v1/topic-defaults/*", {"policy": policy})
+        producer = (await peer.post("/producer/register?topic=ducks")).succeeded()["producer_id"]
+        fields = {"topic": "ducks", "producer_id": producer, "message": "quack"}
+        (await peer.post("/producer/produce", fields)).failed(409, "no_subscriber")
+        consumers = [
+            (await peer.post("/consumer/register?topic=ducks")).succeeded()["consumer_id"]
+            for _ in range(2)
+        ]
+        await produce(peer, producer, "quack")
+        left = [(await peer.get(consume(each))).succeeded()["subscribers"] for each in consumers]
+        assert left == [1, 0]
+
+
+async def test_an_ephemeral_topic_is_created_by_its_first_consumer_r4() -> None:
+    settings = BrokerSettings(topic_defaults={"d*": {"ephemeral": True}})
+    async with served(settings=settings) as running:
+        peer = await running.peer()
+        (await peer.post("/producer/register?topic=ducks")).failed(404, "unknown_topic")
+        (await peer.post("/consumer/register?topic=geese")).failed(404, "unknown_topic")
+        answer = await peer.post("/consumer/register?topic=ducks")
+        consumer = answer.succeeded()["consumer_id"]
+        (await peer.post("/producer/register?topic=ducks")).succeeded()
+        await running.broker.unsubscribe(TESTER, consumer, "ducks")
+        assert (await peer.get("/topics")).succeeded() == {"topics": []}
+        again = f"/consumer/register?topic=ducks&consumer_id={consumer}"
+        assert (await peer.post(again)).succeeded() == {"consumer_id": consumer}
+
+
+@each(
+    ("method", "path", "hint"),
+    [
+        ("GET", "/topics?x=1", "unknown parameter 'x': the parameters are none"),
+        ("POST", "/topics?topic=a", "did you mean 'topic_name'?"),
+        ("POST", "/topics?topic_name=a&need_subscriber=true", "did you mean 'needs_subscriber'?"),
+        ("POST", "/producer/register?topic=ducks&producer=1", "did you mean 'producer_id'?"),
+        ("POST", "/consumer/register?topic=ducks&needs_subscriber=true", "unknown parameter"),
+        ("POST", "/producer/produce?topic=ducks&massage=a", "did you mean 'message'?"),
+        ("GET", "/consumer/consume?topic=ducks&consumer_id=consumer-1&last=a", "mean 'last_id'?"),
+        ("GET", "/size?topic=ducks&consumer_id=consumer-1&zzz=1", "consumer_id, last_id, topic"),
+    ],
+)
+async def test_unknown_parameters_are_refused_wherever_they_are(
+    method: str, path: str, hint: str
+) -> None:
+    async with served() as running:
+        peer = await running.peer()
+        await registered(peer)
+        assert hint in (await peer.ask(method, path)).failed(400, "invalid_request")
+        path, _, query = path.partition("?")
+        fields = dict(pair.split("=") for pair in query.split("&"))
+        refusal = (await peer.ask(method, path, fields)).failed(400, "invalid_request")
+        assert "unknown field" in refusal
+        form = await peer.ask(method, path, query.encode(), content_type=FORM)
+        assert hint in form.failed(400, "invalid_request")
+        assert (await peer.get("/topics")).succeeded() == {"topics": ["ducks"]}
+
+
+@each(
+    ("setting", "why"),
+    [
+        ({"needs_subscriber": "yes"}, "use true or false"),
+        ({"live_entries": "many"}, "use a whole number, or -1 for no bound"),
+        ({"live_entries": 0}, "whole number from 1"),
+        ({"live_entries": 1.5}, "use a whole number"),
+        ({"when_full": "explode"}, "use one of archive, wait, refuse"),
+        ({"needs_subscriber": None}, "use true or false"),
+    ],
+)
+async def test_a_setting_that_cannot_be_is_refused(setting: dict[str, object], why: str) -> None:
+    async with served() as running:
+        peer = await running.peer()
+        answer = await peer.post("/topics", {"topic_name": "ducks", **setting})
+        assert why in answer.failed(400, "invalid_policy")
+        assert not running.broker.topics()

@@ -189,6 +189,17 @@ async def test_what_is_deleted_is_as_the_broker_likes() -> None:
         assert running.broker.topic("news").policy == Policy(keep_for_ms=5)
 
 
+async def test_what_is_deleted_is_as_the_defaults_of_the_name_say() -> None:
+    settings = BrokerSettings(topic_defaults={"new*": {"keep_for_ms": 5}})
+    async with served(settings=settings) as running:
+        await with_topic(running, Policy(keep_for_ms=1000, keep_bytes=9))
+        client = await running.client()
+        assert (await alter(client, {"retention.ms": (DELETE, None)})).error_code == 0
+        assert running.broker.topic("news").policy == Policy(keep_for_ms=5, keep_bytes=9)
+        assert (await replace(client, {})).error_code == 0
+        assert running.broker.topic("news").policy == Policy(keep_for_ms=5)
+
+
 async def test_a_tool_may_write_back_all_that_it_has_read() -> None:
     async with served() as running:
         before = Policy(keep_for_ms=1000, live_entries=7, batch_bytes=500)

@@ -59,6 +59,21 @@ async def test_what_is_left_to_the_broker_is_as_its_settings_say() -> None:
         assert (topic.partitions, topic.policy) == (4, Policy(keep_for_ms=5, keep_bytes=9))
 
 
+async def test_configs_override_the_defaults_of_a_topics_name() -> None:
+    defaults = {"new*": {"keep_for_ms": 5, "needs_subscriber": True}}
+    async with served(settings=BrokerSettings(topic_defaults=defaults)) as running:
+        client = await running.client()
+        given = configs(retention__ms="9")
+        made, other = await create(client, wish(configs=given), wish("weather", configs=given))
+        told = {config.name: config for config in made.configs}
+        assert running.broker.topic("news").policy == Policy(keep_for_ms=9, needs_subscriber=True)
+        assert running.broker.topic("weather").policy == Policy(keep_for_ms=9)
+        assert (told["retention.ms"].value, told["retention.ms"].config_source) == ("9", 1)
+        assert told["quackmq.needs_subscriber"].value == "true"
+        assert told["quackmq.needs_subscriber"].config_source != 1, "it is a default"
+        assert other.error_code == 0
+
+
 async def test_configs_become_policies_and_are_told_back() -> None:
     async with served() as running:
         client = await running.client()

@@ -217,6 +217,20 @@ async def test_r4_a_topic_comes_with_the_first_subscription_and_goes_with_the_la
         assert "ducks" not in running.broker.topics()
 
 
+async def test_r4_a_topic_of_a_pattern_comes_and_goes_more_than_once() -> None:
+    settings = BrokerSettings(topic_defaults={"d*": {"ephemeral": True, "needs_subscriber": True}})
+    async with served(settings=settings) as running:
+        socket = running.socket()
+        for _ in range(3):
+            refusal = await socket.ask(b"PUT daisy ducks quack")
+            assert refusal.startswith(b"ERR unknown_topic ")
+            assert await socket.ask(b"SUB donald ducks") == b"SUB donald ducks"
+            assert await socket.ask(b"PUT daisy ducks quack") == b"PUT daisy ducks quack"
+            assert await get_all(socket, "donald", "ducks", 1) == [b"quack"]
+            assert await socket.ask(b"UNSUB donald ducks") == b"UNSUB donald ducks"
+            assert "ducks" not in running.broker.topics()
+
+
 async def test_a_put_creates_its_topic_unless_the_settings_say_no() -> None:
     async with served() as running:
         assert await running.socket().ask(b"PUT donald ducks x") == b"PUT donald ducks x"

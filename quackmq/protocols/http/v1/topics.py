@@ -1,4 +1,4 @@
-"""Topics: list, create, use, describe, alter, delete.
+"""Topics: list, create, use, describe, alter, delete; and the defaults of new topics by pattern.
 
 Policies have their own names here, with numbers, booleans and words as values; null means no bound.
 """
@@ -9,19 +9,22 @@ import dataclasses
 import heapq
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quackmq import limits
+from quackmq.broker import TopicDefault
 from quackmq.errors import (
     IllegalTopicName,
+    InvalidPattern,
     InvalidPolicy,
     LimitReached,
     StoreReadOnly,
     TopicExists,
     UnknownTopic,
+    UnknownTopicDefault,
 )
 from quackmq.model.policy import POLICY_DOCUMENTATION, Policy, number_bounds
 from quackmq.model.topic import PartitionKey, Topic
@@ -80,7 +83,7 @@ TopicName = Annotated[str, Meta(pattern=f"^[A-Za-z0-9._-]{{1,{limits.TOPIC_NAME_
 
 
 class NewTopic(Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic to be created; the broker's settings have the defaults."""
+    """A topic to be created. The defaults of its name apply to everything that is missing."""
 
     name: TopicName
     partitions: Partitions | None = None
@@ -92,6 +95,27 @@ class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
 
     partitions: Partitions | None = None
     policy: PolicyChanges | None = None
+
+
+class NewTopicDefault(Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings that new topics get if their names match a pattern. At least one is set."""
+
+    policy: PolicyChanges
+
+
+class TopicDefaultShape(Struct, frozen=True):
+    """The settings of new topics whose names match `pattern`. `source` is `settings` if they come
+    from the settings of the broker, and `stored` if they were set at run time."""
+
+    pattern: str
+    policy: PolicyChanges
+    source: Literal["settings", "stored"]
+
+
+class TopicDefaultList(Struct, frozen=True):
+    """All patterns with defaults for new topics, in alphabetical order."""
+
+    topic_defaults: list[TopicDefaultShape]
 
 
 class HeldBackShape(Struct, frozen=True):
@@ -161,6 +185,14 @@ FROM_PARTITION: Final = Number(
 )
 NEW_TOPIC: Final = JsonBody(NewTopic, "The topic to be created.")
 CHANGES: Final = JsonBody(TopicChanges, "The changes.")
+NEW_DEFAULT: Final = JsonBody(NewTopicDefault, "The settings.")
+PATTERN: Final = Text(
+    name="pattern",
+    location="path",
+    required=True,
+    description="A pattern of topic names: `*` stands for any characters, `?` for one character.",
+    pattern=f"[A-Za-z0-9._*?-]{{1,{limits.TOPIC_NAME_CHARS}}}",
+)
 
 
 async def list_topics(request: Request) -> Response:
@@ -175,11 +207,12 @@ async def list_topics(request: Request) -> Response:
 
 
 async def create_topic(request: Request) -> Response:
-    """Create a topic. Its policy is the broker's default with the changes in the body."""
+    """Create a topic. Its policy is the default for its name, with the changes in the body."""
     body = NEW_TOPIC.decode(request)
     policy = None
     if body.policy is not None:
-        policy = _apply_changes(request.broker.settings.default_policy, body.policy)
+        default = request.broker.topic_defaults.policy_for(body.name)
+        policy = dataclasses.replace(default, **_set_fields(body.policy))
     topic = await request.broker.create_topic(
         request.caller, body.name, partitions=body.partitions, policy=policy
     )
@@ -205,7 +238,7 @@ async def alter_topic(request: Request) -> Response:
     # The broker calls this with the present policy. So a concurrent change of other fields is not
     # lost.
     def changed(policy: Policy) -> Policy:
-        return _apply_changes(policy, changes.policy)
+        return dataclasses.replace(policy, **_set_fields(changes.policy))
 
     topic = await request.broker.alter_topic(
         request.caller,
@@ -221,17 +254,39 @@ async def delete_topic(request: Request) -> Response:
     return NO_CONTENT
 
 
+async def list_topic_defaults(request: Request) -> Response:
+    shapes = [_default_shape(each) for each in request.broker.topic_defaults.all()]
+    return json_response(200, TopicDefaultList(shapes))
+
+
+async def set_topic_default(request: Request) -> Response:
+    """Set the defaults of a pattern durably; they replace those that it had."""
+    body = NEW_DEFAULT.decode(request)
+    default = await request.broker.topic_defaults.put(
+        request.caller, PATTERN.require(request), _set_fields(body.policy)
+    )
+    return json_response(200, _default_shape(default))
+
+
+async def remove_topic_default(request: Request) -> Response:
+    await request.broker.topic_defaults.remove(request.caller, PATTERN.require(request))
+    return NO_CONTENT
+
+
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _apply_changes(policy: Policy, changes: Any) -> Policy:
-    """Return the policy with the fields that are set in `changes`."""
-    changed_fields = {
+def _set_fields(changes: Any) -> dict[str, Any]:
+    """Return the fields of a policy that are set in `changes`, which is a PolicyChanges."""
+    return {
         name: value
         for name in changes.__struct_fields__
         if (value := getattr(changes, name)) is not UNSET
     }
-    return dataclasses.replace(policy, **changed_fields)
+
+
+def _default_shape(default: TopicDefault) -> TopicDefaultShape:
+    return TopicDefaultShape(default.pattern, PolicyChanges(**default.settings), default.source)
 
 
 async def _describe(
@@ -288,9 +343,9 @@ OPERATIONS: Final = (
         method="PUT",
         path="/v1/topics/{topic}",
         handler=use_topic,
-        description="Describe a topic; create it with the broker's defaults if it does not exist, "
-        "as its first message would. A broker that does not create topics on first use refuses "
-        "that.",
+        description="Describe a topic; create it with the defaults of its name if it does not "
+        "exist, as its first message would. A broker that does not create topics on first use "
+        "refuses that.",
         parameters=(TOPIC,),
         responses={200: ResponseInfo("The topic.", TopicDescription)},
         errors=(IllegalTopicName, UnknownTopic, LimitReached, StoreReadOnly),
@@ -328,5 +383,40 @@ OPERATIONS: Final = (
         parameters=(TOPIC,),
         responses={204: ResponseInfo("The topic is deleted.")},
         errors=(UnknownTopic, StoreReadOnly),
+    ),
+    Operation(
+        name="listTopicDefaults",
+        tag=_TAG,
+        method="GET",
+        path="/v1/topic-defaults",
+        handler=list_topic_defaults,
+        description="List the defaults of new topics by name pattern. If several patterns match a "
+        "name, each setting comes from the most specific pattern that sets it.",
+        responses={200: ResponseInfo("All patterns.", TopicDefaultList)},
+    ),
+    Operation(
+        name="setTopicDefault",
+        tag=_TAG,
+        method="PUT",
+        path="/v1/topic-defaults/{pattern}",
+        handler=set_topic_default,
+        description="Set the defaults of new topics whose names match a pattern. They replace the "
+        "defaults that the pattern had. Topics that exist do not change.",
+        parameters=(PATTERN,),
+        body=NEW_DEFAULT,
+        responses={200: ResponseInfo("The defaults are set durably.", TopicDefaultShape)},
+        errors=(InvalidPattern, InvalidPolicy, LimitReached, StoreReadOnly),
+    ),
+    Operation(
+        name="removeTopicDefault",
+        tag=_TAG,
+        method="DELETE",
+        path="/v1/topic-defaults/{pattern}",
+        handler=remove_topic_default,
+        description="Remove the defaults of a pattern that was set at run time. Topics that exist "
+        "do not change.",
+        parameters=(PATTERN,),
+        responses={204: ResponseInfo("The defaults are removed.")},
+        errors=(UnknownTopicDefault, StoreReadOnly),
     ),
 )

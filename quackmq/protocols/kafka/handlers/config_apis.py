@@ -140,7 +140,7 @@ def _describe_resource(call: Call, resource: Any) -> list[Config]:
     if kind == TOPIC:
         check_topic_name(name)
         topic = call.broker.topic(name)
-        return topic_configs(topic.policy, call.broker.settings.default_policy)
+        return topic_configs(topic.policy, call.broker.topic_defaults.policy_for(name))
     if kind == BROKER:
         _check_broker(call, name)
         # Without a name, the client asks for defaults of all brokers. Such defaults do not exist.
@@ -251,7 +251,7 @@ async def _alter_topic(call: Call, alteration: Alteration) -> None:
     """Change the policy of a topic, or only check the change. Raise InvalidPolicy, InvalidRequest
     or UnknownTopic.
     """
-    default = call.broker.settings.default_policy
+    default = call.broker.topic_defaults.policy_for(alteration.name)
     # Deleting an unknown config is allowed and changes nothing.
     configs = [
         (change.name, _value_after(change))

@@ -56,10 +56,9 @@ async def create_topics(call: Call, request: Any) -> Fields:
     existing = _topics_by_metric_name(call, topic_by_name)
 
     @cache  # thousands of topics may be created with the same policy
-    def described(policy: Policy) -> list[Fields]:
+    def described(policy: Policy, default: Policy) -> list[Fields]:
         """Return the response fields of a policy's configs."""
-        configs = topic_configs(policy, call.broker.settings.default_policy)
-        return [fields_of(config) for config in configs]
+        return [fields_of(config) for config in topic_configs(policy, default)]
 
     results = await gather_in_chunks(
         _create(
@@ -118,13 +117,15 @@ async def _create(
     is_repeated: bool,
     similar_name: str | None,
     validate_only: bool,
-    described: Callable[[Policy], list[Fields]],
+    described: Callable[[Policy, Policy], list[Fields]],
 ) -> Fields:
-    """Create one topic; `described` returns the configs of a policy for the response."""
+    """Create one topic; `described` returns the configs of a policy for the response, given the
+    default policy of the topic's name.
+    """
     if is_repeated:
         message = "the topic is named twice in one request"
         return _not_created(requested.name, ErrorCode.invalid_request, message)
-    base = call.broker.settings.default_policy
+    base = call.broker.topic_defaults.policy_for(requested.name)
     try:
         _check_name(call, requested.name, similar_name)
         policy = policy_of(_parse_configs(requested), base, base)
@@ -150,7 +151,7 @@ async def _create(
         "error_message": None,
         "num_partitions": topic.partitions,
         "replication_factor": _REPLICAS,
-        "configs": described(topic.policy),
+        "configs": described(topic.policy, base),
     }
 
 

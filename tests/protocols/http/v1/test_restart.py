@@ -149,3 +149,18 @@ def run(command: list[Any]) -> str:
         command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=True
     )
     return done.stdout
+
+
+def test_topic_defaults_are_there_after_a_crash_r4_r6(lives: Lives) -> None:
+    api, path = lives.api, "/v1/topic-defaults/duck*"
+    assert api.put(path, {"policy": {"ephemeral": True}}).status == 200
+    lives.kill_unheard("PUT", "/v1/topic-defaults/*", {"policy": {"keep_bytes": 9}})
+    for _ in range(2):
+        api.get(f"/v1/topics/{TOPIC}").problem(404, "unknown_topic")
+        assert api.put(SUBSCRIPTION).status == 201
+        lives.restart()
+        assert api.get(f"/v1/topics/{TOPIC}").json["policy"]["ephemeral"]
+        assert api.delete(SUBSCRIPTION).status == 204
+    assert api.delete(path).status == 204
+    lives.restart()
+    assert path.rpartition("/")[2] not in api.get("/v1/topic-defaults").body.decode()
