@@ -178,7 +178,10 @@ class Messages:
     ) -> BegunPut | None:
         """Begin to put one message, without a task: the fast path for single messages. Return None
         if the put cannot begin now; then call `put`, which can wait. Choose a partition as `put`
-        does if none is given. Raise as `Broker.publish` does, here or through the future."""
+        does if none is given. Raise as `Broker.publish` does, here or through the future.
+
+        With `put` only, the guard counts 22 % more bytecodes for an HTTP put, and 14 % more for a
+        ZeroMQ put."""
         topic = self._topics.by_name.get(topic_name)
         if topic is None or self._store.pending_bytes > shared_limits.PENDING_BYTES:
             return None

@@ -133,6 +133,7 @@ class TopicData(NamedTuple):
 def read_request(version: int, data: memoryview) -> FetchRequest:
     """Decode a request body. Raise ProtocolError if it is malformed."""
     usual = None
+    # Without these two, the guard counts 74 % more bytecodes for a fetch.
     if version >= FIRST_WITH_TOPIC_IDS:
         usual = _read_usual_by_id(version, data)
     elif version == _LAST_NOT_FLEXIBLE:
