@@ -1,9 +1,10 @@
-"""What tests with confluent-kafka share: quiet clients, and a reader of one partition."""
+"""What tests of confluent-kafka alone share: quiet clients, and a reader of one partition."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -34,23 +35,6 @@ def produced(client: Producer, topic: str, *values: bytes | None, **more: Any) -
         client.produce(topic, value, on_delivery=delivered, **more)
     assert client.flush(DEADLINE_SECONDS) == 0
     return outcomes
-
-
-def wait_for(
-    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
-) -> None:
-    """Poll until something is so; what comes is of no interest, but errors are kept."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        message = client.poll(0.05)
-        error = None if message is None else message.error()
-        if error is not None and errors is not None:
-            errors.append(error)
-
-
-def has_partitions(client: Consumer, count: int) -> bool:
-    return len(client.assignment()) == count
 
 
 class Reader:
@@ -109,3 +93,46 @@ class Reader:
 def admin(broker: RunningBroker) -> AdminClient:
     settings: dict[str, Any] = {"error_cb": quiet, "log_level": 0}
     return AdminClient({"bootstrap.servers": broker.address, **settings})
+
+
+@contextmanager
+def member(broker: RunningBroker, topic: str, **settings: Any) -> Iterator[Consumer]:
+    """Join the group "ducks" with a consumer that looks often for new topics."""
+    protocol = settings.setdefault("group_protocol", "classic")
+    # In the newer protocol the broker chooses the times.
+    times = {"heartbeat.interval.ms": 100} if protocol == "classic" else {}
+    made = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": "ducks",
+            "topic.metadata.refresh.interval.ms": 100,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "error_cb": quiet,
+            "log_level": 0,
+            **times,
+        }
+        | {name.replace("_", "."): value for name, value in settings.items()}
+    )
+    made.subscribe([topic])
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def wait_for(
+    client: Consumer, condition: Callable[[], bool], errors: list[KafkaError] | None = None
+) -> None:
+    """Poll until the condition holds; ignore the records, but keep the errors."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        message = client.poll(0.05)
+        error = None if message is None else message.error()
+        if error is not None and errors is not None:
+            errors.append(error)
+
+
+def has_partitions(client: Consumer, count: int) -> bool:
+    return len(client.assignment()) == count

@@ -1,10 +1,11 @@
 """Which client can do what with this broker: the table in docs/kafka.md, made from the tests.
 
-A test says what it proves: `@pytest.mark.proves("aiokafka", "groups")`, once for each cell of the
-table. A capability that has parts is proved part by part: `proves("aiokafka", "compression",
-"gzip")` or `proves("aiokafka", "admin calls", "configs", "partitions")`. What a client does not
-have stands in MISSING, with the reason. So each cell is proved by a test that runs with the others,
-or explained; `test_table.py` sees to it, and that the document says what the marks say.
+MISSING declares what a client does not have, with the reason. A proof of the suite runs with every
+other client (suite.py), and is marked with the cells of the table that it proves. A test of one
+client alone has the mark itself: `@pytest.mark.proves("kcat", "from a time")`. A capability that
+has parts is proved part by part: `proves("kcat", "transactions", "commit and abort")`. So each cell
+is proved by a test that runs with the others, or explained; `test_table.py` sees to it, and that
+the document says what the marks say.
 
     python -m tests.interop.table          rewrite the table in docs/kafka.md
     python -m tests.interop.table --print  only show it
@@ -45,9 +46,11 @@ CAPABILITIES: Final[Mapping[str, tuple[str, ...]]] = {
     "produce": (),
     "compression": tuple(COMPRESSIONS),
     "headers and keys": (),
+    "partitions of keys as in Java": (),
     "consume from start": (),
     "from end": (),
     "from a time": (),
+    "from an offset": ("in range", "out of range"),
     "groups": (),
     "cooperative rebalance": (),
     "static members": (),
@@ -66,6 +69,7 @@ class Cell(NamedTuple):
 
 
 EAGER_ONLY: Final = "has assignors of the eager protocol only"
+CRC32: Final = "uses CRC32, unless it is told otherwise: see below"
 CLASSIC_ONLY: Final = "knows the classic group protocol only"
 ONE_TRANSACTION: Final = "writes all its input in one transaction, and ends with it"
 
@@ -73,7 +77,15 @@ ONE_TRANSACTION: Final = "writes all its input in one transaction, and ends with
 MISSING: Final[Mapping[Cell, str]] = {
     Cell("aiokafka", "cooperative rebalance"): EAGER_ONLY,
     Cell("kafkajs", "cooperative rebalance"): EAGER_ONLY,
+    Cell("confluent-kafka", "partitions of keys as in Java"): CRC32,
+    Cell("kcat", "partitions of keys as in Java"): CRC32,
+    Cell(
+        "@platformatic/kafka", "partitions of keys as in Java"
+    ): "takes the hash for an unsigned number, unless it is told otherwise: see below",
     Cell("kafkajs", "static members"): "has no setting for a member's own name",
+    Cell(
+        "kafkajs", "from an offset", "out of range"
+    ): "goes on at the start or at the end, without an error",
     Cell("@platformatic/kafka", "cooperative rebalance"): EAGER_ONLY,
     **{
         Cell(client, "newer group protocol (KIP-848)"): CLASSIC_ONLY
@@ -148,14 +160,6 @@ def all_cells() -> list[Cell]:
         for capability, parts in CAPABILITIES.items()
         for client in CLIENTS
         for part in parts or ("",)
-    ]
-
-
-def each_compression(client: str, *compressions: str) -> list[object]:
-    """The parameters of a test of a client's codecs, all of them unless some are named."""
-    return [
-        pytest.param(name, marks=pytest.mark.proves(client, "compression", name))
-        for name in compressions or COMPRESSIONS
     ]
 
 

@@ -1,136 +1,215 @@
-"""kafka-clients, Kafka's own client for Java, against the Kafka door: producers and consumers."""
+"""What only the client of Java is tried with: what its Admin does or shows beyond the others."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any, Final
 
 import pytest
 
-from tests.interop import driven, scenarios
-from tests.interop.driver import Client, ClientFailure, Driver, Session
-from tests.interop.languages import java
-from tests.interop.programs import Client as ProgramClient
-from tests.interop.running import RunningBroker
-from tests.interop.table import each_compression
+from tests.interop.clients.interface import TOPIC
+from tests.interop.clients.java import CLASSIC_GROUP, Java
+from tests.interop.driver import Client as Driven
+from tests.interop.driver import ClientFailure, Driver
+from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
 
 pytestmark = pytest.mark.needs("kafka-clients")
 
-JAVA: Final = "kafka-clients (Java)"
-PROGRAM: Final = ProgramClient(*java("Program"))
+NOT_THERE: Final = "UnknownTopicOrPartitionException"
 
 
 @pytest.fixture
-def broker() -> Iterator[RunningBroker]:
-    with RunningBroker() as running:
-        yield running
-
-
-@pytest.fixture
-def session(java_driver: Driver, broker: RunningBroker) -> Iterator[Session]:
-    """The client is content: what it has to complain about, the broker does wrong."""
-    with Session(java_driver, broker.address) as opened:
+def client(broker: RunningBroker, java_driver: Driver) -> Iterator[Java]:
+    with closing(Java(java_driver)) as opened:
         yield opened
-        assert opened.complaints() == []
 
 
-# --- producing and consuming -------------------------------------------------------------------
+@pytest.fixture
+def admin(broker: RunningBroker, client: Java) -> Driven:
+    return client.driven_admin(broker.address)
 
 
-@pytest.mark.parametrize("compression", each_compression(JAVA))
-def test_batches_are_stored_in_the_compression_in_which_they_were_sent(
-    session: Session, broker: RunningBroker, compression: str
+def failure(client: Driven, what: str, **arguments: Any) -> str:
+    """Return the client's name for what went wrong."""
+    with pytest.raises(ClientFailure) as raised:
+        client.call(what, **arguments)
+    return raised.value.name
+
+
+def publish_with_times(broker: RunningBroker, client: Java) -> None:
+    """Publish "0" to "9", each in a batch of its own and 0.1 s after the one before."""
+    publisher = client.publisher(broker.address)
+    for number in range(10):
+        publisher.put(TOPIC, str(number), timestamp=1000 + 100 * number)
+
+
+# --- the cluster and its topics ----------------------------------------------------------------
+
+
+def test_the_cluster_is_described(admin: Driven, broker: RunningBroker) -> None:
+    node = {"id": 1, "address": broker.address}
+    described = {"id": broker.broker.cluster_id, "controller": node, "nodes": [node]}
+    assert admin.call("describe_cluster") == described
+
+
+def test_topics_are_described_when_they_are_created_and_later(admin: Driven) -> None:
+    first = {"name": "first", "partitions": 3, "configs": {"retention.ms": "60000"}}
+    created = admin.call("create_topics", topics=[first, {"name": "second"}])
+    assert {name: topic["partitions"] for name, topic in created.items()} == {
+        "first": 3,
+        "second": 1,
+    }
+    assert created["first"]["configs"]["retention.ms"] == "60000"
+    described = admin.call("describe_topics", topics=["first"])["first"]
+    assert described["partitions"] == [
+        {"number": number, "leader": 1, "replicas": [1], "in_sync": [1]} for number in range(3)
+    ]
+    admin.call("delete_topics", topics=["first"])
+    assert failure(admin, "describe_topics", topics=["first"]) == NOT_THERE
+
+
+def test_a_topic_that_is_only_tried_out_is_not_created(
+    admin: Driven, broker: RunningBroker
 ) -> None:
-    producer = session.producer(**{"compression.type": compression, "linger.ms": 50})
-    driven.batches_are_stored_as_they_were_sent(session, broker, compression, producer)
+    wanted = [{"name": "new", "partitions": 2}]
+    created = admin.call("create_topics", topics=wanted, validate_only=True)
+    assert created["new"]["partitions"] == 2
+    assert broker.broker.topics() == {}
 
 
-@pytest.mark.proves(JAVA, "produce")
-@pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_every_kind_of_acknowledgement_works(
-    session: Session, broker: RunningBroker, acks: str
+def test_configs_are_described_with_their_defaults(admin: Driven, broker: RunningBroker) -> None:
+    broker.call(broker.broker.create_topic(TESTER, TOPIC))
+    described = admin.call("describe_configs", kind="TOPIC", name=TOPIC)
+    assert described["retention.ms"]["value"] == "-1"
+    assert described["retention.ms"]["source"] == "DEFAULT_CONFIG"
+    assert failure(admin, "describe_configs", kind="TOPIC", name="none") == NOT_THERE
+
+
+def test_the_configs_of_the_broker_are_described(admin: Driven) -> None:
+    described = admin.call("describe_configs", kind="BROKER", name="1")
+    assert described
+    assert all(config["value"] is not None for config in described.values())
+
+
+def test_all_records_are_deleted_below_the_offset_minus_one(
+    admin: Driven, client: Java, broker: RunningBroker
 ) -> None:
-    producer = session.producer(**{"acks": acks, "enable.idempotence": acks == "all"})
-    driven.every_kind_of_acknowledgement_works(session, broker, producer)
+    publish_with_times(broker, client)
+    assert admin.call("delete_records", partitions=[[TOPIC, 0, -1]]) == [10]
 
 
-@pytest.mark.proves(JAVA, "headers and keys")
-def test_records_come_back_with_key_headers_and_time(session: Session) -> None:
-    driven.records_come_back_whole(session)
-
-
-def test_partitions_are_kept_apart_and_each_in_order(
-    session: Session, broker: RunningBroker
+def test_offsets_are_listed_by_place_and_by_time(
+    admin: Driven, client: Java, broker: RunningBroker
 ) -> None:
-    driven.partitions_are_kept_apart(session, broker)
+    publish_with_times(broker, client)
+    client.publisher(broker.address).put(TOPIC, "from long ago", timestamp=5)
+    found = {
+        what: admin.call("list_offsets", partitions=[[TOPIC, 0, what]])[0]
+        for what in ("start", "end", "max_timestamp", 1450, 2000)
+    }
+    assert found == {
+        "start": [0, -1],
+        "end": [11, -1],
+        "max_timestamp": [9, 1900],
+        1450: [5, 1500],
+        2000: [-1, -1],
+    }
+    client.session.expect("unknown topic error")
+    client.session.expect(NOT_THERE)
+    assert failure(admin, "list_offsets", partitions=[["none", 0, "end"]]) == NOT_THERE
 
 
-@pytest.mark.proves(JAVA, "consume from start")
-def test_a_reader_begins_at_the_start(session: Session) -> None:
-    driven.reading_begins_at_the_start(session)
-
-
-@pytest.mark.proves(JAVA, "from end")
-def test_a_reader_begins_at_the_end(session: Session, broker: RunningBroker) -> None:
-    driven.reading_begins_at_the_end(session, broker)
-
-
-@pytest.mark.proves(JAVA, "from a time")
-def test_a_reader_begins_at_a_time(session: Session) -> None:
-    driven.reading_begins_at_a_time(session)
-
-
-def test_an_offset_out_of_range_is_told(session: Session) -> None:
-    session.producer().send("news", "quack")
-    consumer = session.consumer(**{"auto.offset.reset": "none"})
-    consumer.call("assign", partitions=[["news", 0, 1000]])
-    assert failure(consumer, "take", count=1, wait_ms=10_000) == "OffsetOutOfRangeException"
-
-
-def test_an_idempotent_producer_numbers_its_batches(
-    session: Session, broker: RunningBroker
+def test_the_directories_of_the_log_are_described(
+    admin: Driven, client: Java, broker: RunningBroker
 ) -> None:
-    producer = session.producer()
-    for number in range(5):
-        assert producer.send("news", str(number)) == [number]
-    batches = broker.batches("news")
-    assert {batch.producer_id for batch in batches} != {-1}
-    assert [batch.base_sequence for batch in batches] == list(range(5))
-
-
-@pytest.mark.proves(JAVA, "idempotent produce across kill -9")
-def test_each_record_is_there_once_and_in_order_whenever_the_broker_is_killed(
-    tmp_path: Path,
-) -> None:
-    scenarios.a_producer_lives_through_kills(PROGRAM, tmp_path / "data")
+    publish_with_times(broker, client)
+    ((_, sizes),) = admin.call("describe_log_dirs", node=1).items()
+    assert list(sizes) == ["news-0"]
+    assert sizes["news-0"] > 0
 
 
 # --- groups ------------------------------------------------------------------------------------
 
 
-@pytest.mark.proves(JAVA, "groups")
-def test_members_come_and_go() -> None:
-    scenarios.members_come_and_go(PROGRAM)
+def test_a_group_is_described_with_its_assignor_and_where_its_members_are(
+    admin: Driven, client: Java, broker: RunningBroker
+) -> None:
+    member = join(client, broker, partitions=2)
+    assert admin.call("list_groups") == {"ducks": {"state": "Stable", "protocol": "consumer"}}
+    described = admin.call("describe_groups", groups=["ducks"])["ducks"]
+    assert (described["state"], described["type"]) == ("Stable", "Classic")
+    assert (described["assignor"], described["coordinator"]) == ("range", 1)
+    (one,) = described["members"]
+    assert one["id"] == member.call("member")["id"]
+    assert (one["client"], one["host"]) == ("ann", "/127.0.0.1")
+    assert one["partitions"] == [[TOPIC, 0], [TOPIC, 1]]
+    assert failure(admin, "describe_groups", groups=["none"]) == "GroupIdNotFoundException"
 
 
-@pytest.mark.proves(JAVA, "cooperative rebalance")
-def test_a_cooperative_rebalance_leaves_alone_what_stays() -> None:
-    scenarios.a_rebalance_leaves_alone_what_stays(PROGRAM)
+def test_offsets_of_several_partitions_are_listed_altered_and_deleted(
+    admin: Driven, client: Java, broker: RunningBroker
+) -> None:
+    member = join(client, broker, partitions=2)
+    member.call("commit", offsets=[[TOPIC, 0, 3, "half-way"], [TOPIC, 1, 5]])
+    committed = [[TOPIC, 0, 3, "half-way"], [TOPIC, 1, 5, ""]]
+    assert sorted(admin.call("group_offsets", group="ducks")) == committed
+    assert sorted(member.call("committed", partitions=[[TOPIC, 0], [TOPIC, 1]])) == committed
+    member.close()
+    moved = [[TOPIC, 1, 1, "back"]]
+    admin.call("alter_group_offsets", group="ducks", offsets=moved)
+    admin.call("delete_group_offsets", group="ducks", partitions=[[TOPIC, 0]])
+    assert admin.call("group_offsets", group="ducks") == moved
+    # A group that nobody ever joined is made by altering its offsets.
+    admin.call("alter_group_offsets", group="geese", offsets=moved)
+    assert admin.call("group_offsets", group="geese") == moved
+    assert admin.call("group_offsets", group="nobody") == []
 
 
-@pytest.mark.proves(JAVA, "static members")
-def test_a_static_member_comes_back() -> None:
-    scenarios.a_static_member_comes_back(PROGRAM)
+def test_members_are_removed_by_name_and_all_at_once(
+    admin: Driven, client: Java, broker: RunningBroker
+) -> None:
+    joined = [join(client, broker, partitions=3, instance=name) for name in ("a", "b", "c")]
+    for member in joined:
+        # Who has a name does not leave when it goes.
+        member.close()
+    assert instances(admin) == ["a", "b", "c"]
+    admin.call("remove_members", group="ducks", instances=["b"])
+    assert instances(admin) == ["a", "c"]
+    admin.call("remove_members", group="ducks")
+    assert instances(admin) == []
 
 
-@pytest.mark.proves(JAVA, "commit and resume across a restart")
-def test_a_group_goes_on_after_the_broker_died(tmp_path: Path) -> None:
-    scenarios.a_group_goes_on_after_the_broker_died(PROGRAM, tmp_path / "data")
+def test_of_two_static_members_with_one_name_the_first_is_fenced(
+    client: Java, broker: RunningBroker
+) -> None:
+    client.session.expect("fenced")
+    first = join(client, broker, instance="a")
+    second = join(client, broker, instance="a")
+    assert failure(first, "take", count=1, wait_ms=10_000) == "FencedInstanceIdException"
+    assert second.call("member")["partitions"] == [[TOPIC, 0]]
 
 
-def failure(client: Client, what: str, **arguments: Any) -> str:
-    """The client's name for what went wrong."""
-    with pytest.raises(ClientFailure) as raised:
-        client.call(what, **arguments)
-    return raised.value.name
+def join(
+    client: Java, broker: RunningBroker, *, partitions: int = 1, instance: str | None = None
+) -> Driven:
+    """Join the group "ducks" and wait until the member has partitions of the topic."""
+    if TOPIC not in broker.broker.topics():
+        broker.call(broker.broker.create_topic(TESTER, TOPIC, partitions=partitions))
+    settings = {"client.id": "ann", "group.id": "ducks", "auto.offset.reset": "earliest"}
+    if instance is not None:
+        settings["group.instance.id"] = instance
+    member = client.open("consumer", broker.address, {**CLASSIC_GROUP, **settings})
+    member.call("subscribe", topics=[TOPIC])
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not member.call("member")["partitions"]:
+        assert time.monotonic() < deadline, "nothing was assigned"
+        time.sleep(0.01)
+    return member
+
+
+def instances(admin: Driven) -> list[str]:
+    """Return the names of the static members of "ducks"."""
+    described = admin.call("describe_groups", groups=["ducks"])["ducks"]
+    return sorted(member["instance"] for member in described["members"])

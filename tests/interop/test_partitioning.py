@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 import pytest
-from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer
-from kafka import KafkaProducer
 
 from quackmq import AsyncClient, Client
 from quackmq.model.partitioning import Partitioner, choose_partition
@@ -22,8 +19,9 @@ from quackmq.model.policy import Policy
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.records.codec import decode
 from quackmq.spark.sink.partitioner import choose_partitions
-from tests.interop.driver import Driver, Session
+from tests.interop.clients.interface import Client as KafkaClient
 from tests.interop.running import DEADLINE_SECONDS, TESTER, RunningBroker
+from tests.interop.suite import each_client
 
 PARTITIONS: Final = 7
 #: Empty, short, of every length modulo four, not ASCII, not text, long.
@@ -187,45 +185,14 @@ def test_librdkafka_agrees_by_its_setting_or_by_the_topics(
     assert found == expected(keys, partitioner)
 
 
-def test_aiokafka_and_kafka_python_agree_without_a_setting(broker: RunningBroker) -> None:
-    def by_aiokafka(topic: str, keys: Sequence[bytes]) -> None:
-        async def send() -> None:
-            async with AIOKafkaProducer(bootstrap_servers=broker.address) as producer:
-                for key in keys:
-                    await producer.send_and_wait(topic, b"", key)
-
-        asyncio.run(send())
-
-    def by_kafka_python(topic: str, keys: Sequence[bytes]) -> None:
-        with closing(KafkaProducer(bootstrap_servers=broker.address)) as producer:
-            for key in keys:
-                producer.send(topic, b"", key)
-            producer.flush(DEADLINE_SECONDS)
-
-    for send in (by_aiokafka, by_kafka_python):
-        assert placed_by(broker, send.__name__, send) == expected()
-
-
-@pytest.mark.needs("kafka-clients")
-def test_the_java_client_agrees_without_a_setting(
-    broker: RunningBroker, java_driver: Driver
-) -> None:
-    check_driver(broker, java_driver, "java")
-
-
-@pytest.mark.needs("kafkajs")
-def test_kafkajs_agrees_without_a_setting(broker: RunningBroker, kafkajs_driver: Driver) -> None:
-    check_driver(broker, kafkajs_driver, "kafkajs")
-
-
-def check_driver(broker: RunningBroker, driver: Driver, name: str) -> None:
+@each_client("partitions of keys as in Java")
+def test_clients_agree_without_a_setting(broker: RunningBroker, client: KafkaClient) -> None:
     def send(topic: str, keys: Sequence[bytes]) -> None:
-        with Session(driver, broker.address) as session:
-            producer = session.producer()
-            for key in keys:
-                producer.send(topic, "quack", key=key.decode("latin-1"))
+        publisher = client.publisher(broker.address)
+        for key in keys:
+            publisher.put(topic, "quack", key=key)
 
-    assert placed_by(broker, name, send, NO_EMPTY_KEY) == expected(NO_EMPTY_KEY)
+    assert placed_by(broker, f"by-{type(client).__name__}", send) == expected()
 
 
 @pytest.mark.parametrize("partitioner", Partitioner)

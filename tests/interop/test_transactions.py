@@ -1,138 +1,45 @@
-"""Transactions of every client that writes or reads them: see transactions.py for what they have to
-come through."""
+"""Transactions of every client that writes or reads them; the scenarios are in transactions.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
-from itertools import count
-from typing import Any, Final, NamedTuple
+from contextlib import closing
 
 import pytest
-from kafka import KafkaAdminClient
-from kafka import TopicPartition as KafkaPartition
+from kafka import KafkaAdminClient, TopicPartition
 
 from tests.interop import transactions
+from tests.interop.clients.interface import TOPIC, Client
+from tests.interop.clients.kafka_python import KafkaPython
 from tests.interop.driver import ClientFailure, Driver, Session
-from tests.interop.python.transactional import Aiokafka, Confluent, KafkaPython
 from tests.interop.running import TESTER, RunningBroker
-from tests.interop.transactional import TOPIC, Client, DrivenClient
-
-#: A group of its own for each reader that cannot do without one.
-GROUPS: Final = (f"reader-{number}" for number in count())
-
-PYTHON: Final[Mapping[str, Client]] = {
-    "confluent-kafka": Confluent(),
-    "aiokafka": Aiokafka(),
-    "kafka-python": KafkaPython(),
-}
+from tests.interop.suite import each_client
 
 
-class Driven(NamedTuple):
-    """A client of another language: what it needs to be there, the fixture that drives it, and its
-    settings as a writer, by transactional id and timeout, and as a reader of committed records or
-    of all."""
-
-    needs: str
-    fixture: str
-    writer: Callable[[str, int], Mapping[str, Any]]
-    reader: Callable[[bool], Mapping[str, Any]]
-    confuses_aborts: bool = False
-
-
-DRIVEN: Final = {
-    "kafkajs": Driven(
-        "kafkajs",
-        "kafkajs_driver",
-        lambda name, timeout_ms: {
-            "transactionalId": name,
-            "transactionTimeout": timeout_ms,
-            "idempotent": True,
-            "maxInFlightRequests": 1,
-        },
-        lambda committed: {"readUncommitted": not committed, "groupId": next(GROUPS)},
-    ),
-    "@platformatic/kafka": Driven(
-        "@platformatic/kafka",
-        "platformatic_driver",
-        # Unless it is told otherwise, it says that it is producer 0 with epoch 0, whoever that is.
-        lambda name, timeout_ms: {
-            "transactionalId": name,
-            "timeout": timeout_ms,
-            "idempotent": True,
-            "producerId": {"bigint": -1},
-            "producerEpoch": -1,
-        },
-        lambda committed: {"isolationLevel": int(committed), "groupId": next(GROUPS)},
-        confuses_aborts=True,
-    ),
-    "kafka-clients (Java)": Driven(
-        "kafka-clients",
-        "java_driver",
-        lambda name, timeout_ms: {"transactional.id": name, "transaction.timeout.ms": timeout_ms},
-        lambda committed: {
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "fetch.max.wait.ms": 50,
-        },
-    ),
-}
-
-
-def proved(part: str) -> pytest.MarkDecorator:
-    """All clients, each with the mark for what is proved."""
-    names = [
-        pytest.param(name, marks=pytest.mark.proves(name, "transactions", part)) for name in PYTHON
-    ]
-    names += [
-        pytest.param(
-            name,
-            marks=[
-                pytest.mark.proves(name, "transactions", part),
-                pytest.mark.needs(driven.needs),
-            ],
-        )
-        for name, driven in DRIVEN.items()
-    ]
-    return pytest.mark.parametrize("client", names, indirect=True)
-
-
-@pytest.fixture
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    name: str = request.param
-    if name in PYTHON:
-        yield PYTHON[name]
-        return
-    driven = DRIVEN[name]
-    with Session(request.getfixturevalue(driven.fixture), "") as session:
-        yield DrivenClient(session, driven.writer, driven.reader, driven.confuses_aborts)
-
-
-@pytest.mark.processes
-@proved("commit and abort")
+@each_client(
+    "transactions",
+    "commit and abort",
+    but={"kcat": "makes one transaction of all its input; test_kcat.py has its own proof"},
+)
 def test_commits_are_seen_and_aborts_are_not(client: Client) -> None:
     transactions.commits_are_seen_and_aborts_are_not(client)
 
 
-@pytest.mark.processes
-@proved("offsets")
+@each_client("transactions", "offsets")
 def test_offsets_go_with_their_transaction(client: Client) -> None:
     transactions.offsets_go_with_their_transaction(client)
 
 
-@pytest.mark.processes
-@proved("time-out")
+@each_client("transactions", "time-out")
 def test_who_takes_too_long_is_aborted(client: Client) -> None:
     transactions.who_takes_too_long_is_aborted(client)
 
 
-@pytest.mark.processes
-@proved("fencing")
+@each_client("transactions", "fencing")
 def test_a_second_instance_fences_the_first(client: Client) -> None:
     transactions.a_second_instance_fences_the_first(client)
 
 
-@pytest.mark.processes
-@proved("zombies")
+@each_client("transactions", "zombies")
 def test_a_zombie_comes_too_late(client: Client) -> None:
     transactions.a_zombie_comes_too_late(client)
 
@@ -183,16 +90,15 @@ def test_an_admin_looks_at_transactions_and_fences_their_producers(java_driver: 
 
 
 def test_the_admin_of_kafka_python_finds_what_is_open() -> None:
-    with RunningBroker() as broker, ExitStack() as alive:
+    with RunningBroker() as broker, closing(KafkaPython()) as client:
         broker.call(broker.broker.create_topic(TESTER, TOPIC))
-        writer = KafkaPython().writer(broker.address, "tx", 60_000)
-        alive.callback(writer.close)
+        writer = client.writer(broker.address, "tx", 60_000)
         writer.begin()
-        writer.send("a")
-        admin = alive.enter_context(closing(KafkaAdminClient(bootstrap_servers=broker.address)))
-        (listed,) = admin.list_transactions().values()
-        assert [each.transactional_id for each in listed] == ["tx"]
-        news = KafkaPartition(TOPIC, 0)
-        assert admin.describe_transactions(["tx"])["tx"].topic_partitions == {news}
-        (producer,) = admin.describe_producers([news])[news].active_producers
-        assert (producer.producer_epoch, producer.current_transaction_start_offset) == (0, 0)
+        writer.put(TOPIC, "a")
+        with closing(KafkaAdminClient(bootstrap_servers=broker.address)) as admin:
+            (listed,) = admin.list_transactions().values()
+            assert [each.transactional_id for each in listed] == ["tx"]
+            news = TopicPartition(TOPIC, 0)
+            assert admin.describe_transactions(["tx"])["tx"].topic_partitions == {news}
+            (producer,) = admin.describe_producers([news])[news].active_producers
+            assert (producer.producer_epoch, producer.current_transaction_start_offset) == (0, 0)

@@ -126,7 +126,7 @@ function toJson(name, value) {
 
 // The innermost name that says something: clients wrap what the broker said.
 function nameOf(error) {
-  const inner = error?.errors?.[0] ?? error?.cause
+  const inner = error?.errors?.[0] ?? (error?.groups ?? error?.partitions)?.[0]?.error ?? error?.cause
   if (inner) return nameOf(inner)
   return error?.type ?? error?.apiId ?? error?.code ?? error?.name
 }
