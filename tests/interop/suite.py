@@ -11,7 +11,7 @@ it, the proof says so in `but`, with the reason; another test must then prove th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -96,11 +96,16 @@ def each_program(capability: str, but: Reasons | None = None) -> pytest.MarkDeco
     return pytest.mark.parametrize("kind", parameters)
 
 
-def capable(but: Reasons, capability: str, *parts: str) -> Iterator[str]:
-    for name in ADAPTERS:
-        cells = [Cell(name, capability, part) for part in parts or ("",)]
-        if name not in but and not any(map(reason_for, cells)):
-            yield name
+def capable(but: Reasons, capability: str, *parts: str) -> list[str]:
+    """Return the clients that have the capability, or these parts of it, and are not in `but`."""
+    having = [
+        name
+        for name in ADAPTERS
+        if not any(reason_for(Cell(name, capability, part)) for part in parts or ("",))
+    ]
+    idle = but.keys() - having
+    assert not idle, f"{capability}: {idle} cannot do it anyway, or is no client"
+    return [name for name in having if name not in but]
 
 
 def marks(name: str, capability: str, *parts: str) -> list[Any]:

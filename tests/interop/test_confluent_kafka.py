@@ -58,18 +58,6 @@ def test_a_record_above_the_limit_is_refused_and_others_are_not(broker: RunningB
 # --- groups ------------------------------------------------------------------------------------
 
 
-def test_a_second_instance_of_a_static_member_takes_its_place(broker: RunningBroker) -> None:
-    produced(producer(broker), "news", b"quack")
-    with member(broker, "news", group_instance_id="duck") as first:
-        wait_for(first, lambda: len(first.assignment()) == 1)
-        with member(broker, "news", group_instance_id="duck") as second:
-            wait_for(second, lambda: len(second.assignment()) == 1)
-            told: list[KafkaError] = []
-            wait_for(first, lambda: bool(told), told)
-            assert told[0].code() == KafkaError._FATAL
-            assert "fenced" in told[0].str()
-
-
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_members_hear_of_new_topics_and_partitions_by_a_regular_expression(
     broker: RunningBroker, protocol: str

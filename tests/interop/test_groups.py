@@ -14,10 +14,11 @@ import pytest
 from tests.interop import scenarios
 from tests.interop.clients.aiokafka import Aiokafka
 from tests.interop.clients.confluent import Confluent
-from tests.interop.clients.interface import Client
+from tests.interop.clients.interface import TOPIC, Client, Refused
 from tests.interop.clients.java import Java
 from tests.interop.clients.kafka_python import KafkaPython
-from tests.interop.suite import each_program
+from tests.interop.running import RunningBroker
+from tests.interop.suite import each_client, each_program
 
 NEWER: Final = "newer group protocol (KIP-848)"
 
@@ -44,6 +45,32 @@ def test_a_static_member_comes_back(kind: type[Client]) -> None:
 def test_a_group_goes_on_after_the_broker_died(kind: type[Client], tmp_path: Path) -> None:
     """M8: offsets are committed after processing, and a group goes on from there."""
     scenarios.a_group_goes_on_after_the_broker_died(kind.member_program, tmp_path / "data")
+
+
+@each_client(
+    "static members",
+    but={
+        "aiokafka": "joins again, and takes the name back",
+        "kafka-python": "logs the error, and raises none",
+        "@platformatic/kafka": "tells nobody of the error",
+        "kcat": "is a member only as a program",
+    },
+)
+def test_of_two_static_members_with_one_name_the_first_is_fenced(
+    broker: RunningBroker, client: Client
+) -> None:
+    client.may_complain()
+    publisher = client.publisher(broker.address)
+    publisher.put(TOPIC, "quack")
+    first = client.member(broker.address, "ducks", instance="ann")
+    assert first.texts(1) == ["quack"]
+    second = client.member(broker.address, "ducks", instance="ann")
+    # The first one committed nothing.
+    assert second.texts(1) == ["quack"]
+    with pytest.raises(Refused, match="FENCED_INSTANCE_ID"):
+        first.take(1)
+    publisher.put(TOPIC, "quack again")
+    assert second.texts(1) == ["quack again"]
 
 
 @pytest.mark.processes
@@ -74,7 +101,7 @@ def test_a_group_of_the_newer_protocol_goes_on_after_the_broker_died(
     scenarios.a_group_goes_on_after_the_broker_died(kind.member_program, data, "consumer")
 
 
-@each_program(NEWER)
+@each_program(NEWER, but={"kafka-clients (Java)": "two more Java machines take long to start"})
 def test_a_rebalance_of_the_newer_protocol_leaves_alone_what_stays(kind: type[Client]) -> None:
     scenarios.a_rebalance_leaves_alone_what_stays(kind.member_program, "consumer")
 

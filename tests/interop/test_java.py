@@ -181,16 +181,6 @@ def test_members_are_removed_by_name_and_all_at_once(
     assert instances(admin) == []
 
 
-def test_of_two_static_members_with_one_name_the_first_is_fenced(
-    client: Java, broker: RunningBroker
-) -> None:
-    client.session.expect("fenced")
-    first = join(client, broker, instance="a")
-    second = join(client, broker, instance="a")
-    assert failure(first, "take", count=1, wait_ms=10_000) == "FencedInstanceIdException"
-    assert second.call("member")["partitions"] == [[TOPIC, 0]]
-
-
 def join(
     client: Java, broker: RunningBroker, *, partitions: int = 1, instance: str | None = None
 ) -> Driven:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.interop import table
+from tests.interop import suite, table
 from tests.interop.table import DOCUMENT, Cell, Collected
 
 
@@ -77,3 +77,19 @@ def test_a_cell_shows_what_is_proved_and_where_to_read_why_something_is_not() ->
         "1. has no wings",
     ]
     assert table.versions_in(shown) == {"one": "1.0", "two": "0.9"}
+
+
+def test_a_proof_runs_with_each_client_that_has_the_capability() -> None:
+    assert suite.capable({}, "produce") == list(suite.ADAPTERS)
+    assert "kcat" not in suite.capable({}, "create topics")
+    assert "kcat" in suite.capable({}, "transactions", "commit and abort")
+    assert "kcat" not in suite.capable({}, "transactions", "commit and abort", "fencing")
+    assert "kafkajs" not in suite.capable({"kafkajs": "does it otherwise"}, "produce")
+
+
+@pytest.mark.parametrize("name", ["kcat", "a client that is not there"])
+def test_a_reason_why_a_proof_does_not_fit_is_refused_for_a_client_that_would_not_run_it(
+    name: str,
+) -> None:
+    with pytest.raises(AssertionError, match=f"create topics: .*{name}"):
+        suite.capable({name: "for some reason"}, "create topics")

@@ -104,13 +104,15 @@ class Aiokafka(interface.Client):
         )
         return Writer(self._run, producer)
 
-    def member(self, address: str, group: str) -> Member:
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
         consumer = self._started(
             lambda: AIOKafkaConsumer(
                 TOPIC,
                 bootstrap_servers=address,
                 client_id=self.client_id,
                 group_id=group,
+                group_instance_id=instance,
+                heartbeat_interval_ms=200,
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
                 fetch_max_wait_ms=50,

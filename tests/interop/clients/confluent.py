@@ -59,6 +59,8 @@ def name_of(raised: KafkaException) -> str:
     if error.code() == KafkaError._AUTO_OFFSET_RESET:
         # The broker's error, for a reader that is not to go on elsewhere.
         return "OFFSET_OUT_OF_RANGE"
+    if error.code() == KafkaError._FATAL and "Static consumer fenced" in error.str():
+        return "FENCED_INSTANCE_ID"
     return kafka_name(error.code()) if error.code() >= 0 else error.name()
 
 
@@ -111,11 +113,13 @@ class Confluent(interface.Client):
         self._alive.callback(writer.close)
         return writer
 
-    def member(self, address: str, group: str) -> Member:
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
+        static = {} if instance is None else {"group.instance.id": instance}
         consumer = Consumer(
             {
                 "bootstrap.servers": address,
                 "group.id": group,
+                **static,
                 "client.id": self.client_id,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,

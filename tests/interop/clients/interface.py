@@ -269,8 +269,8 @@ class Client(ABC):
     def writer(self, address: str, name: str, timeout_ms: int) -> Writer:
         raise NotImplementedError
 
-    def member(self, address: str, group: str) -> Member:
-        """Join the group as a reader of TOPIC."""
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
+        """Join the group as a reader of TOPIC, and as a static member if it gets a name."""
         raise NotImplementedError
 
     def admin(self, address: str) -> Admin:

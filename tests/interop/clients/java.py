@@ -14,6 +14,7 @@ from tests.interop.programs import Client as Program
 
 #: Kafka's names for what the client raises.
 NAMES: Final[Mapping[str, str]] = {
+    "FencedInstanceIdException": "FENCED_INSTANCE_ID",
     "GroupIdNotFoundException": "GROUP_ID_NOT_FOUND",
     "GroupNotEmptyException": "NON_EMPTY_GROUP",
     "GroupSubscribedToTopicException": "GROUP_SUBSCRIBED_TO_TOPIC",
@@ -64,13 +65,15 @@ class Java(DrivenClient):
         ((offset, _),) = admin.call("list_offsets", partitions=[[topic, 0, wanted]])
         return None if offset < 0 else int(offset)
 
-    def member(self, address: str, group: str) -> Member:
-        settings = {
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
+        settings: dict[str, Any] = {
             "client.id": self.client_id,
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }
+        if instance is not None:
+            settings["group.instance.id"] = instance
         consumer = self.open("consumer", address, {**CLASSIC_GROUP, **settings})
         consumer.call("subscribe", topics=[TOPIC])
         return Member(self, consumer, address, TOPIC)

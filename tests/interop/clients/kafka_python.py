@@ -102,11 +102,13 @@ class KafkaPython(interface.Client):
         self._alive.callback(writer.close)
         return writer
 
-    def member(self, address: str, group: str) -> Member:
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
         consumer = KafkaConsumer(
             bootstrap_servers=address,
             client_id=self.client_id,
             group_id=group,
+            group_instance_id=instance,
+            heartbeat_interval_ms=200,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             fetch_max_wait_ms=50,

@@ -68,7 +68,8 @@ class Kafkajs(DrivenClient):
         # Behind the last time, it tells the end.
         return None if found["offset"] == offsets["high"] else int(found["offset"])
 
-    def member(self, address: str, group: str) -> Member:
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
+        assert instance is None, "it has no setting for this"
         consumer = self.open("consumer", address, {"groupId": group})
         consumer.call("subscribe", topics=[TOPIC])
         return Member(self, consumer, address, TOPIC)

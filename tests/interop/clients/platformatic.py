@@ -58,8 +58,11 @@ class Platformatic(DrivenClient):
         (found,) = admin.method("listOffsets", asked)[0]["partitions"]
         return None if found["offset"] < 0 else int(found["offset"])
 
-    def member(self, address: str, group: str) -> Member:
-        consumer = self.open("consumer", address, {"groupId": group})
+    def member(self, address: str, group: str, instance: str | None = None) -> Member:
+        settings = {"groupId": group, "heartbeatInterval": 200}
+        if instance is not None:
+            settings["groupInstanceId"] = instance
+        consumer = self.open("consumer", address, settings)
         consumer.call("subscribe", topics=[TOPIC])
         return Member(self, consumer, address, TOPIC)
 
