@@ -48,6 +48,7 @@ from quackmq.client.locks import locked
 from quackmq.client.zeromq.receiver import ProxyMessage, Receiver
 from quackmq.client.zeromq.req_socket import ReqSocket
 from quackmq.errors import InvalidRequest, QuackTimeout, Unreachable
+from quackmq.model.offset_notes import offset_for_number
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
 from quackmq.protocols.zmq.codec.proxy_language import (
@@ -251,8 +252,8 @@ class ReliablePublisher(_ProxyClient):
             publisher.publish("ducks", "quack")
             publisher.publish("ducks", "quack", number=7)
         """
-        if number is not None and number < 0:
-            raise InvalidRequest(f"invalid number {number}: numbers start at 0")
+        if number is not None:
+            offset_for_number(number)  # raises InvalidRequest for an invalid number
         try:
             body = content.encode() if isinstance(content, str) else content
         except UnicodeEncodeError as error:

@@ -47,7 +47,8 @@ from quackmq import limits as shared_limits
 from quackmq.client import limits
 from quackmq.client.files.durable import replace
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
-from quackmq.errors import QuackError, StoreLocked, UnusableDirectory
+from quackmq.errors import InvalidRequest, QuackError, StoreLocked, UnusableDirectory
+from quackmq.model.offset_notes import offset_for_number
 
 DEFAULT_PORT: Final = 8002
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
@@ -198,6 +199,11 @@ class Producer(_Library):
         message with an unknown outcome again after a crash, and the broker stores it once.
         """
         key = (producer_id, topic)
+        if sequence is not None:
+            try:
+                offset_for_number(sequence)
+            except InvalidRequest as error:
+                raise ProducerError(str(error), error.code) from None
         with self._lock:
             # If the last call had an unknown outcome, the same text is its repeat and keeps its
             # number. Another text is a new message.

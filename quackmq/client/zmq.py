@@ -40,7 +40,8 @@ from quackmq.client.deadline import Deadline
 from quackmq.client.locks import locked
 from quackmq.client.zeromq.last_ids import LastIds
 from quackmq.client.zeromq.req_socket import ReqSocket
-from quackmq.errors import InvalidRequest, QuackTimeout
+from quackmq.errors import InvalidMessageId, InvalidRequest, QuackTimeout
+from quackmq.model.offset_notes import offset_for_number
 from quackmq.model.subscription import check_name
 from quackmq.model.topic import check_topic_name
 from quackmq.protocols.zmq.codec.queue_language import (
@@ -121,8 +122,8 @@ class ZmqClient:
         client.put("ducks", "quack", sequence=7)    # can be repeated; stored once
         """
         put = Put(self.name, topic, _utf8(content), sequence)
-        if sequence is not None and sequence < 0:
-            raise InvalidRequest(f"invalid sequence {sequence}: sequences start at 0")
+        if sequence is not None:
+            offset_for_number(sequence)  # raises InvalidRequest for an invalid number
         self._request(put, "the broker to take a message")
 
     def get(
@@ -135,6 +136,8 @@ class ZmqClient:
             message = client.get("ducks", after=kept_id)
         """
         deadline = Deadline(self._timeout_s if timeout is None else timeout)
+        if after is not None:
+            _check_message_id(after)
         with self._locked(deadline):
             last = self._ids.get(topic) if after is None else after
             get = Get(self.name, topic, None if last == BEFORE_THE_FIRST else last)
@@ -214,6 +217,16 @@ class ZmqClient:
             text += "; its outcome is unknown"
             text += "" if request.sequence is None else ": put it again with the same sequence"
         return QuackTimeout(text)
+
+
+def _check_message_id(message_id: str) -> None:
+    """Raise InvalidMessageId for a text that cannot be an id and would garble the request."""
+    is_word = message_id.isascii() and message_id.isprintable() and " " not in message_id
+    if not message_id or not is_word:
+        raise InvalidMessageId(
+            f"{message_id!r} is not a message id: pass an id exactly as it came with a message, or "
+            "BEFORE_THE_FIRST"
+        )
 
 
 def _utf8(content: str | bytes) -> bytes:

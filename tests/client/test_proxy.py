@@ -226,8 +226,9 @@ def test_x6_a_number_is_published_once(
             assert later.publish(topic, "eight") == 8
         got = [receiving.get().content for _ in range(2)]
         assert sorted(got) == [b"eight", b"\xff seven"]
-        with pytest.raises(InvalidRequest):
-            publisher.publish(topic, "x", number=-1)
+        for number in (-1, 2**63):
+            with pytest.raises(InvalidRequest, match="invalid sequence"):
+                publisher.publish(topic, "x", number=number)
 
 
 def test_x4_and_x6_subscriber_and_publisher_go_on_when_the_broker_is_back(tmp_path: Path) -> None:

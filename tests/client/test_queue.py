@@ -539,3 +539,15 @@ def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
 def test_a_call_may_wait_for_ever(address: str) -> None:
     with Producer(address, timeout=float("inf")) as producer:
         assert isinstance(producer.list_topics(), list)
+
+
+@pytest.mark.parametrize("sequence", [-1, 2**63, 2**70])
+def test_a_number_that_cannot_be_is_refused_and_does_not_end_the_producer(
+    producer: Producer, topic: str, sequence: int
+) -> None:
+    me = producer.register_producer(topic)
+    with pytest.raises(ProducerError, match="invalid sequence") as raised:
+        producer.enqueue(me, topic, "x", sequence=sequence)
+    assert raised.value.reason == "invalid_request"
+    assert producer.enqueue(me, topic, "y") == 0
+    assert producer.last_sequence(me, topic) == 0

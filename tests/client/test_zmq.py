@@ -27,6 +27,7 @@ from quackmq.client.zmq import BEFORE_THE_FIRST, ZmqClient
 from quackmq.errors import (
     ClientClosed,
     IllegalTopicName,
+    InvalidMessageId,
     InvalidRequest,
     ProtocolError,
     QuackError,
@@ -94,8 +95,12 @@ def test_errors_are_those_of_the_one_tree(client: ZmqClient, topic: str) -> None
         client.put(topic, b"\xff")
     with pytest.raises(InvalidRequest, match="UTF-8"):
         client.put(topic, "\ud800")
-    with pytest.raises(InvalidRequest, match="sequence"):
-        client.put(topic, "x", sequence=-1)
+    for sequence in (-1, 2**63):
+        with pytest.raises(InvalidRequest, match="invalid sequence"):
+            client.put(topic, "x", sequence=sequence)
+    for after in ("", "two words", "\udc80", "a\n"):
+        with pytest.raises(InvalidMessageId, match="is not a message id"):
+            client.get(topic, after=after)
     with pytest.raises(InvalidRequest):
         ZmqClient("127.0.0.1:1", "two words")
     with ZmqClient("nonsense", "donald") as lost, pytest.raises(InvalidRequest, match="nonsense"):

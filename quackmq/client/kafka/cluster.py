@@ -37,6 +37,7 @@ from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import kafka_error, name_in_other_mode, translate_error
 from quackmq.client.kafka.types import TopicInfo
 from quackmq.errors import (
+    IllegalTopicName,
     NameInOtherMode,
     OffsetOutOfRange,
     QuackError,
@@ -47,6 +48,7 @@ from quackmq.errors import (
 from quackmq.model.partitioning import Partitioner, choose_partition
 from quackmq.model.policy import CONFIG_PREFIX, WhenFull
 from quackmq.model.subscription import Offset, RecordPosition, Start, Time
+from quackmq.model.topic import check_topic_name
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +123,12 @@ class Cluster:
 
     def topic(self, name: str, deadline: Deadline, *, refresh: bool = False) -> TopicInfo:
         """Return the topic, possibly from the cache; with `refresh`, always request it. Raises
-        UnknownTopic.
+        UnknownTopic or IllegalTopicName.
         """
         cached = None if refresh else self.cached_topic(name)
         if cached is not None:
             return cached
+        check_topic_name(name)
         futures = self._admin.client.describe_topics(
             TopicCollection([name]), request_timeout=_request_timeout_s(deadline)
         )
@@ -152,7 +155,7 @@ class Cluster:
             configs = self._fetch_configs(name, deadline)
         except UnknownTopic:
             return BY_LIBRDKAFKA
-        except QuackTimeout:
+        except (QuackTimeout, IllegalTopicName):
             # The partitioner is unknown, and a wrong one would send the key to another partition.
             raise
         except (KafkaException, QuackError) as error:
@@ -180,8 +183,9 @@ class Cluster:
         return reasons
 
     def _fetch_configs(self, name: str, deadline: Deadline) -> Any:
-        """Return a topic's configs by name, each with a `value`. Raises UnknownTopic or
-        QuackTimeout."""
+        """Return a topic's configs by name, each with a `value`. Raises UnknownTopic,
+        IllegalTopicName or QuackTimeout."""
+        check_topic_name(name)
         resource = ConfigResource(ResourceType.TOPIC, name)
         futures = self._admin.client.describe_configs(
             [resource], request_timeout=_request_timeout_s(deadline)
@@ -253,6 +257,7 @@ class Cluster:
     ) -> None:
         """Create a topic; -1 partitions means the broker's default. Raises TopicExists,
         IllegalTopicName or InvalidPolicy."""
+        check_topic_name(name)
         # -1 replicas: the cluster's default.
         new = NewTopic(name, partitions, -1, config=dict(configs))
         futures = self._admin.client.create_topics(
@@ -262,7 +267,8 @@ class Cluster:
         self._await_topic(name, deadline)
 
     def delete_topic(self, name: str, deadline: Deadline) -> None:
-        """Delete a topic. Raises UnknownTopic or QuackTimeout."""
+        """Delete a topic. Raises UnknownTopic, IllegalTopicName or QuackTimeout."""
+        check_topic_name(name)
         futures = self._admin.client.delete_topics(
             [name], request_timeout=_request_timeout_s(deadline)
         )

@@ -25,6 +25,7 @@ from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import illegal_topic_name, kafka_error, translate_error
 from quackmq.errors import ClientClosed, QuackError, RecordTooLarge
 from quackmq.model.subscription import RecordPosition
+from quackmq.model.topic import check_topic_name
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Publisher:
         partition: int,
     ) -> None:
         """Start sending a message to a partition (-1: librdkafka chooses) and report the result to
-        `deliveries`. Raises BufferError if too many messages are queued.
+        `deliveries`. Raises BufferError if too many messages are queued, and IllegalTopicName.
         """
         if self._is_closed:
             raise ClientClosed("the client is closed")
@@ -120,7 +121,11 @@ class Publisher:
                 topic, value, key, partition, on_delivery=deliveries.make_callback(index), **options
             )
         except KafkaException as exception:
+            check_topic_name(topic)
             raise self._explain_rejection(topic, message, exception) from exception
+        except UnicodeEncodeError:
+            check_topic_name(topic)
+            raise
 
     def wait(self, deliveries: PendingDeliveries, deadline: Deadline) -> None:
         """Wait until all messages are acknowledged or have failed, or until the deadline."""
