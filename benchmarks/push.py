@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ from benchmarks.push_peers import LinePeer, LineSwarm, ProxySwarm, SubSwarm, mid
 from benchmarks.support import Row, measure
 
 ROUNDS: Final = 3
+#: Two brokers that differ little are compared more often.
+_ORDER_ROUNDS: Final = 9
 SUBSCRIBERS: Final = 100
 ENTRIES: Final = 300
 #: Of the document: 14 messages to 12 consumers in 150 ms.
@@ -49,9 +52,10 @@ class Bench(NamedTuple):
         yield Path(tempfile.mkdtemp(dir=self.root))
 
     @contextmanager
-    def broker(self) -> Iterator[dict[str, str]]:
-        """Where each door listens."""
+    def broker(self, *options: str) -> Iterator[dict[str, str]]:
+        """Run a broker with these further options; yield where each door listens."""
         words = [sys.executable, "-m", "quackmq", "serve", "--sync", "os", "--log-level", "error"]
+        words += options
         for door in _DOORS:
             words += [f"--{door}", f"{HOST}:0"]
         with self.directory() as directory:
@@ -108,6 +112,30 @@ def line(bench: Bench) -> list[Row]:
             ours, bare = _rates(ours_swarm.run, bare_swarm.run, entries, SUBSCRIBERS)
     name = f"line door: one publisher, {SUBSCRIBERS} subscribers / bare asyncio fan-out"
     return [_at_least(name, ours, bare, "entries/s", 0.3)]
+
+
+def order(bench: Bench) -> list[Row]:
+    """Delivery in order beside delivery of the newest entries first. Subscribers keep up, or are
+    behind, because the publisher sends all entries at once."""
+    entries = _scaled(ENTRIES, bench)
+    rows = []
+    with (
+        bench.broker("--line-reading", "live") as in_order,
+        bench.broker("--line-reading", "newest") as newest_first,
+        closing(LineSwarm(in_order["line"], TOPIC, SUBSCRIBERS)) as in_order_swarm,
+        closing(LineSwarm(newest_first["line"], TOPIC, SUBSCRIBERS)) as newest_swarm,
+    ):
+        for what, at_once in (("keep up", 1), ("are behind", entries)):
+            ours, other = _rates(
+                partial(in_order_swarm.run, at_once=at_once),
+                partial(newest_swarm.run, at_once=at_once),
+                entries,
+                SUBSCRIBERS,
+                _ORDER_ROUNDS,
+            )
+            name = f"line protocol: {SUBSCRIBERS} subscribers that {what}, in order / newest first"
+            rows.append(_at_least(name, ours, other, "entries/s", 0.9))
+    return rows
 
 
 def xpub(bench: Bench) -> list[Row]:
@@ -214,11 +242,15 @@ def best(values: list[float]) -> float:
 
 
 def _rates(
-    ours: Callable[[int], float], bare: Callable[[int], float], entries: int, subscribers: int
+    ours: Callable[[int], float],
+    bare: Callable[[int], float],
+    entries: int,
+    subscribers: int,
+    rounds: int = ROUNDS,
 ) -> tuple[float, float]:
     """Entries delivered a second, the best of some rounds taken in turns."""
     ours_seconds, bare_seconds = [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         ours_seconds.append(ours(entries))
         bare_seconds.append(bare(entries))
     delivered = entries * subscribers
@@ -239,7 +271,14 @@ def _at_most(name: str, ours: float, bare: float, unit: str, most: float | None)
     return Row(name, ours, bare, unit, f"≤ {most:g}", ours / bare <= most)
 
 
-SECTIONS: Final = {"m13": m13, "line": line, "xpub": xpub, "slow": slow, "latency": latency}
+SECTIONS: Final = {
+    "m13": m13,
+    "line": line,
+    "order": order,
+    "xpub": xpub,
+    "slow": slow,
+    "latency": latency,
+}
 
 
 def main() -> int:

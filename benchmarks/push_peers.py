@@ -62,7 +62,7 @@ class LinePeer:
 
 
 class LineSwarm:
-    """Subscribers that answer at once, and one publisher that waits for each answer."""
+    """Subscribers that answer at once, and one publisher."""
 
     def __init__(self, address: str, topic: str, subscribers: int, prefix: str = "sub") -> None:
         self._publisher = LinePeer(address, "pub", f"{prefix}-publisher", topic)
@@ -76,12 +76,14 @@ class LineSwarm:
             is_publisher = peer is self._publisher
             self._selector.register(peer.socket, selectors.EVENT_READ, is_publisher)
 
-    def run(self, entries: int) -> float:
-        """Publish so many; the seconds from the first until the last is answered everywhere."""
+    def run(self, entries: int, at_once: int = 1) -> float:
+        """Publish so many; return the seconds from the first until the last is answered everywhere.
+        The publisher sends `at_once` entries, and then another one after each answer."""
         due = entries * len(self._peers)
         published = received = 0
+        sent = min(at_once, entries)
         began = time.perf_counter()
-        self._publisher.socket.send(self._line)
+        _send_all(self._publisher.socket, self._line * sent)
         while received < due or published < entries:
             ready = self._selector.select(PATIENCE_SECONDS)
             if not ready:
@@ -91,8 +93,10 @@ class LineSwarm:
                 lines = peer.recv(_RECEIVE_BYTES).count(b"\n")
                 if key.data:
                     published += lines
-                    if published < entries:
-                        peer.send(self._line)
+                    more = min(lines, entries - sent)
+                    if more:
+                        peer.send(self._line * more)
+                        sent += more
                 else:
                     received += lines
                     peer.send(_ANSWER * lines)
@@ -102,6 +106,12 @@ class LineSwarm:
         self._selector.close()
         for peer in (self._publisher, *self._peers):
             peer.close()
+
+
+def _send_all(peer: socket.socket, data: bytes) -> None:
+    """Send through a socket that does not block; what is sent must fit into its buffers."""
+    sent = peer.send(data)
+    assert sent == len(data), f"{sent} of {len(data)} bytes fit into the buffers"
 
 
 class SubSwarm:

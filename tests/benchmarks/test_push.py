@@ -36,6 +36,13 @@ def test_lines_come_from_the_broker_and_from_the_bare_loop(
 
 
 @pytest.mark.processes
+def test_lines_come_to_subscribers_that_are_behind(doors: dict[str, str]) -> None:
+    with closing(LineSwarm(doors["line"], "behind", 3)) as swarm:
+        assert swarm.run(120, at_once=100) > 0
+        assert swarm.run(5, at_once=10) > 0
+
+
+@pytest.mark.processes
 def test_sub_sockets_hear_the_broker_and_the_bare_loop(bench: Bench, doors: dict[str, str]) -> None:
     with bench.bare("xpub") as bare:
         for each in (doors, bare):
