@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -39,8 +40,13 @@ async def test_an_error_and_a_cancellation_are_passed_on() -> None:
 
 
 async def test_cancelling_the_converted_future_leaves_the_source_alone() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     source = new_future()
     map_result(source, str).cancel()
     assert not source.cancelled()
-    source.set_exception(Ended())  # nobody retrieves it, and nothing warns
+    source.set_exception(Ended())
     await let_others_run()
+    del source
+    gc.collect()
+    assert reported == [], "nobody waits for the error"
