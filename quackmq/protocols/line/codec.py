@@ -297,6 +297,17 @@ class Kind(StrEnum):
     ANSWER = "answer"
 
 
+#: How a peer writes the messages of more than one word.
+_FORMS: Final[Mapping[Kind, str]] = {
+    Kind.PUB_CONNECT: "pub ID connect",
+    Kind.SUB_CONNECT: "sub ID connect",
+    Kind.PUB_TOPIC: "pub ID topic K",
+    Kind.SUB_TOPIC: "sub ID topic K",
+    Kind.ENTRY: "topic K [entry]",
+    Kind.GETENTRY: "getentry K LAST",
+}
+
+
 class Step(NamedTuple):
     """The possible answers to a message, and the state after the first of them."""
 
@@ -495,9 +506,8 @@ class Conversation:
             message = parse(line, self._entry_bytes)
             step = TABLE[self._state].get(kind_of(message))
             if step is None:
-                raise ProtocolError(
-                    f"{abbreviate(line)} is out of order: the state is {self._state}"
-                )
+                expected = " or ".join(_FORMS.get(kind, kind) for kind in TABLE[self._state])
+                raise ProtocolError(f"{abbreviate(line)} is out of order: expected {expected}")
             self._check(message)
         except InvalidRequest as error:
             self._refusals += 1
@@ -535,7 +545,9 @@ class Conversation:
         elif isinstance(message, Choose):
             assert self._peer is not None, "else the message is out of order"
             if message.id != self._peer.id:
-                raise InvalidRequest(f"{message.id} is not connected here, but {self._peer.id}")
+                raise InvalidRequest(
+                    f"this connection is that of {self._peer.id}, not of {message.id}"
+                )
             if len(self._topics) >= limits.LINE_TOPICS and message.topic not in self._topics:
                 raise InvalidRequest(f"there are {limits.LINE_TOPICS} topics; connect once more")
 

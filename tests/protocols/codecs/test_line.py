@@ -267,9 +267,10 @@ def test_the_record_of_a_connection_has_what_was_accepted_and_nothing_else() -> 
 @pytest.mark.parametrize(
     ("state", "text", "said"),
     [
-        (State.PUB_CHOOSING, b"pub 8 topic 1", "8 is not connected here, but 7"),
-        (State.SUB_CHOOSING, b"sub 77 topic 1", "77 is not connected here, but 7"),
+        (State.PUB_CHOOSING, b"pub 8 topic 1", "this connection is that of 7, not of 8"),
+        (State.SUB_CHOOSING, b"sub 77 topic 1", "this connection is that of 7, not of 77"),
         (State.PUBLISHING, b"topic 2 [quack]", "topic 2 was not announced"),
+        (State.SUB_CHOOSING, b"successful", "expected sub ID topic K or end or terminate"),
         (State.PUBLISHING, b"topic 1 [" + b"q" * 17 + b"]", "17 bytes; the limit is 16"),
         (State.PUBLISHING, b"q" * 1_057, "a line of 1057 bytes; the limit is 1056"),
     ],

@@ -197,7 +197,7 @@ async def test_reject_is_followed_by_the_code_and_the_words_of_the_error_q2_q4_q
             (donald, "topic other [b]", "invalid_request: topic other was not announced"),
             (donald, "topic full [" + "x" * 17 + "]", "record_too_large: an entry of 17 bytes"),
             (donald, "quack", "protocol_error: 'quack' is no message"),
-            (stranger, "sub 8 topic 1", "invalid_request: 8 is not connected here, but 7"),
+            (stranger, "sub 8 topic 1", "invalid_request: this connection is that of 7, not of 8"),
             (stranger, "sub 7 topic a/b", "illegal_topic_name: "),
         ]:
             assert await peer.ask(line) == "reject"
