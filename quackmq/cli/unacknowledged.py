@@ -96,7 +96,10 @@ def _describe(answer: Any) -> str:
     """Return the lines that list the subscriptions, with their number and how to get more."""
     place = f"{answer['topic']}, partition {answer['partition']}, offset {answer['offset']}"
     count = pluralize(answer["count"], "push subscription")
-    lines = [f"{place}: {count} not acknowledged" if answer["count"] else f"{place}: acknowledged"]
+    if answer["count"]:
+        lines = [f"{place}: {count} not acknowledged"]
+    else:
+        lines = [f"{place}: no push subscription waits for an acknowledgement"]
     listed = answer["subscriptions"]
     if listed:
         rows = [("subscription", "state", "sent", "last sent", "reason")]

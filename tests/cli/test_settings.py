@@ -179,7 +179,10 @@ def test_the_patterns_of_the_settings_are_bounded() -> None:
         ("http_names = 1", "http_names in {file}: 1 is not a list of strings"),
         ("http_names = ['a', 1]", "http_names in {file}: ['a', 1] is not a list of strings"),
         ("topic_defaults = 1", "topic_defaults in {file}: 1 is not a table of patterns"),
-        ("topic_defaults.a = 1", "topic_defaults in {file} has no table for 'a': write [topic_def"),
+        (
+            "topic_defaults.a = 1",
+            "topic_defaults in {file} needs a table for each pattern of names, and 'a' is none",
+        ),
         ("topic_defaults.a.keep_bytes = []", "in {file} has a value for keep_bytes that is no"),
         ("topic_defaults.a.keep = 1", "in {file}: 'a:keep=1' is invalid: a topic has no setting"),
         ("sync = 'never'", "sync in {file}: 'never' is not one of"),

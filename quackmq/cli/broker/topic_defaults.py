@@ -63,7 +63,10 @@ def format_toml_table(table: dict[str, object]) -> str:
     entries = []
     for pattern, settings in table.items():
         if not isinstance(settings, dict):
-            raise ValueError(f'has no table for {pattern!r}: write [topic_defaults."{pattern}"]')
+            raise ValueError(
+                f"needs a table for each pattern of names, and {pattern!r} is none: write "
+                f'[topic_defaults."PATTERN"] above the settings, for example [topic_defaults."*"]'
+            )
         entries.append(f"{pattern}:{_format_assignments(settings)}")
     return ";".join(entries)
 

@@ -50,7 +50,7 @@ class RequestSocket:
         assert self._socket is not None, "a request was sent"
         if not self._socket.poll(max(0, round((until_s - time.monotonic()) * 1000))):
             self.disconnect()
-            raise QuackTimeout("no answer in time")
+            raise QuackTimeout("the request timed out; is this the port of the chosen --door?")
         return self._socket.recv_multipart()[-1]
 
     def disconnect(self, *, flushes: bool = False) -> None:

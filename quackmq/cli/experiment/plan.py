@@ -81,10 +81,21 @@ class Experiment:
         if self.rate is not None and self.rate <= 0:
             raise InvalidRequest(f"--rate: {self.rate:g} is not a number of entries per second")
         if not 0 < self.seconds <= _LONGEST_SECONDS:
-            raise InvalidRequest(f"--seconds: {self.seconds:g} is not between 0 and one day")
+            raise InvalidRequest(
+                f"--seconds: {self.seconds:g} is not more than 0 and at most {_LONGEST_SECONDS:g}"
+            )
         if self.entries is not None and not 1 <= self.entries <= limits.EXPERIMENT_ENTRIES:
             raise InvalidRequest(
                 f"--entries: {self.entries} is not from 1 to {limits.EXPERIMENT_ENTRIES}"
+            )
+        if (
+            self.entries is not None
+            and self.silent_subs + self.dying_subs
+            and self.pubs * self.entries <= _ANSWERED_BEFORE
+        ):
+            raise InvalidRequest(
+                f"--entries: {self.entries} is too few: silent and dying subscribers first answer "
+                f"{_ANSWERED_BEFORE} entries"
             )
         if not _LEAST_ENTRY_BYTES <= self.entry_bytes <= shared_limits.LINE_ENTRY_BYTES:
             raise InvalidRequest(

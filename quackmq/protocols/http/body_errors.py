@@ -44,7 +44,7 @@ def _make_hint(message: str, types: list[inspect.Type]) -> str:
         suggestions = difflib.get_close_matches(unknown[1], names, n=1, cutoff=_SIMILARITY)
         if suggestions:
             return f"; did you mean {suggestions[0]}?"
-        return f"; there are {', '.join(names)}"
+        return f"; allowed here: {', '.join(names)}"
     if message.startswith("Invalid enum value"):
         values = [value for type_info in types for value in _allowed_values(type_info)]
         others = f", or an object of {' or '.join(names)}" if names else ""

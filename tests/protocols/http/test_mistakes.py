@@ -23,7 +23,7 @@ def refusal(kind: type, body: str) -> str:
     ("policy", "hint"),
     [
         ('{"keep_for": 1}', "unknown field `keep_for` - at `$.policy`; did you mean keep_for_ms?"),
-        ('{"zzz": 1}', "; there are live_for_ms, live_entries, when_full, "),
+        ('{"zzz": 1}', "; allowed here: live_for_ms, live_entries, when_full, "),
         (
             '{"when_full": "wat"}',
             "'wat' - at `$.policy.when_full`; it is one of archive, wait, refuse, drop_oldest",
