@@ -457,8 +457,9 @@ class LinePublisher(Publisher[LinePeer]):
 
 
 class LineSubscriber(ProtocolClient[LinePeer]):
-    """Answers entries. An entry whose answer has reached the broker does not come again while the
-    broker lives; the next entry on the connection shows that it has."""
+    """Answers entries. They come for the first time in the order of their numbers. An entry whose
+    answer has reached the broker does not come again while the broker lives; the next entry on the
+    connection shows that it has."""
 
     server = "line"
     waits = True
@@ -469,6 +470,7 @@ class LineSubscriber(ProtocolClient[LinePeer]):
         self._is_exact = is_exact
         self._answered: set[int] = set()
         self._last: int | None = None
+        self._greatest = -1
 
     def forget_connection(self) -> None:
         super().forget_connection()
@@ -494,7 +496,10 @@ class LineSubscriber(ProtocolClient[LinePeer]):
             self._answered.add(self._last)
         if self._is_exact and number in self._answered:
             raise Violation(f"{self.name} got {number} again, which it has answered")
+        if number not in self.received and number < self._greatest:
+            raise Violation(f"{self.name} got {number} for the first time after {self._greatest}")
         self._last = number
+        self._greatest = max(self._greatest, number)
         self.received.add(number)
         loop.counts["line entries received"] += 1
         if loop.source.random() < 0.02:  # it disconnects without an answer
