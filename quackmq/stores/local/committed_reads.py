@@ -14,7 +14,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from quackmq.disk.real import Disk
 from quackmq.errors import DamagedData, OffsetOutOfRange, UnknownTopic
 from quackmq.model.log_transactions import ABORTED_BYTES, find_aborted
 from quackmq.model.topic import AbortedTransaction
@@ -24,6 +23,7 @@ from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import Segment, load_aborted
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.reads import Pieces, Reader, storage_errors
+from quackmq.stores.local.side_reads import SideReads
 
 _BASE_OFFSET: Final = struct.Struct(">q")
 _first_offset: Final = attrgetter("first_offset")
@@ -33,9 +33,9 @@ class CommittedReader:
     """Reads decided batches and lists the aborted ones among them. Not thread-safe: call from the
     event loop."""
 
-    def __init__(self, reader: Reader, disk: Disk, files: Packs) -> None:
+    def __init__(self, reader: Reader, side_reads: SideReads, files: Packs) -> None:
         self._reader = reader
-        self._disk = disk
+        self._side_reads = side_reads
         self._files = files
         #: The content of files by path. A path is never reused for another segment.
         self._cached: OrderedDict[str, bytes] = OrderedDict()
@@ -109,7 +109,7 @@ class CommittedReader:
                 return cached
             load = partial(load_aborted, self._files, segment, count)
             with storage_errors(segment.aborted_path):
-                entries = await self._disk.run(load, "read")
+                entries = await self._side_reads.run(load)
             if (
                 segment.aborted_count == count
             ):  # no checkpoint has moved entries into the file meanwhile

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import takewhile
 
 from quackmq import limits as shared_limits
-from quackmq.disk.real import Disk
 from quackmq.errors import (
     DamagedData,
     InternalError,
@@ -37,6 +36,7 @@ from quackmq.stores.local.files.segment import (
 )
 from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.segment_sums import Maxima
+from quackmq.stores.local.side_reads import SideReads
 
 Pieces = tuple[memoryview, ...]
 
@@ -45,8 +45,8 @@ class Reader:
     """Reads the batches of any partition, committed or not. Not thread-safe: call from the event
     loop."""
 
-    def __init__(self, disk: Disk, files: Packs) -> None:
-        self._disk = disk
+    def __init__(self, side_reads: SideReads, files: Packs) -> None:
+        self._side_reads = side_reads
         self._files = files
         #: The content of index files by path, with the number of entries. A file grows while its
         #: segment is the last one.
@@ -145,12 +145,13 @@ class Reader:
 
     async def _read_plan(self, plan: ReadPlan) -> ReadResult:
         """Read bytes in the page cache here on the loop, others in the read lane."""
+        self._side_reads.check_open()
         with storage_errors(plan.path):
             with self._files.borrow(plan.path) as file:
                 if file.is_cached(plan.length, plan.position):
                     view = file.view(plan.length, plan.position)
                     return extract_batches(plan, read(file, plan) if view is None else view)
-            return await self._disk.run(lambda: self._read_in_lane(plan), "read")
+            return await self._side_reads.run(lambda: self._read_in_lane(plan))
 
     def _read_in_lane(self, plan: ReadPlan) -> ReadResult:
         """Read and check the regions; runs in the read lane."""
@@ -175,7 +176,7 @@ class Reader:
             load = partial(load_index, self._files, segment, indexed)
             try:
                 with storage_errors(segment.index_path):
-                    index = await self._disk.run(load, "read")
+                    index = await self._side_reads.run(load)
             except DamagedData as damage:
                 raise DamagedData(str(damage), self._offset_after_index(log, segment)) from damage
             if segment.indexed_count == indexed:

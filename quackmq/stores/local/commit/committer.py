@@ -44,6 +44,7 @@ from quackmq.stores.local.orphans import OrphanFiles
 from quackmq.stores.local.partition_log import PartitionLog, keys_of
 from quackmq.stores.local.reads import Reader
 from quackmq.stores.local.recovery import Recovered
+from quackmq.stores.local.side_reads import SideReads
 from quackmq.stores.local.tail import Tail
 from quackmq.stores.local.waiters import WaitingReaders
 
@@ -67,8 +68,9 @@ class Committer:
         self._packs = Packs(disk, self.files, recovered.packed, recovered.first_pack)
         packed_bytes = options.packed_bytes
         self.checkpoint_writer = CheckpointWriter(disk, self.files, self._packs, packed_bytes)
-        self.reader = Reader(disk, self._packs)
-        self.committed = CommittedReader(self.reader, disk, self._packs)
+        self._side_reads = SideReads(disk)
+        self.reader = Reader(self._side_reads, self._packs)
+        self.committed = CommittedReader(self.reader, self._side_reads, self._packs)
         self.readers = WaitingReaders(self._loop)
         self.run = header.run
         self.epoch = header.epoch
@@ -200,6 +202,7 @@ class Committer:
         try:
             await self.checkpointer.write_clean()
         finally:
+            await self._side_reads.close()
             self.files.close()
             self._journal.close()
             self.disk.close()
