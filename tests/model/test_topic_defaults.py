@@ -54,6 +54,7 @@ def test_a_star_is_any_characters_and_a_question_mark_is_one(
         (("logs.*", "logs.app.*"), "logs.app.*"),
         (("logs.app.*", "logs.app.web"), "logs.app.web"),
         (("*logs.app.web", "logs.app.web"), "logs.app.web"),
+        (("logs.app.web*", "logs.app.web"), "logs.app.web"),
         (("logs.app.we?", "logs.app.w*"), "logs.app.we?"),
         (("logs.*.web", "logs.a*"), "logs.*.web"),
         (("logs.a*", "logs.*b"), "logs.a*"),
