@@ -9,7 +9,7 @@ import dataclasses
 import heapq
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -37,6 +37,7 @@ from quackmq.protocols.http.v1.operations import (
     Number,
     Operation,
     ResponseInfo,
+    Schema,
     Text,
     cut_page,
     json_response,
@@ -99,6 +100,8 @@ class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
 
 class NewTopicDefault(Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that new topics get if their names match a pattern. At least one is set."""
+
+    EXTRA_SCHEMA: ClassVar[Schema] = {"allOf": [{"properties": {"policy": {"minProperties": 1}}}]}
 
     policy: PolicyChanges
 
