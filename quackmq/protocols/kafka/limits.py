@@ -25,10 +25,10 @@ KAFKA_REQUEST_ELEMENTS: Final = 50_000
 KAFKA_STRING_BYTES: Final = 32_767
 #: Unanswered requests of one connection; beyond it we stop reading from that connection.
 KAFKA_REQUESTS_IN_FLIGHT: Final = 128
-#: Batches that one connection publishes at a time: 2 to 3 ms of work. The rest of its requests
+#: Batches that one connection publishes at a time: 2 to 4 ms of work. The rest of its requests
 #: waits, so that other connections are served in between. One turn of the event loop may contain
 #: two portions, one of which was left over from the turn before.
-KAFKA_BATCHES_AT_ONCE: Final = 30
+KAFKA_BATCHES_AT_ONCE: Final = 64
 #: The one buffer into which all connections receive; a request that arrives whole is decoded there.
 KAFKA_SCRATCH_BYTES: Final = 256 * KIB
 #: The part of a request that a connection may hold without reserving memory.
