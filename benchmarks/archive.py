@@ -325,7 +325,7 @@ async def look_up(directory: Path, count: int) -> tuple[int, float]:
     archiver = Archiver(tiered, lambda: {topic.name: topic}, Clock(), lambda _: None)
     await archiver.archive()
     await archiver.close()
-    manifest = tiered.partitions.manifest(PartitionKey(topic.id, 0))
+    manifest = tiered.registry.manifest(PartitionKey(topic.id, 0))
     assert manifest is not None and manifest.records == count
     chance = random.Random(7)
     reads: list[int] = []

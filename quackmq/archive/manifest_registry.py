@@ -10,9 +10,11 @@ Log and archive always meet, even after a crash at any point:
     archive   |first ······ next|            the log's first offset is never beyond the archive's
     log                  |first ······ end|  next; records in both are trimmed from the log
 
-An empty archive begins where the log does, and moving it is not worth a write. After a failed
-change it is unknown which manifest is on disk. So its version is never used again, and nothing is
-removed until another change has succeeded.
+An empty archive begins where the log begins. When the log is trimmed, an empty archive therefore
+moves in memory, and its manifest is not written again.
+
+After a failed change it is unknown which manifest is on disk. So its version is never used again,
+and nothing is removed until another change has succeeded.
 
 A partition whose manifest is damaged, or whose archive and log do not meet, has a *problem*: the
 broker serves its log, and its archive as far as it is known, and neither archives nor trims it.
@@ -388,8 +390,7 @@ class ManifestRegistry:
             first_in_log = (await self._log.offsets(key)).first
             partition = self._partitions.get(key)
             if partition is not None and partition.manifest is not None:
-                # A trim to the beginning of the log, or beyond it, drops the whole archive, and so
-                # the problem.
+                # A trim that reaches the log drops the whole archive, and with it the problem.
                 if partition.problem is not None and before < first_in_log:
                     raise without_traceback(partition.problem)
                 await self._trim_archive(partition, partition.manifest, before)

@@ -31,10 +31,10 @@ _EMPTY_SLICE: Final = Slice(PartitionKey(uuid.UUID(int=0), 0), (), 0, -1, -1)
 
 
 class TieredReader:
-    def __init__(self, log: Store, partitions: ManifestRegistry) -> None:
+    def __init__(self, log: Store, registry: ManifestRegistry) -> None:
         self._log = log
-        self._partitions = partitions
-        self._prefetcher = Prefetcher(partitions)
+        self._registry = registry
+        self._prefetcher = Prefetcher(registry)
         #: The log's last slice in `read_at_once`, and that slice with the partition's first offset.
         self._last_extended: tuple[Slice | None, Slice] = (None, _EMPTY_SLICE)
 
@@ -50,7 +50,7 @@ class TieredReader:
         deadline = (
             asyncio.get_running_loop().time() + min(wait_ms, shared_limits.READ_WAIT_MS) / 1000
         )
-        holds = self._partitions.holds
+        holds = self._registry.holds
         for read in reads:
             if holds(read.key, read.offset):
                 break
@@ -66,11 +66,11 @@ class TieredReader:
     def read_at_once(self, read: Read, max_bytes: int, epoch: int | None = None) -> Slice | None:
         """Read as `Store.read_at_once` does, only records in the log."""
         log_slice = self._log.read_at_once(read, max_bytes, epoch)
-        if log_slice is None or not self._partitions:
+        if log_slice is None or not self._registry:
             return log_slice
-        manifest = self._partitions.manifest(read.key)
+        manifest = self._registry.manifest(read.key)
         if manifest is None:
-            return log_slice if self._partitions.failure is None else None
+            return log_slice if self._registry.failure is None else None
         first = partition_start(manifest, log_slice.first_offset)
         if first == log_slice.first_offset:
             return log_slice
@@ -85,9 +85,9 @@ class TieredReader:
     def _extend_slices(self, reads: Sequence[Read], slices: list[Slice]) -> bool:
         """Set the partitions' first offsets in slices of the log. Return False if requested records
         were archived and trimmed from the log meanwhile: then both must be read."""
-        if not self._partitions:
+        if not self._registry:
             return True  # nothing is archived
-        manifest_of, is_known = self._partitions.manifest, self._partitions.failure is None
+        manifest_of, is_known = self._registry.manifest, self._registry.failure is None
         for index, read in enumerate(reads):
             log_slice = slices[index]
             manifest = manifest_of(read.key)
@@ -167,7 +167,7 @@ class TieredReader:
 
     async def _is_archived(self, read: Read) -> bool:
         """Return whether the requested offset is in the archive and not in the log."""
-        if not self._partitions.holds(read.key, read.offset):
+        if not self._registry.holds(read.key, read.offset):
             return False
         try:
             offsets = await self._log.offsets(read.key)
@@ -228,7 +228,7 @@ class TieredReader:
         """Read from the archive until there is enough, or the archive ends."""
         most_bytes = max(1, min(part.read.max_bytes, remaining))
         try:
-            pin = self._partitions.pin(part.read.key)
+            pin = self._registry.pin(part.read.key)
         except NotFound:
             return  # reading the log returns the error
         with pin:
@@ -241,7 +241,7 @@ class TieredReader:
                 piece_bytes = max(
                     1, min(most_bytes - part.archived_size, limits.ARCHIVE_READ_BYTES)
                 )
-                self._partitions.check_open()
+                self._registry.check_open()
                 try:
                     piece = await self._prefetcher.read(pin.manifest, part.position, piece_bytes)
                 except StorageError as error:
@@ -266,7 +266,7 @@ class TieredReader:
         except NotFound as error:
             return Slice(read.key, (), 0, -1, -1, error)
         empty = Slice(read.key, (), 0, offsets.first, offsets.next, None, offsets.stable)
-        manifest = self._partitions.manifest(read.key)
+        manifest = self._registry.manifest(read.key)
         if manifest is None:
             return empty
         return empty._replace(first_offset=partition_start(manifest, offsets.first))
@@ -277,9 +277,9 @@ class TieredReader:
         if isinstance(log_slice.error, NotFound):
             return log_slice
         offset, first_in_log = read.offset, log_slice.first_offset
-        manifest = self._partitions.manifest(read.key)
+        manifest = self._registry.manifest(read.key)
         if manifest is None:
-            problem = self._partitions.unavailable(read.key) if offset < first_in_log else None
+            problem = self._registry.unavailable(read.key) if offset < first_in_log else None
             if problem is None:
                 return log_slice
             if isinstance(problem, DamagedData):
@@ -295,12 +295,12 @@ class TieredReader:
         # The slice may lack records that were trimmed from the log during the read.
         error: Exception = _out_of_range_error(offset, extended)
         if first <= offset and manifest.next_offset <= offset:
-            cause = self._partitions.problem(read.key) or error
+            cause = self._registry.problem(read.key) or error
             error = DamagedData(str(cause), first_in_log)
         return extended._replace(chunks=(), size=0, aborted=(), error=error)
 
     def _was_archived_meanwhile(self, read: Read, log_slice: Slice) -> bool:
-        return isinstance(log_slice.error, OffsetOutOfRange) and self._partitions.holds(
+        return isinstance(log_slice.error, OffsetOutOfRange) and self._registry.holds(
             read.key, read.offset
         )
 

@@ -9,7 +9,7 @@ partition's first offset is the archive's, its size is that of both, and a trim 
 other calls (appends, producers, cursors, states) concern only the log, to which they are passed on.
 
 A trim moves the archive's beginning first, then the log's. Archiving first adds records by
-`partitions.change`, then trims them from the log by `trim_log`. So a crash at any point leaves no
+`registry.change`, then trims them from the log by `trim_log`. So a crash at any point leaves no
 gap and, after the next opening, no overlap.
 
 Archived records were decided before: a committed read of them needs no list of aborted
@@ -51,13 +51,13 @@ class TieredStore(DelegatingStore):
     event loop that opened it."""
 
     def __init__(
-        self, inner: Store, partitions: ManifestRegistry, now_ms: Callable[[], int] = wall_clock_ms
+        self, inner: Store, registry: ManifestRegistry, now_ms: Callable[[], int] = wall_clock_ms
     ) -> None:
         super().__init__(inner)
-        self.partitions = partitions
+        self.registry = registry
         self.now_ms = now_ms
-        self._reader = TieredReader(inner, partitions)
-        #: The error of the last damaged data that a search skipped and logged.
+        self._reader = TieredReader(inner, registry)
+        #: The error that the last search skipped and logged, because archived data was damaged.
         self._last_skipped_damage = ""
         self._bind_log_methods()
 
@@ -67,16 +67,16 @@ class TieredStore(DelegatingStore):
     ) -> TieredStore:
         """Open the archive over a store that was just opened, and its disk, which that store
         closes. Repair what a crash left. A damaged archive is reported, and its log is served."""
-        partitions = ManifestRegistry(disk, inner)
-        await partitions.load(await inner.topics())
-        return cls(inner, partitions, now_ms)
+        registry = ManifestRegistry(disk, inner)
+        await registry.load(await inner.topics())
+        return cls(inner, registry, now_ms)
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         """Delete a topic with its archive. The next opening removes files that a crash leaves."""
         matching = [each for each in (await self.inner.topics()).values() if each.id == topic_id]
         await self.inner.delete_topic(topic_id)
         for topic in matching:
-            await self.partitions.forget(topic)
+            await self.registry.forget(topic)
 
     async def read(
         self, reads: Sequence[Read], *, max_bytes: int, min_bytes: int = 1, wait_ms: int = 0
@@ -93,14 +93,14 @@ class TieredStore(DelegatingStore):
     async def offsets(self, key: PartitionKey) -> Offsets:
         """Return the offsets of log and archive together. Raises as `Store.offsets` does."""
         offsets = await self.inner.offsets(key)
-        manifest = self.partitions.manifest(key)
+        manifest = self.registry.manifest(key)
         if manifest is None:
             return offsets
         first = partition_start(manifest, offsets.first)
         return Offsets(
             first,
             offsets.next,
-            offsets.size + self.partitions.size(key),
+            offsets.size + self.registry.size(key),
             offsets.epoch,
             max(first, offsets.stable),
         )
@@ -133,14 +133,14 @@ class TieredStore(DelegatingStore):
             )
         if self.inner.failure is not None:
             raise self.inner.failure.with_traceback(None)
-        await self.partitions.trim(key, before)
+        await self.registry.trim(key, before)
         return (await self.offsets(key)).first
 
     async def trim_log(self, key: PartitionKey, before: int) -> None:
         """Trim the log before an offset, but only as far as it is archived; do nothing if the
         archive has a problem."""
-        manifest = self.partitions.manifest(key)
-        if manifest is None or self.partitions.problem(key) is not None:
+        manifest = self.registry.manifest(key)
+        if manifest is None or self.registry.problem(key) is not None:
             return
         offsets = await self.inner.offsets(key)
         before = min(before, manifest.next_offset, offsets.next)
@@ -148,7 +148,7 @@ class TieredStore(DelegatingStore):
             await self.inner.trim(key, before)
 
     async def close(self) -> None:
-        await self.partitions.close()
+        await self.registry.close()
         await super().close()
 
     # --- helpers ----------------------------------------------------------------------------
@@ -170,15 +170,15 @@ class TieredStore(DelegatingStore):
         everything was searched: the log has the records after it, unless it is trimmed
         meanwhile."""
         first_in_log = (await self.inner.offsets(key)).first
-        manifest = self.partitions.manifest(key)
+        manifest = self.registry.manifest(key)
         if manifest is None or not manifest.files:
             return None, first_in_log
         # Archived append times are the log's, which may be up to a region early.
         since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
-        with self.partitions.pin(key) as pin:
+        with self.registry.pin(key) as pin:
             unsearched = manifests.trim(pin.manifest, begin)
             search = partial(self._find_in_archive, unsearched, since_ms, kind)
-            found = await self.partitions.disk.run(search, "read")
+            found = await self.registry.disk.run(search, "read")
             return found, max(first_in_log, pin.manifest.next_offset)
 
     def _find_in_archive(
@@ -189,7 +189,7 @@ class TieredStore(DelegatingStore):
         it may still be restored."""
         while True:
             try:
-                return self.partitions.reader.offset_at(manifest, time_ms, kind)
+                return self.registry.reader.offset_at(manifest, time_ms, kind)
             except DamagedData as damage:
                 end = damage.next_offset
                 if kind == "append" and end is not None:

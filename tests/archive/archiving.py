@@ -59,19 +59,17 @@ async def archive(
                 data.append((one.name, bytes(entry.batch.view)))
         file, content = writer.finish(entries[-1].batch.next_offset, version)
         data.append((file.name, content))
-        present = await store.partitions.change(
-            key, lambda now: manifest.add(now, file, aside), data
-        )
+        present = await store.registry.change(key, lambda now: manifest.add(now, file, aside), data)
     if trims:
         await store.trim_log(key, present.next_offset)
     return present
 
 
 async def opened(store: TieredStore, key: PartitionKey) -> Manifest:
-    present = store.partitions.manifest(key)
-    if present is not None and store.partitions.problem(key) is None:
+    present = store.registry.manifest(key)
+    if present is not None and store.registry.problem(key) is None:
         return present
-    return await store.partitions.open_partition(await topic_of(store, key), key, 0)
+    return await store.registry.open_partition(await topic_of(store, key), key, 0)
 
 
 async def topic_of(store: Store, key: PartitionKey) -> Topic:

@@ -68,8 +68,8 @@ class Home:
         return await self.open()
 
     @property
-    def partitions(self) -> ManifestRegistry:
-        return self.store.partitions
+    def registry(self) -> ManifestRegistry:
+        return self.store.registry
 
     def names(self, topic: str = "ducks", partition: int = 0) -> list[str]:
         return sorted(os.listdir(self.root / "archive" / topic / str(partition)))
@@ -98,7 +98,7 @@ class Home:
 
     async def at_rest(self) -> None:
         """What was begun, such as a sweep, is done."""
-        await self.partitions._tasks.finish()
+        await self.registry._tasks.finish()
 
 
 def flip(path: Path, position: int) -> None:

@@ -122,13 +122,13 @@ class Pond:
     # --- the archive -----------------------------------------------------------------------------
 
     def manifest(self, key: PartitionKey) -> Manifest:
-        present = self.store.partitions.manifest(key)
+        present = self.store.registry.manifest(key)
         assert present is not None, "nothing is archived"
         return present
 
     def ranges(self, key: PartitionKey) -> list[tuple[int, int]]:
         """Of the files there are."""
-        present = self.store.partitions.manifest(key)
+        present = self.store.registry.manifest(key)
         files = () if present is None else present.files
         return [(file.first_offset, file.next_offset) for file in files]
 

@@ -150,16 +150,16 @@ async def test_what_is_being_made_is_waited_for_at_the_end(
 
     monkeypatch.setattr(ArchiveReader, "prefetch", held_up)
     offset = 0
-    while not home.partitions._tasks:
+    while not home.registry._tasks:
         offset += len(await piece(home, key, offset))
     assert await asyncio.to_thread(begun.wait, DEADLINE_S)
-    assert home.partitions._pins == 1, "its files are held meanwhile"
+    assert home.registry._pins == 1, "its files are held meanwhile"
     closing = asyncio.create_task(home.store.close())
     await let_others_run()
     assert not closing.done()
     goes_on.set()
     await soon(closing)
-    assert not home.partitions._tasks and home.partitions._pins == 0
+    assert not home.registry._tasks and home.registry._pins == 0
     await home.open()
     assert (await piece(home, key, offset))[0] == offset
 
@@ -167,7 +167,7 @@ async def test_what_is_being_made_is_waited_for_at_the_end(
 async def test_a_topic_that_is_deleted_meanwhile_is_gone_for_who_reads_on(home: Home) -> None:
     key = await history(home)
     offset = 0
-    while not home.partitions._tasks:
+    while not home.registry._tasks:
         offset += len(await piece(home, key, offset))
     await home.store.delete_topic(key.topic_id)
     with pytest.raises(NotFound):

@@ -45,13 +45,13 @@ async def archived(home: Home, partitions: int) -> list[PartitionKey]:
 def opened(home: Home, monkeypatch: pytest.MonkeyPatch) -> list[PartitionKey]:
     """The partitions of which files are opened from now on."""
     keys: list[PartitionKey] = []
-    real = home.partitions.reader.read
+    real = home.registry.reader.read
 
     def noted(present: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         keys.append(present.key)
         return real(present, offset, max_bytes)
 
-    monkeypatch.setattr(home.partitions.reader, "read", noted)
+    monkeypatch.setattr(home.registry.reader, "read", noted)
     return keys
 
 
@@ -97,13 +97,13 @@ async def test_what_reads_files_is_loaded_before_anybody_is_served_if_there_are_
     home: Home,
 ) -> None:
     await home.filled("geese", [VALUE])
-    await home.partitions.load_reader()
-    assert home.partitions.loaded_reader is None
+    await home.registry.load_reader()
+    assert home.registry.loaded_reader is None
     await archived(home, 1)
     await home.reopen()
-    assert home.partitions.loaded_reader is None
-    await home.partitions.load_reader()
-    assert home.partitions.loaded_reader is not None
+    assert home.registry.loaded_reader is None
+    await home.registry.load_reader()
+    assert home.registry.loaded_reader is not None
 
 
 async def test_logs_are_read_beside_as_many_archives(home: Home) -> None:
@@ -140,14 +140,14 @@ async def test_partitions_that_give_nothing_keep_no_others_out(
 ) -> None:
     """An archive keeps no aborted records: of those a range is left that holds nothing."""
     keys = await archived(home, FEW + 2)
-    real = home.partitions.reader.read
+    real = home.registry.reader.read
 
     def of_the_last(present: Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         if present.key == keys[-1]:
             return real(present, offset, max_bytes)
         return EncodedBatches((), present.next_offset)
 
-    monkeypatch.setattr(home.partitions.reader, "read", of_the_last)
+    monkeypatch.setattr(home.registry.reader, "read", of_the_last)
     reads = [Read(key, 0, PLENTY_BYTES, True) for key in keys]
     parts = await home.store.read(reads, max_bytes=PLENTY_BYTES)
     assert [bool(part.size) for part in parts] == [*[False] * (FEW + 1), True]

@@ -49,15 +49,15 @@ async def home(tmp_path: Path) -> AsyncIterator[Home]:
 
 async def test_what_a_change_commits_counts_at_once_and_after_a_restart(home: Home) -> None:
     key = await home.filled()
-    assert home.partitions.manifest(key) is None
+    assert home.registry.manifest(key) is None
     made = await archive(home.store, key, 4)
     assert (made.version, made.first_offset, made.next_offset) == (1, 0, 4)
-    assert home.partitions.manifest(key) == made
+    assert home.registry.manifest(key) == made
     await archive(home.store, key, 9)
     assert await home.first_in_log(key) == 9
     assert await home.values(key) == VALUES
     await home.reopen()
-    again = home.partitions.manifest(key)
+    again = home.registry.manifest(key)
     assert again is not None and (again.version, again.next_offset) == (2, 9)
     assert await home.values(key) == VALUES
 
@@ -71,7 +71,7 @@ async def test_changes_of_one_partition_come_one_after_the_other(home: Home) -> 
         versions.append(present.version)
         return manifest.trim(present, present.first_offset + 1)
 
-    await asyncio.gather(*(home.partitions.change(key, trimmed) for _ in range(8)))
+    await asyncio.gather(*(home.registry.change(key, trimmed) for _ in range(8)))
     assert versions == list(range(1, 9))
     assert (await home.store.offsets(key)).first == 8
 
@@ -85,8 +85,8 @@ async def test_what_make_raises_changes_nothing(home: Home) -> None:
 
     done = list(home.disk.done)
     with pytest.raises(InvalidRequest):
-        await home.partitions.change(key, refuse, [("x", b"x")])
-    assert await home.partitions.change(key, lambda present: present) is made
+        await home.registry.change(key, refuse, [("x", b"x")])
+    assert await home.registry.change(key, lambda present: present) is made
     assert home.disk.done == done
 
 
@@ -95,28 +95,28 @@ async def test_a_change_brings_just_the_files_that_it_lists(home: Home) -> None:
     await archive(home.store, key, 4)
     for data in ([("_quarantined-00000000000000000000-00000001.batch", b"x")], [("other", b"x")]):
         with pytest.raises(InvalidRequest):
-            await home.partitions.change(key, lambda present: manifest.trim(present, 1), data)
+            await home.registry.change(key, lambda present: manifest.trim(present, 1), data)
     with pytest.raises(InvalidRequest):
-        await home.partitions.change(key, lambda present: manifest.empty(key, "ducks", 0))
+        await home.registry.change(key, lambda present: manifest.empty(key, "ducks", 0))
     with pytest.raises(UnknownPartition):
-        await home.partitions.change(PartitionKey(key.topic_id, 1), lambda present: present)
+        await home.registry.change(PartitionKey(key.topic_id, 1), lambda present: present)
 
 
 async def test_a_change_is_carried_out_also_if_nobody_waits_for_it(home: Home) -> None:
     key = await home.filled()
     await archive(home.store, key, 9)
     change = asyncio.create_task(
-        home.partitions.change(key, lambda present: manifest.trim(present, 3))
+        home.registry.change(key, lambda present: manifest.trim(present, 3))
     )
     await asyncio.sleep(0)
     change.cancel()
     with pytest.raises(asyncio.CancelledError):
         await change
     await home.at_rest()
-    present = home.partitions.manifest(key)
+    present = home.registry.manifest(key)
     assert present is not None and present.first_offset == 3
     await home.reopen()
-    assert home.partitions.manifest(key) == present
+    assert home.registry.manifest(key) == present
 
 
 # --- pins and sweeping -----------------------------------------------------------------------
@@ -125,14 +125,14 @@ async def test_a_change_is_carried_out_also_if_nobody_waits_for_it(home: Home) -
 async def test_what_is_dropped_is_removed_when_no_pin_has_it(home: Home) -> None:
     key = await home.filled()
     await archive(home.store, key, 4)
-    pins = [home.partitions.pin(key), home.partitions.pin(key)]
+    pins = [home.registry.pin(key), home.registry.pin(key)]
     before = home.names()
     await archive(home.store, key, 9)
     await home.store.trim(key, 9)
     await home.at_rest()
     assert home.names() == before
     assert pins[0].manifest.next_offset == 4
-    assert len(home.partitions.reader.read(pins[0].manifest, 0, 10**6).batches) == 1
+    assert len(home.registry.reader.read(pins[0].manifest, 0, 10**6).batches) == 1
     pins[0].release()
     pins[0].release()
     await home.at_rest()
@@ -147,13 +147,13 @@ async def test_pins_are_bounded_and_come_back(home: Home, monkeypatch: pytest.Mo
     monkeypatch.setattr(archive_limits, "ARCHIVE_PINS", 2)
     key = await home.filled()
     await archive(home.store, key, 4)
-    held = [home.partitions.pin(key), home.partitions.pin(key)]
+    held = [home.registry.pin(key), home.registry.pin(key)]
     with pytest.raises(LimitReached):
-        home.partitions.pin(key)
+        home.registry.pin(key)
     held.pop().release()
-    home.partitions.pin(key).release()
+    home.registry.pin(key).release()
     with pytest.raises(UnknownPartition):
-        home.partitions.pin(PartitionKey(key.topic_id, 5))
+        home.registry.pin(PartitionKey(key.topic_id, 5))
 
 
 async def test_what_a_crash_left_is_swept_at_the_next_opening(home: Home) -> None:
@@ -177,14 +177,14 @@ async def test_a_change_that_fails_at_any_step_counts_for_nothing_and_can_be_mad
     key = await home.filled()
     await archive(home.store, key, 2)
     for step in range(len(["rename the file", "sync", "rename the manifest", "sync"])):
-        present = home.partitions.manifest(key)
+        present = home.registry.manifest(key)
         assert present is not None
         home.disk.done.clear()
         home.disk.fails_at = step
         with pytest.raises(StorageError) as failed:
             await archive(home.store, key, 5)
         assert isinstance(failed.value.__cause__, OSError)
-        now = home.partitions.manifest(key)
+        now = home.registry.manifest(key)
         assert now is not None
         assert (now.files, now.next_offset) == (present.files, 2)
         assert now.version == present.version + 1, "the name of what failed is given again"
@@ -212,7 +212,7 @@ async def test_the_manifest_that_a_failed_change_left_is_as_good_as_the_one_befo
     assert home.disk.done[-1] == "sync archive/ducks/0"
     home.disk.fails_at = None
     await home.reopen()
-    present = home.partitions.manifest(key)
+    present = home.registry.manifest(key)
     assert present is not None and (present.version, present.next_offset) == (2, 5)
     assert await home.first_in_log(key) == 5
     assert await home.values(key) == VALUES
@@ -240,13 +240,13 @@ async def test_a_partition_whose_archive_cannot_be_begun_is_trimmed_all_the_same
     home.disk.fails_at = 0
     with pytest.raises(StorageError):
         await archive(home.store, key, 4)
-    assert list(home.partitions.problems()) == [key]
+    assert list(home.registry.problems()) == [key]
     assert await home.store.trim(key, 3) == 3
     assert isinstance((await read_one(home.store, key, 2)).error, OffsetOutOfRange)
     home.disk.fails_at = None
     made = await archive(home.store, key, 6)
     assert (made.first_offset, made.next_offset) == (3, 6)
-    assert home.partitions.problems() == {}
+    assert home.registry.problems() == {}
     assert await home.values(key) == VALUES[3:]
 
 
@@ -281,7 +281,7 @@ async def test_the_log_is_not_let_go_of_where_the_archive_is_damaged(home: Home)
     made = await archive(home.store, key, 6, trims=False)
     flip(home.path("ducks", "0", made.files[0].name), 10)
     await home.reopen()
-    assert isinstance(home.partitions.problem(key), DamagedData)
+    assert isinstance(home.registry.problem(key), DamagedData)
     assert await home.first_in_log(key) == 0
     assert await home.values(key) == VALUES
 
@@ -291,7 +291,7 @@ async def test_a_trim_that_reached_only_the_archive_reaches_the_log_at_the_next_
 ) -> None:
     key = await home.filled()
     await archive(home.store, key, 4)
-    await home.partitions.change(key, lambda present: manifest.trim(present, 7))
+    await home.registry.change(key, lambda present: manifest.trim(present, 7))
     assert (await home.store.offsets(key)).first == 7
     part = await read_one(home.store, key, 6)
     assert isinstance(part.error, OffsetOutOfRange) and not part.chunks
@@ -302,7 +302,7 @@ async def test_a_trim_that_reached_only_the_archive_reaches_the_log_at_the_next_
 
 async def test_an_empty_archive_begins_where_the_log_does_without_a_write(home: Home) -> None:
     key = await home.filled()
-    await home.partitions.open_partition(await topic_of(home.store, key), key, 0)
+    await home.registry.open_partition(await topic_of(home.store, key), key, 0)
     done = list(home.disk.done)
     assert await home.store.trim(key, 3) == 3
     assert await home.store.trim(key, 5) == 5
@@ -312,7 +312,7 @@ async def test_an_empty_archive_begins_where_the_log_does_without_a_write(home: 
     await home.store.trim(key, 7)
     await home.store.trim(key, 8)
     await home.reopen()
-    present = home.partitions.manifest(key)
+    present = home.registry.manifest(key)
     assert present is not None and present.next_offset == 8
     assert (await archive(home.store, key)).files[0].first_offset == 8
 
@@ -328,8 +328,8 @@ async def test_what_is_missing_between_archive_and_log_is_named(home: Home) -> N
     shutil.copytree(home.root / "copy", home.path())
     shutil.rmtree(home.root / "copy")
     await home.open()
-    assert "the records between are missing" in str(home.partitions.problem(key))
-    assert list(home.partitions.problems()) == [key]
+    assert "the records between are missing" in str(home.registry.problem(key))
+    assert list(home.registry.problems()) == [key]
     assert (await home.store.offsets(key)).first == 0
     for offset in (3, 5):
         part = await read_one(home.store, key, offset)
@@ -341,7 +341,7 @@ async def test_what_is_missing_between_archive_and_log_is_named(home: Home) -> N
     with pytest.raises(DamagedData):
         await home.store.trim(key, 2)
     assert await home.store.trim(key, 6) == 6
-    assert home.partitions.problem(key) is None
+    assert home.registry.problem(key) is None
     await archive(home.store, key)
     await home.reopen()
     assert await home.values(key) == VALUES[6:]
@@ -360,7 +360,7 @@ async def test_a_damaged_manifest_keeps_nobody_from_opening_and_its_log_is_serve
     flip(home.path("ducks", "0", "_manifest.json"), 30)
     mended = home.path("ducks", "0", "_manifest.json").read_bytes()
     await home.reopen()
-    assert list(home.partitions.problems()) == [key]
+    assert list(home.registry.problems()) == [key]
     assert await home.values(other) == VALUES
     assert (await home.store.offsets(key)).first == 4
     part = await read_one(home.store, key, 4)
@@ -376,7 +376,7 @@ async def test_a_damaged_manifest_keeps_nobody_from_opening_and_its_log_is_serve
     flip(home.path("ducks", "0", "_manifest.json"), 30)
     assert home.path("ducks", "0", "_manifest.json").read_bytes() != mended
     await archive(home.store, key)
-    assert home.partitions.problems() == {}
+    assert home.registry.problems() == {}
     assert await home.values(key) == VALUES
 
 
@@ -387,7 +387,7 @@ async def test_what_is_wrong_takes_no_more_memory_each_time_that_it_is_told(home
     await home.store.close()
     flip(home.path("ducks", "0", "_manifest.json"), 20)
     await home.open()
-    problem = home.partitions.problem(key)
+    problem = home.registry.problem(key)
     assert problem is not None
     depths = []
     for _ in range(20):
@@ -405,7 +405,7 @@ async def test_a_missing_manifest_is_damage_where_the_log_has_no_more_what_is_in
     os.remove(home.path("ducks", "0", "_manifest.json"))
     names = home.names()
     await home.reopen()
-    assert "no _manifest.json" in str(home.partitions.problem(key))
+    assert "no _manifest.json" in str(home.registry.problem(key))
     assert home.names() == names
 
 
@@ -414,7 +414,7 @@ async def test_files_that_never_got_a_manifest_are_made_again(home: Home) -> Non
     await archive(home.store, key, 4, trims=False)
     os.remove(home.path("ducks", "0", "_manifest.json"))
     await home.reopen()
-    assert home.partitions.problem(key) is None
+    assert home.registry.problem(key) is None
     await archive(home.store, key, 6)
     assert await home.values(key) == VALUES
 
@@ -434,7 +434,7 @@ async def test_an_archive_that_cannot_be_read_keeps_the_log_and_is_taken_up_late
 
     monkeypatch.setattr(FailingDisk, "list", refuse)
     await home.open()
-    assert home.partitions.failure is not None
+    assert home.registry.failure is not None
     assert type((await read_one(home.store, key, 0)).error) is StorageError  # not to be gone over
     assert (await read_one(home.store, key, 4)).error is None
     for call in (home.store.trim(key, 6), archive(home.store, key)):
@@ -442,10 +442,10 @@ async def test_an_archive_that_cannot_be_read_keeps_the_log_and_is_taken_up_late
             await call
     monkeypatch.setattr(FailingDisk, "list", real_list)
     topic = await topic_of(home.store, key)
-    opening = home.partitions.open_partition
+    opening = home.registry.open_partition
     await asyncio.gather(opening(topic, key, 0), opening(topic, key, 0))
     await archive(home.store, key)
-    assert home.partitions.problem(key) is None
+    assert home.registry.problem(key) is None
     assert await home.values(key) == VALUES
 
 
@@ -474,7 +474,7 @@ async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
     monkeypatch.setattr(files, "scan_archive", real_scan)
     monkeypatch.setattr(files, "open_partition", open_late)
     topic = await topic_of(home.store, keys[0])
-    opening = asyncio.create_task(home.partitions.open_partition(topic, keys[0], 0))
+    opening = asyncio.create_task(home.registry.open_partition(topic, keys[0], 0))
     try:
         while not is_opening.is_set():
             await asyncio.sleep(0)
@@ -487,7 +487,7 @@ async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
     await opening
     await asyncio.gather(*trimming, return_exceptions=True)
     for key, trimmed in zip(keys, trimming, strict=True):
-        assert home.partitions.problem(key) is None
+        assert home.registry.problem(key) is None
         is_trimmed = trimmed.exception() is None
         assert await home.values(key) == VALUES[6 if is_trimmed else 0 :]
 
@@ -498,7 +498,7 @@ async def test_a_directory_that_does_not_say_whose_it_is_is_left_alone(home: Hom
     home.path("ducks", "_topic.json").write_bytes(b"{}")
     names = home.names()
     await home.reopen()
-    assert isinstance(home.partitions.problem(key), DamagedData)
+    assert isinstance(home.registry.problem(key), DamagedData)
     assert home.names() == names
     await home.store.delete_topic(key.topic_id)
     assert home.names() == names
@@ -514,7 +514,7 @@ async def test_the_archive_of_a_deleted_topic_is_removed(home: Home) -> None:
         await archive(home.store, each, 4)
     await home.store.delete_topic(key.topic_id)
     assert os.listdir(home.path()) == ["geese"]
-    assert home.partitions.manifest(key) is None
+    assert home.registry.manifest(key) is None
     with pytest.raises(UnknownTopic):
         await home.store.offsets(key)
     assert isinstance((await read_one(home.store, key, 0)).error, UnknownTopic)
@@ -526,7 +526,7 @@ async def test_a_topic_made_anew_inherits_nothing(home: Home) -> None:
     await home.store.inner.delete_topic(key.topic_id)  # and the process ends before the rest
     again = await home.filled()
     await home.reopen()
-    assert home.partitions.manifest(again) is None
+    assert home.registry.manifest(again) is None
     assert not os.listdir(home.path())
     await archive(home.store, again, 5)
     assert await home.values(again) == VALUES
@@ -559,9 +559,9 @@ async def test_nothing_is_opened_for_a_topic_that_is_gone(home: Home) -> None:
     topic = await topic_of(home.store, key)
     await home.store.delete_topic(key.topic_id)
     with pytest.raises(UnknownTopic):
-        await home.partitions.open_partition(topic, key, 0)
+        await home.registry.open_partition(topic, key, 0)
     assert not home.path().exists()
-    assert not home.partitions
+    assert not home.registry
 
 
 # --- the end ---------------------------------------------------------------------------------
@@ -570,17 +570,17 @@ async def test_nothing_is_opened_for_a_topic_that_is_gone(home: Home) -> None:
 async def test_closing_finishes_what_was_begun_and_takes_nothing_more(home: Home) -> None:
     key = await home.filled()
     await archive(home.store, key, 9)
-    pin = home.partitions.pin(key)
+    pin = home.registry.pin(key)
     change = asyncio.create_task(
-        home.partitions.change(key, lambda present: manifest.trim(present, 9))
+        home.registry.change(key, lambda present: manifest.trim(present, 9))
     )
     await asyncio.sleep(0)
     await home.store.close()
     assert (await change).first_offset == 9
     pin.release()
     with pytest.raises(BrokerClosing):
-        await home.partitions.change(key, lambda present: present)
+        await home.registry.change(key, lambda present: present)
     with pytest.raises(BrokerClosing):
-        home.partitions.pin(key)
+        home.registry.pin(key)
     await home.open()
     assert home.names() == ["_manifest.json"]

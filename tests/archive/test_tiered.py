@@ -252,13 +252,13 @@ async def test_a_large_read_of_the_archive_is_made_of_bounded_pieces(
     key = await home.filled(values=[b"x" * 1000] * 20)
     await archive(home.store, key)
     asked: list[int] = []
-    real = home.partitions.reader.read
+    real = home.registry.reader.read
 
     def noted(present: manifest.Manifest, offset: int, max_bytes: int) -> EncodedBatches:
         asked.append(max_bytes)
         return real(present, offset, max_bytes)
 
-    monkeypatch.setattr(home.partitions.reader, "read", noted)
+    monkeypatch.setattr(home.registry.reader, "read", noted)
     assert offsets(await read_one(home.store, key, 0)) == list(range(20))
     assert len(asked) > 5 and max(asked) == 3_000
 
@@ -492,7 +492,7 @@ async def test_all_partitions_of_a_topic_are_found_again(home: Home) -> None:
         await append_values(home.store, key, b"%d" % key.partition)
         await archive(home.store, key)
     await home.reopen()
-    assert [present.key for present in home.partitions.changeable()] == keys
+    assert [present.key for present in home.registry.changeable()] == keys
     for key in keys:
         assert await read_all(home.store, key) == [(0, b"%d" % key.partition)]
     async with asyncio.timeout(DEADLINE_S):
@@ -510,5 +510,5 @@ async def test_a_manifest_of_another_partition_is_not_believed(home: Home) -> No
     text = home.path("ducks", "0", "_manifest.json").read_bytes()
     home.path("ducks", "1", "_manifest.json").write_bytes(text)
     await home.reopen()
-    assert list(home.partitions.problems()) == [keys[1]]
+    assert list(home.registry.problems()) == [keys[1]]
     assert manifest.decode(text, "").key == keys[0]

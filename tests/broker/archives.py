@@ -49,12 +49,12 @@ class Beside:
     def rows(self, files: Sequence[str], topic: str = TOPIC) -> list[pa.RecordBatch]:
         """As a program beside the broker reads them."""
         key = key_of(self.broker.topic(topic))
-        held = self.store.partitions.manifest(key)
+        held = self.store.registry.manifest(key)
         assert held is not None
         found: list[pa.RecordBatch] = []
         for name in files:
             file = next(each for each in held.files if each.name == name)
-            for rows in ArchiveReader(self.store.partitions.disk).scan(held, file):
+            for rows in ArchiveReader(self.store.registry.disk).scan(held, file):
                 assert not isinstance(rows, DamagedData)
                 found.append(rows)
         return found

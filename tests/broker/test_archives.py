@@ -99,7 +99,7 @@ async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Pat
         assert (await here.archive.merge(CALLER, TOPIC)).merges == 1
         await here.broker.trim(CALLER, key_of(here.broker.topic(TOPIC)), 8)
         directory = await here.directory()
-        await settled(here.store.partitions)
+        await settled(here.store.registry)
         assert set(old) <= set(names_in(directory))
         assert (await here.listed()).files == ()
         _, again = await here.archive.describe_plan(CALLER, plan.id)
@@ -108,7 +108,7 @@ async def test_a_plan_keeps_its_files_through_merging_and_trimming(tmp_path: Pat
         assert await data.read(0, 4) == b"PAR1"
         data.close()
         await here.archive.release(CALLER, plan.id)
-        await settled(here.store.partitions)
+        await settled(here.store.registry)
         assert not set(old) & set(names_in(directory))
         with pytest.raises(UnknownFile):
             here.archive.file(CALLER, TOPIC, 0, old[0])
@@ -197,7 +197,7 @@ async def test_files_that_are_offered_take_the_place_of_others(tmp_path: Path) -
         ]
         assert await values_in(here.broker) == [*VALUES, b"i"]
         await here.archive.release(CALLER, plan.id)
-        await settled(here.store.partitions)
+        await settled(here.store.registry)
         directory = await here.directory()
         assert names_in(directory) == [*(file.name for file in after.files), "_manifest.json"]
         with pytest.raises(UnknownPlan):
@@ -493,8 +493,8 @@ async def test_an_archive_that_outlives_its_topic_is_told_until_it_is_gone(
             for _ in range(2):
                 (problem,) = here.archive.state(CALLER).problems
                 assert f"topic {TOPIC} was deleted" in problem and "Permission denied" in problem
-                await here.store.partitions.remove_left_behind()
-        await here.store.partitions.remove_left_behind()
+                await here.store.registry.remove_left_behind()
+        await here.store.registry.remove_left_behind()
         assert here.archive.state(CALLER).problems == ()
         assert names_in(tmp_path / "archive") == []
 

@@ -88,7 +88,7 @@ class Run:
     is_exact: bool
 
     def units(self) -> list[tuple[int, int]]:
-        manifest = self.tiers.store.partitions.manifest(self.key)
+        manifest = self.tiers.store.registry.manifest(self.key)
         files = () if manifest is None else manifest.files
         begin = max(files[-1].next_offset if files else 0, self.truth.first)
         log = [each for each in self.truth.batches if each.next_offset > begin]

@@ -83,7 +83,7 @@ class Tiers:
             # Over a disk that has failed nothing closes in good order.
             with suppress(QuackError, OSError) if has_failed else nullcontext():
                 await broker.close()
-                await self.store.partitions.close()
+                await self.store.registry.close()
                 if self._directory is not None:
                     await self.store.close()
 
@@ -96,9 +96,9 @@ class Tiers:
     async def merge(self, key: PartitionKey) -> None:
         """Every file into one."""
         settings = MergeSettings(target_bytes=2**20)
-        await Merger(self.store.partitions, settings).merge([key])
+        await Merger(self.store.registry, settings).merge([key])
 
     def manifest(self, key: PartitionKey) -> Manifest:
-        found = self.store.partitions.manifest(key)
+        found = self.store.registry.manifest(key)
         assert found is not None
         return found

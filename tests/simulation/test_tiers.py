@@ -121,7 +121,7 @@ def _right(data: object, start: int = 0) -> int:
 async def _trim_log_first(self: TieredStore, key: PartitionKey, before: int) -> int:
     """The log lets go before the archive does."""
     await self.inner.trim(key, before)
-    await self.partitions.trim(key, before)
+    await self.registry.trim(key, before)
     return (await self.offsets(key)).first
 
 

@@ -66,7 +66,7 @@ class Tiers:
             self.store, lambda: self.truth.topics, self.clock, lambda producer_id: None
         )
         self.merger = Merger(
-            self.store.partitions, MergeSettings(target_bytes=20_000, growth=2, most_files=3)
+            self.store.registry, MergeSettings(target_bytes=20_000, growth=2, most_files=3)
         )
 
     def some_partition(self) -> PartitionKey | None:
@@ -396,14 +396,14 @@ class Holder:
         key = life.some_partition()
         if key is not None and life.source.random() < 0.6:
             try:
-                life.pins.append(life.store.partitions.pin(key))
+                life.pins.append(life.store.registry.pin(key))
             except NotFound:
                 return  # nothing of it is archived
         if life.pins and life.source.random() < 0.6:
             pin = life.pins.pop(life.source.randrange(len(life.pins)))
             held = pin.manifest
             if held.key.topic_id not in life.truth.doomed:
-                reader = life.store.partitions.reader
+                reader = life.store.registry.reader
                 listed: list[ArchiveFile | Quarantined] = [*held.files, *held.quarantined]
                 for file in listed:
                     try:

@@ -179,7 +179,7 @@ class Truth:
         for topic in self.live():
             for number in range(topic.partitions):
                 key = PartitionKey(topic.id, number)
-                problem = store.partitions.problem(key)
+                problem = store.registry.problem(key)
                 if problem is not None:
                     if sound:
                         raise Violation(f"{key} has a problem: {problem!r}") from problem
@@ -269,7 +269,7 @@ class Truth:
         self, store: TieredStore, key: PartitionKey, machine: Machine, sound: bool
     ) -> None:
         """Log and archive meet without gap and overlap, and every byte is there."""
-        present = store.partitions.manifest(key)
+        present = store.registry.manifest(key)
         if present is None:
             return
         if wrong := manifests.broken_rule(present):

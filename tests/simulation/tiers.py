@@ -203,7 +203,7 @@ class TiersWorld(World):
         assert store is not None, "a damaged archive kept the store from opening"
         lost, _ = await check_damaged(store, self._truth, path)
         self.counts["records named as damaged"] += lost
-        if not lost and path.endswith("_manifest.json") and not store.partitions.problems():
+        if not lost and path.endswith("_manifest.json") and not store.registry.problems():
             # Only an archive that holds nothing can be missed by nobody, and it has no problem.
             raise Violation(f"{path} was flipped, and nobody noticed")
         await store.close()

@@ -112,7 +112,7 @@ class Archiver:
                     # Free the memory once, and again only after as long without work.
                     idle_from = loop.time()
                     await self._free_builder_memory()
-                    await self._store.partitions.remove_left_behind()
+                    await self._store.registry.remove_left_behind()
             except Exception:
                 log.exception("archiving failed; it will be retried")
             await asyncio.sleep(limits.ARCHIVE_CHECK_MS / 1000)
@@ -284,7 +284,7 @@ class Archiver:
         still has archived records."""
         log_store = self._store.inner
         offsets = await log_store.offsets(key)
-        manifest = self._store.partitions.manifest(key)
+        manifest = self._store.registry.manifest(key)
         first = offsets.first if manifest is None else manifest.next_offset
         if offsets.first < first:  # an earlier trim failed, or was not reached
             await self._store.trim_log(key, first)
@@ -397,7 +397,7 @@ class Archiver:
     async def _free_builder_memory(self) -> None:
         """Tell the file builder that there is no work for a while, when it builds no file."""
         async with self._build_lock:
-            await self._store.partitions.disk.run(self._file_builder.free_memory, "archive")
+            await self._store.registry.disk.run(self._file_builder.free_memory, "archive")
 
     # --- failures ----------------------------------------------------------------------------
 

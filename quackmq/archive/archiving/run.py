@@ -89,10 +89,10 @@ async def archive_one_file(
 ) -> None:
     """Archive at most one file. Raises StorageError, DamagedData among them, if something cannot be
     read or written; everything before it is archived. Raises NotFound if the topic is deleted."""
-    partitions = store.partitions
-    manifest = partitions.manifest(run.key)
-    if manifest is None or partitions.problem(run.key) is not None:
-        manifest = await partitions.open_partition(run.topic, run.key, 0)
+    registry = store.registry
+    manifest = registry.manifest(run.key)
+    if manifest is None or registry.problem(run.key) is not None:
+        manifest = await registry.open_partition(run.topic, run.key, 0)
     # The suspect range is archived or trimmed by now.
     if run.suspects is not None and run.suspects.next <= manifest.next_offset:
         run.suspects = None
@@ -120,7 +120,7 @@ async def archive_one_file(
 def _was_trimmed(run: ArchiveRun, store: TieredStore, manifest: Manifest) -> bool:
     """Return whether retention has trimmed the records to archive during the run. Then the error
     that stopped the run is no failure."""
-    current = store.partitions.manifest(run.key)
+    current = store.registry.manifest(run.key)
     return current is None or current.first_offset > manifest.next_offset
 
 
@@ -140,7 +140,7 @@ class _FileBuild:
         self._run = run
         self._manifest = manifest
         self._store = store
-        self._disk = store.partitions.disk
+        self._disk = store.registry.disk
         self._buffers = buffers
         self._file_builder = file_builder
         self._find_publisher = find_publisher
@@ -277,7 +277,7 @@ async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None
         files[:] = [(name, content) for name, content in files if name in listed]
         return manifest
 
-    await store.partitions.change(run.key, make, files)
+    await store.registry.change(run.key, make, files)
     if not files:  # retention has trimmed everything that was archived
         return
     # All files but the Parquet file are quarantined batches.

@@ -62,12 +62,12 @@ class MergeResult(NamedTuple):
 class Merger:
     def __init__(
         self,
-        partitions: ManifestRegistry,
+        registry: ManifestRegistry,
         settings: MergeSettings = MergeSettings(),  # noqa: B008  (frozen)
     ) -> None:
         self.settings = settings
-        self._partitions = partitions
-        self._disk = partitions.disk
+        self._registry = registry
+        self._disk = registry.disk
         self._merge_lock = asyncio.Lock()
         self._numbers = iter(range(1, 2**63))
         #: By partition, the version of its manifest that needed no merge.
@@ -92,7 +92,7 @@ class Merger:
         """Run all merges that are worth it now, in partitions that changed since the last check;
         pause after each step. Merges of different partitions alternate. Raises the first error,
         after the other merges are done."""
-        manifest_by_key = {each.key: each for each in self._partitions.changeable()}
+        manifest_by_key = {each.key: each for each in self._registry.changeable()}
         self._finished_versions = {
             key: at for key, at in self._finished_versions.items() if key in manifest_by_key
         }
@@ -107,7 +107,7 @@ class Merger:
 
     async def merge(self, keys: Collection[PartitionKey]) -> MergeResult:
         """Run the merges of these partitions without pauses."""
-        end_by_key = {each.key: each.next_offset for each in self._partitions.changeable()}
+        end_by_key = {each.key: each.next_offset for each in self._registry.changeable()}
         return await self._merge_all(
             {key: end_by_key[key] for key in keys if key in end_by_key}, 1.0
         )
@@ -126,7 +126,7 @@ class Merger:
                 except NotFound:  # the topic was deleted meanwhile
                     continue
                 except QuackError as error:
-                    if self._partitions.manifest(key) is None:
+                    if self._registry.manifest(key) is None:
                         continue  # the files were removed with the topic
                     self._record_failure(key, error)
                     if is_no_room(error):
@@ -144,7 +144,7 @@ class Merger:
     async def _merge_one(self, key: PartitionKey, end: int, duty: float) -> MergeResult | None:
         """Run the first merge that is worth it; return None if there is none."""
         async with self._merge_lock:
-            with self._partitions.pin(key) as pin:
+            with self._registry.pin(key) as pin:
                 manifest = pin.manifest
                 planned: list[Merge] = []
                 excluded = self._excluded(manifest)
@@ -178,7 +178,7 @@ class Merger:
         try:
             await self._write_file(work, duty)
             make = partial(_replace_files, merge=merge, file=work.new_file)
-            await self._partitions.replace(manifest.key, make, [name])
+            await self._registry.replace(manifest.key, make, [name])
         except UnreadableFile as error:
             # `_write_file` has removed the new file. The next plan leaves the unreadable one out.
             log.error("not merged: %s", error)
@@ -204,7 +204,7 @@ class Merger:
         """Begin a merge in the archive lane: importing the Parquet library may take a while."""
         from quackmq.archive.merging.merge import MergeWork
 
-        return MergeWork(self._disk, self._partitions.reader, manifest, merge, name)
+        return MergeWork(self._disk, self._registry.reader, manifest, merge, name)
 
     async def _write_file(self, work: MergeWork, duty: float) -> None:
         """Write the new file; remove it if this fails."""

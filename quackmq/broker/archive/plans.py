@@ -74,14 +74,14 @@ class Plans:
 
     def __init__(
         self,
-        partitions: ManifestRegistry,
+        registry: ManifestRegistry,
         describe: Describe,
         now_ms: Callable[[], int],
         replace_lock: asyncio.Lock,
     ) -> None:
         """The caller holds `replace_lock` while it accepts offered files."""
         self._replace_lock = replace_lock
-        self._partitions = partitions
+        self._registry = registry
         self._describe = describe
         self._now_ms = now_ms
         self._plans: dict[str, ActivePlan] = {}
@@ -104,7 +104,7 @@ class Plans:
         plan = ActivePlan(uuid.uuid4().hex, topic, offers)
         self._plans[plan.id] = plan
         try:
-            pin_manifest = partial(plan.pin_manifest, self._partitions)
+            pin_manifest = partial(plan.pin_manifest, self._registry)
             for number in numbers:
                 key = PartitionKey(topic.id, number)
                 plan.partitions[number] = await self._describe(key, pin_manifest)
@@ -152,9 +152,9 @@ class Plans:
 
     async def _sweep_offered(self, plan: ActivePlan) -> None:
         """Remove the files that were offered under an ended plan and not accepted."""
-        disk = self._partitions.disk
+        disk = self._registry.disk
         for number in plan.partitions:
-            if self._partitions.manifest(PartitionKey(plan.topic.id, number)) is None:
+            if self._registry.manifest(PartitionKey(plan.topic.id, number)) is None:
                 continue
             sweep = partial(archive_files.sweep_offered, disk, plan.topic.name, number, plan.id)
             try:
@@ -185,11 +185,11 @@ class ActivePlan:
         """Return the plan as callers see it."""
         return Plan(self.id, self.topic, self.expires_ms, self.offers, tuple(self.partitions))
 
-    def pin_manifest(self, partitions: ManifestRegistry, key: PartitionKey) -> Manifest | None:
+    def pin_manifest(self, registry: ManifestRegistry, key: PartitionKey) -> Manifest | None:
         """Pin the present manifest of a partition and return it; None if there is no manifest."""
-        if partitions.manifest(key) is None:
+        if registry.manifest(key) is None:
             return None
-        pin = self._pins[key.partition] = partitions.pin(key)
+        pin = self._pins[key.partition] = registry.pin(key)
         return pin.manifest
 
     def pinned_manifest(self, key: PartitionKey) -> Manifest | None:

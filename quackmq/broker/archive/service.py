@@ -102,17 +102,17 @@ class Archives:
         from quackmq.archive.merging.planner import MergeSettings
 
         self._store = store
-        self._partitions = store.partitions
-        self._disk = store.partitions.disk
+        self._registry = store.registry
+        self._disk = store.registry.disk
         self._archiver = archiver
         self._topics = topics
         self._merger: Merger = Merger(
-            self._partitions, MergeSettings(target_bytes=settings.merge_target_bytes)
+            self._registry, MergeSettings(target_bytes=settings.merge_target_bytes)
         )
         #: Compare one replacement at a time, since it takes memory. Offered files are not swept
         #: meanwhile.
         self._replace_lock = asyncio.Lock()
-        self._plans = Plans(self._partitions, self._describe, now_ms, self._replace_lock)
+        self._plans = Plans(self._registry, self._describe, now_ms, self._replace_lock)
         self._lifecycle = lifecycle
         self._task: asyncio.Task[None] | None = None
 
@@ -141,7 +141,7 @@ class Archives:
         topic = self._topics.named(topic_name)
         numbers = range(from_partition, topic.partitions)
         found = [
-            await self._describe(PartitionKey(topic.id, number), self._partitions.manifest)
+            await self._describe(PartitionKey(topic.id, number), self._registry.manifest)
             for number in numbers
         ]
         return self._make_page(topic, _first_page(found), numbers)
@@ -206,7 +206,7 @@ class Archives:
         key, size, is_present = self._find(topic_name, partition, name)
         path = f"{archive_files.partition_path(topic_name, partition)}/{name}"
         # A file that only a plan has needs no pin: the plan keeps it.
-        pin = self._partitions.pin(key) if is_present else None
+        pin = self._registry.pin(key) if is_present else None
         return FileBytes(self._store, path, size, pin)
 
     def _find(self, topic_name: str, partition: int, name: str) -> tuple[PartitionKey, int, bool]:
@@ -214,7 +214,7 @@ class Archives:
         self._lifecycle.check_open()
         key = PartitionKey(self._topics.named(topic_name).id, partition)
         self._topics.of(key)
-        present = self._partitions.manifest(key)
+        present = self._registry.manifest(key)
         pinned = (active_plan.pinned_manifest(key) for active_plan in self._plans.all())
         for manifest in (present, *pinned):
             size = None if manifest is None else _find_size(manifest, name)
@@ -253,7 +253,7 @@ class Archives:
                 f"name each offered file once, and at most {shared_limits.ARCHIVE_REPLACED_FILES}"
             )
         await self._lifecycle.run_shielded(self._replace(key, version, old, new))
-        return await self._describe(key, self._partitions.manifest)
+        return await self._describe(key, self._registry.manifest)
 
     async def archive(self, caller: Caller, topic_name: str) -> ArchiveResult:
         """Archive all decided records of a topic now. Raise UnknownTopic or StorageError."""
@@ -279,15 +279,15 @@ class Archives:
                 _with_partition(each.topic, each.partition, each.reason)
                 for each in archiver.failures
             ),
-            *_first_few(str(problem) for problem in self._partitions.problems().values()),
+            *_first_few(str(problem) for problem in self._registry.problems().values()),
             *_first_few(self._merger.problems()),
-            *_first_few(self._partitions.left_behind()),
+            *_first_few(self._registry.left_behind()),
         ]
         if archiver.no_room is not None:
             problems.insert(0, f"the disk is full: {archiver.no_room}")
-        if self._partitions.failure is not None:
-            problems.insert(0, str(self._partitions.failure))
-        listed = self._partitions.changeable()
+        if self._registry.failure is not None:
+            problems.insert(0, str(self._registry.failure))
+        listed = self._registry.changeable()
         return ArchiveState(
             problems=tuple(dict.fromkeys(problems)),
             archiver=archiver,
@@ -310,7 +310,7 @@ class Archives:
             first, end = manifest.first_offset, manifest.next_offset
         else:
             first = end = max(manifest.next_offset, offsets.first)
-        problem = self._partitions.problem(key)
+        problem = self._registry.problem(key)
         return PartitionArchive(
             key.partition,
             manifest.version,
@@ -339,12 +339,12 @@ class Archives:
     ) -> None:
         """Compare the offered files with the old ones, then replace these in the manifest."""
         async with self._replace_lock:
-            with self._partitions.pin(key) as pin:
+            with self._registry.pin(key) as pin:
                 offered = await self._compare_offered(pin.manifest, old, new, version)
             for name in new:  # the plan may have ended meanwhile
                 self._check_offered(name)
             make = partial(_replace_files, old=old, offered=offered, version=version)
-            await self._partitions.replace(key, make, new)
+            await self._registry.replace(key, make, new)
 
     def _check_offered(self, name: str) -> None:
         """Check that a name is that of a file offered under a plan. Raise InvalidRequest or
@@ -369,7 +369,7 @@ class Archives:
         _replace_files(manifest, old=old, offered=offered, version=version)
         file_by_name = {file.name: file for file in manifest.files}
         replaced_files = [file_by_name[name] for name in old]
-        compare = partial(_compare, self._partitions, manifest, replaced_files, offered)
+        compare = partial(_compare, self._registry, manifest, replaced_files, offered)
         steps = await self._run_in_lane(compare)
         while await self._run_in_lane(partial(_run_step, steps)):
             self._lifecycle.check_open()
@@ -399,7 +399,7 @@ class FileBytes:
 
     def __init__(self, store: TieredStore, path: str, size: int, pin: Pin | None) -> None:
         self.size = size
-        self._disk = store.partitions.disk
+        self._disk = store.registry.disk
         self._path = path
         self._pin = pin
 
@@ -469,7 +469,7 @@ def _examine(disk: Disk, manifest: Manifest, name: str) -> ReplacementFile:
 
 
 def _compare(
-    partitions: ManifestRegistry,
+    registry: ManifestRegistry,
     manifest: Manifest,
     replaced_files: Sequence[ArchiveFile],
     offered: Sequence[ReplacementFile],
@@ -477,7 +477,7 @@ def _compare(
     """Return the steps of a comparison. Call this in the archive thread, like `_examine`."""
     from quackmq.archive.merging.replacement import compare
 
-    return compare(partitions.reader, manifest, replaced_files, offered)
+    return compare(registry.reader, manifest, replaced_files, offered)
 
 
 def _with_partition(topic: str, partition: int, reason: str) -> str:

@@ -67,7 +67,7 @@ class Archive(Protocol):
         """The store that holds the log."""
 
     @property
-    def partitions(self) -> Manifests: ...
+    def registry(self) -> Manifests: ...
 
 
 class RetentionFacts:
@@ -120,7 +120,7 @@ class RetentionFacts:
 
     def pop_archived(self) -> Sequence[PartitionKey]:
         """Return the partitions whose manifests have changed since the last call of this."""
-        return () if self._archive is None else self._archive.partitions.take_changed()
+        return () if self._archive is None else self._archive.registry.take_changed()
 
     def begins_in_archive(self, partition: Partition) -> bool:
         manifest = self._manifest(partition)
@@ -134,7 +134,7 @@ class RetentionFacts:
         return partition.first < before < manifest.files[0].next_offset
 
     def _manifest(self, partition: Partition) -> Manifest | None:
-        return None if self._archive is None else self._archive.partitions.manifest(partition.key)
+        return None if self._archive is None else self._archive.registry.manifest(partition.key)
 
     async def _update_ages(self, partition: Partition) -> None:
         """Ask the store for the ages of entries from before the broker opened, where it is time to

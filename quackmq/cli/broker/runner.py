@@ -135,7 +135,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
         opened.push_async_callback(store.close)
         if archive is not None:
             # Loading Parquet's library blocks the loop: do it before there are clients.
-            await archive.partitions.load_reader()
+            await archive.registry.load_reader()
         broker = Broker(
             store,
             BrokerSettings(
