@@ -153,7 +153,7 @@ class LocalStore(Store):
         now_ms = self._committer.now_ms()
         change = self._committer.latest.new_topic(name, partitions, policy, uuid.uuid4(), now_ms)
         self._committer.submit_changes([change])
-        return await self._committer.submit(change.topic)
+        return await self._committer.resolve_when_durable(change.topic)
 
     async def alter_topic(
         self, topic_id: uuid.UUID, *, partitions: int | None = None, policy: Policy | None = None
@@ -161,7 +161,7 @@ class LocalStore(Store):
         await self._wait_for_change_room()
         change = self._committer.latest.altered_topic(topic_id, partitions, policy)
         self._committer.submit_changes([change])
-        return await self._committer.submit(change.topic)
+        return await self._committer.resolve_when_durable(change.topic)
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._wait_for_change_room()
@@ -174,7 +174,7 @@ class LocalStore(Store):
                 log.being_deleted = True
                 self._committer.open_transactions.forget(log.key)
         self._committer.submit_changes([change])
-        await self._committer.submit(None)
+        await self._committer.resolve_when_durable(None)
 
     async def topics(self) -> Mapping[str, Topic]:
         self._check_open()
@@ -189,7 +189,11 @@ class LocalStore(Store):
         states: Sequence[StatePut] = (),
     ) -> Awaitable[list[AppendResult]]:
         results, is_durable = self._accept(appends, cursors, states)
-        return _finished_future(results) if is_durable else self._committer.submit(results)
+        return (
+            _finished_future(results)
+            if is_durable
+            else self._committer.resolve_when_durable(results)
+        )
 
     def _accept(
         self, appends: Sequence[Append], cursors: Sequence[Cursor], states: Sequence[StatePut]
@@ -231,7 +235,11 @@ class LocalStore(Store):
         key, batch, owned = append
         if not _is_plain(batch):
             (result,), is_durable = self._accept((append,), (), ())
-            return _finished_future(result) if is_durable else self._committer.submit(result)
+            return (
+                _finished_future(result)
+                if is_durable
+                else self._committer.resolve_when_durable(result)
+            )
         self._committer.check_writable()
         log = self._last_log
         # Mostly it is the same log as before; then no id has to be hashed.
@@ -241,7 +249,7 @@ class LocalStore(Store):
         commit_queue.reserve_entries(BATCH_ENTRY_BYTES)
         appended = log.accept(batch, self._committer.now_ms(), None, owned)
         commit_queue.add_batch(log, batch.size, limits.PENDING_BATCH_OVERHEAD)
-        return self._committer.submit(appended)
+        return self._committer.resolve_when_durable(appended)
 
     def _encode_changes(
         self, cursors: Sequence[Cursor], states: Sequence[StatePut]
@@ -463,7 +471,7 @@ class LocalStore(Store):
             )
         if before > log.first_offset:
             self._committer.submit_trim(log, before)
-        await self._committer.submit(None)
+        await self._committer.resolve_when_durable(None)
         return log.first_offset
 
     # --- producers and transactions ---------------------------------------------------------
@@ -482,7 +490,7 @@ class LocalStore(Store):
     async def set_cursors(self, cursors: Sequence[Cursor]) -> None:
         await self._wait_for_change_room()
         self._committer.submit_changes(self._committer.latest.cursor_changes(cursors))
-        await self._committer.submit(None)
+        await self._committer.resolve_when_durable(None)
 
     async def cursors(
         self, name: str | None = None, topic_id: uuid.UUID | None = None
@@ -505,10 +513,12 @@ class LocalStore(Store):
                 [StatePut(key, value, expected_version)]
             )
         except StateChanged:
-            await self._committer.submit(None)  # the newer version may not be durable yet
+            await self._committer.resolve_when_durable(
+                None
+            )  # the newer version may not be durable yet
             raise
         self._committer.submit_changes([change])
-        return await self._committer.submit(change.state)
+        return await self._committer.resolve_when_durable(change.state)
 
     # --- the end ----------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class Committer:
         if self._closing:
             raise BrokerClosing("the store is closing: no more writes are accepted")
 
-    def submit(self, result: _T) -> asyncio.Future[_T]:
+    def resolve_when_durable(self, result: _T) -> asyncio.Future[_T]:
         """Return a future that gets `result` when everything submitted so far is durable."""
         future: asyncio.Future[_T] = self._loop.create_future()
         self.commit_queue.add_caller(future, result)
