@@ -39,7 +39,7 @@ class Browser:
         self._topic = self._cluster.topic(topic, deadline, refresh=True)
         starts = self._cluster.start_offsets(self._topic, parse_start(start), deadline)
         self._origin = make_origin(self._topic, client.serialiser)
-        settings = client.session.connection.consumer(
+        settings = client.session.config.consumer(
             f"quackmq-browser-{uuid.uuid4().hex}", limits.CLIENT_SESSION_MS, limits.CLIENT_BUSY_MS
         )
         # If retention deletes the next record, continue at the first record that exists.

@@ -62,7 +62,7 @@ class Reader:
 
     def __init__(
         self,
-        connection: KafkaConfig,
+        config: KafkaConfig,
         cluster: Cluster,
         topic: TopicInfo,
         name: str,
@@ -80,7 +80,7 @@ class Reader:
         self._poll_others = poll_others
         self.by_id = by_id
         self._diagnostics = Diagnostics(
-            cluster, topic, name, connection, directory.path, session_ms / 1000
+            cluster, topic, name, config, directory.path, session_ms / 1000
         )
         self._cluster = cluster
         self._name = name
@@ -99,7 +99,7 @@ class Reader:
         self._committed_at = time.monotonic()
         #: When `listen` has to poll the group and commit again.
         self._poll_group_at = 0.0
-        settings = connection.consumer(name, session_ms, busy_ms)
+        settings = config.consumer(name, session_ms, busy_ms)
         settings["group.instance.id"] = self.instance
         settings["on_commit"] = self._commits.on_commit
         self._consumer = Consumer(settings)

@@ -430,15 +430,16 @@ class AsyncClient:
 
 
 class _WaitingCall(Generic[T]):
-    """A call that waits for messages in a thread, or for a thread to begin in."""
+    """A call that waits for messages in a thread. It begins when a thread is free."""
 
     def __init__(self, thread_future: concurrent.futures.Future[T]) -> None:
         self._thread_future = thread_future
         self.future = asyncio.wrap_future(thread_future)
 
     async def result(self, deadline: Deadline) -> T:
-        """Return the result. The thread ends its wait at the deadline itself. Raises QuackTimeout
-        if no thread was free until then, and ClientClosed if `close` has cancelled the call."""
+        """Return the result. A call that has begun observes the deadline itself. Raises
+        QuackTimeout if the call has not begun by the deadline, because no thread was free, and
+        ClientClosed if `close` has cancelled it."""
         remaining_s = deadline.remaining_s()
         await asyncio.wait((self.future,), timeout=None if math.isinf(remaining_s) else remaining_s)
         if not self.future.done() and self.cancel_unless_begun():

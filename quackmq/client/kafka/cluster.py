@@ -93,9 +93,9 @@ BY_LIBRDKAFKA: Final = KeyPartitioner(Partitioner.MURMUR2)
 
 
 class Cluster:
-    def __init__(self, connection: KafkaConfig) -> None:
-        self._connection = connection
-        self._admin = Admin(connection.shared)
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._admin = Admin(config.shared)
         self._lock = threading.Lock()
         self._topics: dict[str, tuple[TopicInfo, float]] = {}
         self._key_partitioners: dict[str, tuple[KeyPartitioner, float]] = {}
@@ -194,7 +194,7 @@ class Cluster:
 
     def cached_key_partitioner(self, name: str) -> KeyPartitioner | None:
         """Return the cached result of `key_partitioner`, or None if it would ask the cluster."""
-        if self._connection.has_own_partitioner:
+        if self._config.has_own_partitioner:
             return BY_LIBRDKAFKA
         with self._lock:
             cached = self._key_partitioners.get(name)
@@ -483,7 +483,7 @@ class Cluster:
         except concurrent.futures.TimeoutError:
             raise self._no_answer_error(waited_for, deadline) from None
         # The cluster has answered, so an earlier connection error explains no later timeout.
-        self._connection.connection_errors.clear()
+        self._config.connection_errors.clear()
         return result
 
     def _translate_failure(
@@ -505,10 +505,8 @@ class Cluster:
         """Return the error for a missing answer, with the last connection error if there is one."""
         # librdkafka reports connection errors only to a thread that polls.
         self._admin.poll()
-        words = self._connection.connection_errors.suffix()
-        return deadline.timeout_error(
-            f"{waited_for}: no answer from {self._connection.address}{words}"
-        )
+        words = self._config.connection_errors.suffix()
+        return deadline.timeout_error(f"{waited_for}: no answer from {self._config.address}{words}")
 
 
 def to_topic_partitions(topic: str, offsets: Mapping[int, int], note: str) -> list[TopicPartition]:

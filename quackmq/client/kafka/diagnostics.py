@@ -64,7 +64,7 @@ class Diagnostics:
         cluster: Cluster,
         topic: TopicInfo,
         name: str,
-        connection: KafkaConfig,
+        config: KafkaConfig,
         directory: Path,
         session_s: float,
     ) -> None:
@@ -72,7 +72,7 @@ class Diagnostics:
         self._cluster = cluster
         self._topic = topic
         self._name = name
-        self._connection = connection
+        self._config = config
         self._directory = directory
         self._session_s = session_s
 
@@ -140,10 +140,8 @@ class Diagnostics:
         try:
             self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
         except QuackTimeout:
-            words = self._connection.connection_errors.suffix()
-            return deadline.timeout_error(
-                f"{what}: no answer from {self._connection.address}{words}"
-            )
+            words = self._config.connection_errors.suffix()
+            return deadline.timeout_error(f"{what}: no answer from {self._config.address}{words}")
         except QuackError as explanation:
             return explanation
         if has_partitions:

@@ -52,9 +52,9 @@ class LastPut(NamedTuple):
 
 
 class Numbered:
-    def __init__(self, connection: KafkaConfig, name: str, cluster: Cluster) -> None:
+    def __init__(self, config: KafkaConfig, name: str, cluster: Cluster) -> None:
         """Raises InvalidRequest for a name that is too long with its prefix."""
-        self._connection = connection
+        self._config = config
         self._name = name
         self._cluster = cluster
         self._group = publisher_group(name)
@@ -64,9 +64,9 @@ class Numbered:
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._group_metadata: Any = None
-        #: Cached last numbers, valid while this producer is not fenced.
-        self._last: dict[str, LastPut | None] = {}
-        #: The ids of the topics that the cached numbers belong to.
+        #: A cache, valid while this producer is not fenced.
+        self._last_put_by_topic: dict[str, LastPut | None] = {}
+        #: The ids of the topics that the cached puts belong to.
         self._topic_ids: dict[str, uuid.UUID] = {}
 
     def put(
@@ -126,7 +126,7 @@ class Numbered:
             is_same = False
         if not is_same:
             self._producer = None
-            self._last = {}
+            self._last_put_by_topic = {}
             del self._topic_ids[topic]
 
     def _get_producer(self, deadline: Deadline) -> Producer:
@@ -137,9 +137,9 @@ class Numbered:
             return self._producer
         # `seconds` may be infinite, which is not an int; `numbering` lowers the number further.
         timeout_ms = max(1_000, int(min(deadline.seconds, 3600) * 1000))
-        producer = Producer(self._connection.numbering(self._group, timeout_ms))
+        producer = Producer(self._config.numbering(self._group, timeout_ms))
         if self._group_metadata is None:
-            settings = self._connection.shared() | {"group.id": self._group}
+            settings = self._config.shared() | {"group.id": self._group}
             # The transaction commits offsets for a group, and only a consumer can provide its
             # metadata.
             with Consumer(settings) as consumer:
@@ -149,24 +149,24 @@ class Numbered:
         except KafkaException as exception:
             raise self._translate_failure(exception, "to begin", deadline) from exception
         # Another producer of this name may have put messages since the last numbers were cached.
-        self._last = {}
+        self._last_put_by_topic = {}
         self._producer = producer
         return producer
 
     def _find_last(self, topic: str, deadline: Deadline) -> LastPut | None:
         """Return the last number in a topic and its message id; None before the first. Ask the
         cluster unless it is cached. Create the topic if missing."""
-        if topic not in self._last:
+        if topic not in self._last_put_by_topic:
             info = self._cluster.ensure_topic(topic, deadline)
             self._topic_ids[topic] = info.id
             committed = self._cluster.committed(self._group, info, deadline).get(NUMBER_PARTITION)
             number = None if committed is None else number_before_offset(committed.offset)
-            self._last[topic] = (
+            self._last_put_by_topic[topic] = (
                 None
                 if committed is None or number is None
                 else LastPut(number, committed.note or None)
             )
-        return self._last[topic]
+        return self._last_put_by_topic[topic]
 
     def _put_in_transaction(
         self,
@@ -211,7 +211,7 @@ class Numbered:
                 None  # the next call creates a producer, which aborts the open transaction
             )
             raise
-        self._last[topic] = LastPut(number, ids[-1])
+        self._last_put_by_topic[topic] = LastPut(number, ids[-1])
         return ids
 
     def _produce(
@@ -245,7 +245,7 @@ class Numbered:
         """Abort a failed transaction. If that fails, the outcome is unknown: the next call
         creates a producer, which ends the transaction, and asks for the last number."""
         error = kafka_error(exception)
-        self._last.pop(topic, None)
+        self._last_put_by_topic.pop(topic, None)
         is_aborted = False
         if error is not None and error.txn_requires_abort():
             try:
@@ -268,12 +268,12 @@ class Numbered:
         """Translate an error. A timeout names the last connection error; ProducerFenced names the
         other process as the cause."""
         error = kafka_error(exception)
-        waited_for = f"{self._connection.address} {what}"
+        waited_for = f"{self._config.address} {what}"
         if error is None:
             return QuackError(f"{waited_for}: {exception}")
         translation = translate_error(error, waited_for, deadline)
         if isinstance(translation, QuackTimeout):
-            return QuackTimeout(f"{translation}{self._connection.connection_errors.suffix()}")
+            return QuackTimeout(f"{translation}{self._config.connection_errors.suffix()}")
         if isinstance(translation, ProducerFenced):
             return ProducerFenced(
                 f"another process puts numbered messages under the name {self._name}: only one can "

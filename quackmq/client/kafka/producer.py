@@ -90,10 +90,10 @@ class PendingDeliveries:
 class Publisher:
     """A producer for calls of one timeout. Any thread may call."""
 
-    def __init__(self, connection: KafkaConfig, timeout_ms: int) -> None:
-        self._address = connection.address
-        self._connection_errors = connection.connection_errors
-        self._producer = Producer(connection.producer(timeout_ms))
+    def __init__(self, config: KafkaConfig, timeout_ms: int) -> None:
+        self._address = config.address
+        self._connection_errors = config.connection_errors
+        self._producer = Producer(config.producer(timeout_ms))
         self._polling = threading.Lock()
         self._waiting: dict[PendingDeliveries, None] = {}
         self._poller: threading.Thread | None = None

@@ -64,12 +64,12 @@ class ReadOptions:
 class Session:
     def __init__(
         self,
-        connection: KafkaConfig,
+        config: KafkaConfig,
         name: str | None,
         directory: Path | None,
         options: ReadOptions,
     ) -> None:
-        self.connection = connection
+        self.config = config
         self._name = name
         self._read_options = options
         self._directory_path = directory
@@ -133,8 +133,8 @@ class Session:
     def check_reachable(self, deadline: Deadline) -> None:
         """Check once that a broker listens at the address. Raises NoBroker."""
         if not self.is_reached:
-            is_encrypted = self.connection.is_encrypted
-            wait_for_broker(self.connection.address, deadline, is_encrypted=is_encrypted)
+            is_encrypted = self.config.is_encrypted
+            wait_for_broker(self.config.address, deadline, is_encrypted=is_encrypted)
             self.is_reached = True
 
     # --- parts ------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Session:
     def cluster(self) -> Cluster:
         with self._lock:
             if self._cluster is None:
-                self._cluster = Cluster(self.connection)
+                self._cluster = Cluster(self.config)
             return self._cluster
 
     @property
@@ -178,7 +178,7 @@ class Session:
         name, cluster = self.name, self.cluster
         with self._lock:
             if self._numbered is None:
-                self._numbered = Numbered(self.connection, name, cluster)
+                self._numbered = Numbered(self.config, name, cluster)
             return self._numbered
 
     @property
@@ -203,7 +203,7 @@ class Session:
                 if len(self._publishers) >= limits.CLIENT_PRODUCERS:
                     longer = [each for each in self._publishers if each > timeout_ms]
                     return self._publishers[min(longer, default=max(self._publishers))]
-                self._publishers[timeout_ms] = Publisher(self.connection, timeout_ms)
+                self._publishers[timeout_ms] = Publisher(self.config, timeout_ms)
             return self._publishers[timeout_ms]
 
     # --- putting ----------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Session:
             raise not_subscribed_error(name, topic)
         self._evict_dead(info, deadline, kept_instance=self.directory.instance(info.id))
         self._readers[topic] = Reader(
-            self.connection,
+            self.config,
             self.cluster,
             info,
             name,
@@ -493,7 +493,7 @@ class Session:
             return False
 
     def _settings(self) -> Settings:
-        return self.connection.consumer(
+        return self.config.consumer(
             self.name, self._read_options.session_ms, self._read_options.busy_ms
         )
 
