@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_pipelines() -> int:
-    for line in table([[name, summary] for name, summary in summaries().items()], ()):
+    for line in table([[name, summary] for name, summary in summaries().items()]):
         print(line)
     return GOOD
 
@@ -233,15 +233,13 @@ def _print_report(report: Report) -> None:
     }
     if rows:
         print()
-        for line in table([list(report.columns), *rows], numbers):
+        for line in table([list(report.columns), *rows], right_aligned=numbers):
             print(line)
     if hidden_rows := len(report.rows) - len(rows):
         print(f"… and {hidden_rows} more rows: --json prints all")
     if report.facts:
         print()
-        for line in table(
-            [[name, _format_cell(value)] for name, value in report.facts.items()], ()
-        ):
+        for line in table([[name, _format_cell(value)] for name, value in report.facts.items()]):
             print(line)
 
 

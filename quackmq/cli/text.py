@@ -20,13 +20,13 @@ PROGRESS_EVERY_S: Final = 5.0
 _LONGEST_CHARACTER_BYTES: Final = 4
 
 
-def table(rows: list[Sequence[str]], numbers: Collection[int]) -> Iterator[str]:
-    """Yield the rows with aligned columns: the columns in `numbers` to the right, all others to
-    the left."""
+def table(rows: list[Sequence[str]], *, right_aligned: Collection[int] = ()) -> Iterator[str]:
+    """Yield the rows with aligned columns. `right_aligned` are the indexes of the columns that are
+    aligned to the right; the others are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.rjust(width) if index in numbers else cell.ljust(width)
+            cell.rjust(width) if index in right_aligned else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()

@@ -113,7 +113,7 @@ def _describe(answer: Any) -> str:
             )
             for each in listed
         ]
-        lines += table(list(rows), {2})
+        lines += table(list(rows), right_aligned={2})
     if answer["next"] is not None:
         lines.append(f"There are more: --after {answer['next']}")
     return "\n".join(lines)

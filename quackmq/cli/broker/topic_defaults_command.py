@@ -78,4 +78,4 @@ def _format_defaults(defaults: list[dict[str, Any]]) -> Iterator[str]:
         settings = (f"{name}={format_setting(value)}" for name, value in default["policy"].items())
         set_by = "the broker's settings" if default["source"] == "settings" else "a request"
         rows.append((default["pattern"], set_by, " ".join(settings)))
-    yield from table(list(rows), ())
+    yield from table(list(rows))

@@ -137,7 +137,7 @@ class Summary:
         lines = [f"{self.options.name} over {self.options.protocol}, seed {self.options.seed}"]
         rows = [*self.counts().items(), *((f"  {act}", self.acts[act]) for act in Act)]
         rows += [(f"  refused: {code}", number) for code, number in sorted(self.refused.items())]
-        lines += table([(name, str(number)) for name, number in rows if number], {1})
+        lines += table([(name, str(number)) for name, number in rows if number], right_aligned={1})
         return "\n".join(lines) + "\n"
 
 

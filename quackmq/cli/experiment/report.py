@@ -254,7 +254,7 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
                 "WRONG" if outcome.problems() else "ok",
             ]
         )
-    return "\n".join([*table(rows, range(2, 9)), format_verdict(outcomes)]) + "\n"
+    return "\n".join([*table(rows, right_aligned=range(2, 9)), format_verdict(outcomes)]) + "\n"
 
 
 def format_verdict(outcomes: Sequence[Outcome]) -> str:
@@ -278,7 +278,7 @@ def _publisher_table(outcome: Outcome) -> Iterable[str]:
     for each in outcome.publishers:
         retried = 0 if each.report is None else each.report.retried
         rows.append([each.id, each.behaviour, str(each.published), str(retried), each.end])
-    return table(rows, (2, 3))
+    return table(rows, right_aligned=(2, 3))
 
 
 def _subscriber_table(outcome: Outcome) -> Iterable[str]:
@@ -291,7 +291,7 @@ def _subscriber_table(outcome: Outcome) -> Iterable[str]:
         numbers = (each.published, each.delivered, each.skipped, each.left, doubled)
         percentiles = [_format_ms(percentile_ms(buckets, share)) for share in (0.5, 0.99)]
         rows.append([each.id, each.behaviour, *map(str, numbers), *percentiles, each.end])
-    return table(rows, range(2, 9))
+    return table(rows, right_aligned=range(2, 9))
 
 
 def _latency_words(outcome: Outcome) -> str:

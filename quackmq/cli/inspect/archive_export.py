@@ -224,14 +224,14 @@ class Exporter:
             try:
                 self._export_file(manifest, file, offset, stop, part)
             except DamagedData:
-                now = self._manifest(partition)
-                if now is None or not _was_replaced(now, manifest):
+                current = self._manifest(partition)
+                if current is None or not _was_replaced(current, manifest):
                     raise
-                manifest = now  # a broker has merged or deleted the file
+                manifest = current  # a broker has merged or deleted the file
                 if manifest.first_offset > offset:
-                    gone = min(manifest.first_offset, end)
-                    self._report_deleted(partition, offset, gone)
-                    offset = gone
+                    deleted_to = min(manifest.first_offset, end)
+                    self._report_deleted(partition, offset, deleted_to)
+                    offset = deleted_to
                 continue
             self._done += file.size
             self._show_progress(self._done, self._total)
@@ -270,8 +270,8 @@ class Exporter:
         is skipped. Raises DamagedData otherwise, or if a broker has replaced the manifest."""
         for rows in self._archived.reader.scan(manifest, file):
             if isinstance(rows, DamagedData):
-                now = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
-                if not self._skips_damaged or _was_replaced(now, manifest):
+                current = self._manifest(ArchivedPartition(manifest.topic, manifest.key.partition))
+                if not self._skips_damaged or _was_replaced(current, manifest):
                     raise rows
                 self._skip_damaged(rows, part)
                 continue
@@ -292,8 +292,8 @@ class Exporter:
                 self._copy_quarantined(manifest, batch, part)
             except DamagedData as error:
                 # A manifest keeps its quarantined batches under their names until it trims them.
-                now = self._manifest(partition)
-                if now is not None and now.first_offset >= batch.next_offset:
+                current = self._manifest(partition)
+                if current is not None and current.first_offset >= batch.next_offset:
                     self._report_deleted(partition, batch.first_offset, batch.next_offset)
                 elif self._skips_damaged:
                     self._skip_damaged(error, part)
@@ -325,10 +325,10 @@ class Exporter:
         part.damaged.append({"reason": str(error)})
 
 
-def _was_replaced(now: Manifest | None, manifest: Manifest) -> bool:
+def _was_replaced(current: Manifest | None, manifest: Manifest) -> bool:
     """Return whether a broker has replaced the manifest since; then a missing file is not
     damage."""
-    return now is not None and now.version != manifest.version
+    return current is not None and current.version != manifest.version
 
 
 class _Target:

@@ -60,7 +60,7 @@ def list_partitions(
         return bool(findings)
     rows: list[Sequence[str]] = [(*_HEADINGS, "FROM", "TO")]
     rows += [row for one in found for row in _format_rows(*one, with_files=with_files)]
-    print("\n".join(table(rows, _NUMBERS)))
+    print("\n".join(table(rows, right_aligned=_NUMBERS)))
     for _, manifest in found:
         for one in manifest.quarantined:
             print(_quarantine_finding(manifest, one))

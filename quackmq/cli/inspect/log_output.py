@@ -74,7 +74,8 @@ def list_topics(inspection: Inspection, *, as_json: bool) -> bool:
         print(orjson.dumps(_as_json(inspection), option=orjson.OPT_INDENT_2).decode())
     else:
         print("\n".join(_state_lines(inspection)))
-        print("\n".join(table(list(_topic_rows(inspection)), range(1, 7))))
+        rows = list(_topic_rows(inspection))
+        print("\n".join(table(rows, right_aligned=range(1, 7))))
         for finding in inspection.findings:
             print(finding)
     return inspection.damaged
