@@ -23,7 +23,7 @@ _VARIABLE: Final = "SPARK_HOME"
 _OMITTED: Final = "python"
 
 
-def use_compiled() -> None:
+def use_compiled_pyspark() -> None:
     """Set `SPARK_HOME` to a directory without the zip, for this process and its children. Do
     nothing if `SPARK_HOME` is already set."""
     if os.environ.get(_VARIABLE):

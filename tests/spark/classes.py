@@ -78,10 +78,10 @@ def _made_from() -> str:
 
 def _make_home() -> None:
     """As `quackmq.spark.python_home` makes one, which has another name every time."""
-    from quackmq.spark.python_home import use_compiled
+    from quackmq.spark.python_home import use_compiled_pyspark
 
     os.environ.pop("SPARK_HOME", None)
-    use_compiled()
+    use_compiled_pyspark()
     HOME.mkdir(parents=True)
     for each in Path(os.environ["SPARK_HOME"]).iterdir():
         (HOME / each.name).symlink_to(each.readlink())

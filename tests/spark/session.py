@@ -18,7 +18,7 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from quackmq.spark import register
-from quackmq.spark.python_home import use_compiled
+from quackmq.spark.python_home import use_compiled_pyspark
 from tests.spark.classes import SHORT_LIVED
 
 #: Where tools/clients.sh puts the connector and what it needs.
@@ -113,7 +113,7 @@ def session(master: str = FOUR_ATTEMPTS, **configs: str) -> Iterator[SparkSessio
 
 def _started(master: str, configs: Mapping[str, str]) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    use_compiled()
+    use_compiled_pyspark()
     builder = SparkSession.builder.master(master)
     jars = ",".join(sorted(map(str, CONNECTOR.glob("*.jar"))))
     for name, value in {**CONFIGS, "spark.jars": jars, **configs}.items():

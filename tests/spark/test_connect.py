@@ -26,7 +26,7 @@ import json, sys
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client import DefaultChannelBuilder
 import quackmq.spark
-from quackmq.spark.python_home import use_compiled
+from quackmq.spark.python_home import use_compiled_pyspark
 from tests.spark.session import CONFIGS, patiently
 
 SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"
@@ -35,7 +35,7 @@ def port():
     jvm = SparkSession._instantiatedSession._jvm
     return getattr(getattr(jvm, SERVICE), "MODULE$").localPort()
 
-use_compiled()
+use_compiled_pyspark()
 address, directory = sys.argv[1:]
 builder = SparkSession.builder.remote("local[2]").config("spark.driver.host", "127.0.0.1")
 # The server has a port that the system picks, and not its usual one, which somebody may have.

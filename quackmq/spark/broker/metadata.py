@@ -268,34 +268,35 @@ class BrokerMetadata:
         """
         if boundary.all_ms is None:
             _check_complete(boundary.option, boundary.by_partition, facts)
-        positions: dict[str, TopicPosition] = {}
-        for name, topic in facts.topics.items():
-            times_ms = boundary.by_partition.get(name, {})
-            distinct_times_ms = {
-                times_ms.get(each, boundary.all_ms or 0) for each in topic.partitions
-            }
-            offsets_by_time = {
-                time_ms: self._find_offsets_at_time(name, topic, time_ms)
-                for time_ms in distinct_times_ms
-            }
-            offsets: dict[int, int] = {}
-            for partition, partition_facts in topic.partitions.items():
-                offset = offsets_by_time[times_ms.get(partition, boundary.all_ms or 0)].get(
-                    partition, -1
+        return {
+            name: TopicPosition(topic.id, self._resolve_topic_times(boundary, name, topic))
+            for name, topic in facts.topics.items()
+        }
+
+    def _resolve_topic_times(self, boundary: Times, name: str, topic: TopicFacts) -> dict[int, int]:
+        """Return the offsets of one topic by partition, as `_resolve_times` does."""
+        own_times_ms = boundary.by_partition.get(name, {})
+        # Without `all_ms`, every partition has a time of its own.
+        times_ms = {each: own_times_ms.get(each, boundary.all_ms or 0) for each in topic.partitions}
+        # One request per distinct time.
+        found_by_time = {
+            time_ms: self._find_offsets_at_time(name, topic, time_ms)
+            for time_ms in set(times_ms.values())
+        }
+        offsets: dict[int, int] = {}
+        for partition, facts in topic.partitions.items():
+            offset = found_by_time[times_ms[partition]].get(partition, -1)
+            if offset >= 0:
+                offsets[partition] = min(max(offset, facts.first), facts.stable)
+            elif boundary.or_latest:
+                offsets[partition] = facts.stable
+            else:
+                raise InvalidRequest(
+                    f"{boundary.option}: partition {partition} of topic {name} has nothing at "
+                    "or after that time; with startingOffsetsByTimestampStrategy=latest the "
+                    "query starts at the end"
                 )
-                if offset < 0 and not boundary.or_latest:
-                    raise InvalidRequest(
-                        f"{boundary.option}: partition {partition} of topic {name} has nothing at "
-                        "or after that time; with startingOffsetsByTimestampStrategy=latest the "
-                        "query starts at the end"
-                    )
-                offsets[partition] = (
-                    partition_facts.stable
-                    if offset < 0
-                    else min(max(offset, partition_facts.first), partition_facts.stable)
-                )
-            positions[name] = TopicPosition(topic.id, offsets)
-        return positions
+        return offsets
 
     def _find_offsets_at_time(
         self, name: str, topic: TopicFacts, timestamp_ms: int

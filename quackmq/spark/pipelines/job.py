@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 from quackmq.spark import limits
 from quackmq.spark.java import HINT, use_java
 from quackmq.spark.pipelines.errors import NotInstalled, Stopped, shorten_error
-from quackmq.spark.python_home import use_compiled
+from quackmq.spark.python_home import use_compiled_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -364,8 +364,8 @@ class _ProgressLine:
 
 def _start_session(master: str, configs: Mapping[str, str], log_level: str) -> SparkSession:
     """Start Java and a session with our data source. `configs` take precedence over our defaults.
-    Raise NotInstalled if Java is missing or does not start; raise other failures of Spark
-    shortened."""
+    Raise NotInstalled if Java is missing or does not start. Other errors of Spark are raised with
+    a short text."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -374,7 +374,7 @@ def _start_session(master: str, configs: Mapping[str, str], log_level: str) -> S
 
     if not use_java():
         raise NotInstalled(HINT)
-    use_compiled()
+    use_compiled_pyspark()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setMaster(master).setAppName("quackmq")
     conf.setAll(list({**_default_configs(master, log_level), **configs}.items()))

@@ -42,6 +42,8 @@ _COLUMNS: Final = (
     "p99_ms",
     "longest_ms",
 )
+_OPERATIONS: Final = _COLUMNS.index("operations")
+_MISSING: Final = _COLUMNS.index("missing")
 _POLL_S: Final = 0.1
 
 
@@ -164,17 +166,18 @@ def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
 
 
 def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
-    """Return the report of the rows of `metrics`. Raise NotFound without measurements. The report
-    is not good if a put failed or a measurement is missing."""
-    if not rows or not rows[0][1]:
+    """Make the report from the rows of `metrics`, ordered by process. Raise NotFound if there are
+    no measurements. The report is not good if a put failed or a measurement is missing."""
+    if not rows or not rows[0][_OPERATIONS]:
         raise NotFound(f"there are no measurements of run {name!r} in topic {options.topic}")
     # The row for all processes comes first, because its process is null. Its `missing` has no
-    # meaning.
-    (_, operations, failed, _, *other_columns), *process_rows = rows
-    missing = sum(row[3] for row in process_rows)
+    # meaning, and is replaced.
+    all_processes, *process_rows = rows
+    _, operations, failed, _, *other_columns = all_processes
+    missing = sum(row[_MISSING] for row in process_rows)
     if options.processes:
-        # The number of operations is known here. So this counts also the measurements that are
-        # missing after the last one of each process.
+        # This run has just ended, so the number of its operations is known. Count also the
+        # measurements that are missing after the last one of each process.
         missing = options.operations * options.processes - operations
     total = ("all", operations, failed, missing, *other_columns)
     return Report(

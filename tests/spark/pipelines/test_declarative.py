@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from quackmq.spark.python_home import use_compiled
+from quackmq.spark.python_home import use_compiled_pyspark
 from tests.protocols.http.v1.serving import DEADLINE_S
 from tests.spark.cluster import ROOT
 from tests.spark.pipelines.conftest import RUN_S
@@ -87,7 +87,7 @@ def run(project: Path) -> None:
         "spark.sql.pipelines.maxFlowRetryAttempts": "20",
     }
     settings = [word for pair in configs.items() for word in ("--conf", "=".join(pair))]
-    use_compiled()
+    use_compiled_pyspark()
     environment = {
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,

@@ -29,7 +29,7 @@ from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import add_options, format_span, option, options_of, span
 from quackmq.spark.pipelines.output_directory import MARK, claim
 from quackmq.spark.pipelines.report import Report
-from quackmq.spark.python_home import use_compiled
+from quackmq.spark.python_home import use_compiled_pyspark
 from tests.kit.tables import each
 
 NAMES = {"audit", "compact", "metrics", "replay", "simulate", "trending"}
@@ -198,12 +198,12 @@ def test_without_java_one_sentence_says_what_to_install(monkeypatch: pytest.Monk
 def test_sparks_processes_find_the_compiled_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's home without `python/lib/pyspark.zip`; whoever has set one has it his way."""
     monkeypatch.setenv("SPARK_HOME", "")
-    use_compiled()
+    use_compiled_pyspark()
     home = Path(os.environ["SPARK_HOME"])
     assert (home / "bin" / "spark-submit").is_file()
     assert (home / "jars").is_dir()
     assert not (home / "python").exists()
-    use_compiled()
+    use_compiled_pyspark()
     assert os.environ["SPARK_HOME"] == str(home)
 
 
