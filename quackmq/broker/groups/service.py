@@ -262,17 +262,18 @@ class Groups:
     async def prepare(
         self, group: str, member: MemberRef, commits: Sequence[Commit]
     ) -> list[QuackError | None]:
-        """Check commits that the end of a transaction will make. Return for each the error that
-        `commit` would return. Store the group, so that it is known. Raise the errors of
-        `commit`."""
+        """Check the commits of a transaction, which its end will make. Return and raise the same
+        errors as `commit`. If any commit is valid, store the group, so that it exists before the
+        transaction ends."""
         self.check_name(group)
         self._check_commit(group, member, commits, is_transactional=True)
-        outcomes = [self._find_commit_error(group, each) for each in commits]
-        if not all(outcomes) and not self._coordinator.is_stored(group):
+        errors = [self._find_commit_error(group, each) for each in commits]
+        if None in errors and not self._coordinator.is_stored(group):
             async with self._cursors.changing(group):
                 await self._coordinator.store_group(group)
+            # The group may have changed meanwhile.
             self._check_commit(group, member, commits, is_transactional=True)
-        return outcomes
+        return errors
 
     @asynccontextmanager
     async def committing(self, cursors: Sequence[Cursor]) -> AsyncIterator[Sequence[Append]]:

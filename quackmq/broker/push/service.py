@@ -4,7 +4,8 @@ Protocols use this as `broker.pushing`. A subscription is durable and lasts unti
 `open` returns a channel, from which a client takes entries (`channel.py`). `Terms.reading` says
 which entries a subscription gets, and in which order: every entry in order, live entries in order,
 or live entries with the newest window first. The last two skip and count entries that are older
-than the topic's δ. All of them send an entry that was not acknowledged again before any other.
+than the topic's δ. In all readings, an entry whose lease has expired without an acknowledgement is
+sent again before new entries.
 
 Promised: an entry is sent until it is acknowledged, skipped as old, or deleted from the log; each
 of these is counted. An entry whose acknowledgement was flushed is not sent again, also after a

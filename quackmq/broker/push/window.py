@@ -272,36 +272,36 @@ class Window:
 class CatchUpBuffer:
     """Batches of a partition before the window, read for one subscription."""
 
-    __slots__ = ("_batch", "_batches", "offset", "size")
+    __slots__ = ("_current_batch", "_later_batches", "offset", "size")
 
     def __init__(self, log_slice: Slice, offset: int) -> None:
         #: The buffer covers the offsets from here up to the end of the last batch.
         self.offset = offset
         self.size = log_slice.size
-        self._batches = window_batches(log_slice)
-        self._batch = next(self._batches, None)
+        self._later_batches = window_batches(log_slice)
+        self._current_batch = next(self._later_batches, None)
 
     def batch_at(
         self, offset: int, decoded: DecodedBatches, key: PartitionKey, topic_name: str
     ) -> WindowBatch | None:
-        """Return the first batch that ends after `offset`; None if that offset was not read, or was
-        dropped. The batch is open, unless it must be prepared first."""
+        """Return the first batch that ends after `offset`, and drop the batches before it. Return
+        None if the offset was not read, or was dropped. The batch is open, unless it must be
+        prepared first."""
         if offset < self.offset:
             return None
-        while self._batch is not None:
-            if self._batch.next_offset <= offset:
-                self._batch = next(self._batches, None)
-                continue
-            sections = self._batch.split(decoded, key)
-            if len(sections) == 1:
+        while self._current_batch is not None:
+            if self._current_batch.next_offset <= offset:
+                self._current_batch = next(self._later_batches, None)
+            elif len(sections := self._current_batch.split(decoded, key)) > 1:
+                # The sections take the place of the whole batch.
+                self._current_batch, *others = sections
+                self._later_batches = chain(others, self._later_batches)
+            else:
                 break
-            # Continue with the sections in place of the whole batch.
-            self._batches = chain(sections[1:], self._batches)
-            self._batch = sections[0]
         self.offset = offset
-        if self._batch is not None:
-            self._batch.open(decoded, key, topic_name)
-        return self._batch
+        if self._current_batch is not None:
+            self._current_batch.open(decoded, key, topic_name)
+        return self._current_batch
 
 
 def window_batches(log_slice: Slice) -> Iterator[WindowBatch]:

@@ -95,7 +95,8 @@ class PublisherQueues:
                 _check_fits(partition, waiter.batch)
                 if not self._has_room(partition, waiter.batch):
                     if partition.topic.policy.when_full is WhenFull.WAIT and waiter.wait_for_room:
-                        self._fail_impatient(partition)
+                        # It stays first in the queue. Those behind it that do not wait fail now.
+                        self._fail_nonwaiting(partition)
                         return
                     raise _full_error(partition)
                 waiter.outcome = waiter.start(partition, waiter.batch)
@@ -204,8 +205,8 @@ class PublisherQueues:
             Append(partition.key, batch)
         )
 
-    def _fail_impatient(self, partition: Partition) -> None:
-        """Fail queued publishers that chose not to wait, with TopicFull."""
+    def _fail_nonwaiting(self, partition: Partition) -> None:
+        """Fail, with TopicFull, the queued publishers that chose not to wait for room."""
         for waiter in [each for each in self._queues[partition.key] if not each.wait_for_room]:
             self._fail_waiter(waiter, _full_error(partition))
 

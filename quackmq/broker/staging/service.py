@@ -188,8 +188,9 @@ class Staging:
         contents: str = "",
         turn: Turn | None = None,
     ) -> CommittedStage:
-        """Make the records of these parts visible, all at once; discard the other parts. Without
-        `receipts`, commit all parts. `contents` is the client's digest of the committed data: a
+        """Make the records of some parts visible, all at once; discard the other parts. `receipts`
+        names the parts, each by the `Receipt` that staging it returned; None means all parts.
+        `contents` is the client's digest of the committed data: a
         repeated commit is recognised by it, even if the parts were staged again. Without it, the
         receipts identify the data. A turn of a series is committed once, whatever the key and
         contents: repeating the last turn adds nothing.

@@ -250,7 +250,8 @@ class Members:
         assert member.awaited_phase is None
         member.awaited_phase, member.waiter = phase, waiter
         self._member_by_waiter[waiter] = member
-        self.joined_count += phase == "join"
+        if phase == "join":
+            self.joined_count += 1
         if not member.is_new:
             self._sessions.drop(member.id)
         elif not self._sessions.has(member.id):
@@ -260,7 +261,8 @@ class Members:
         """End the member's wait; add the response to its waiter, if there is one."""
         if member.awaited_phase is None:
             return
-        self.joined_count -= member.awaited_phase == "join"
+        if member.awaited_phase == "join":
+            self.joined_count -= 1
         if member.waiter is not NO_WAITER:
             del self._member_by_waiter[member.waiter]
             self.responses.append(WaiterResponse(member.waiter, outcome))

@@ -126,9 +126,9 @@ class ReceiveMemory:
 class Frames:
     """The frames of one connection.
 
-    The order of calls: `received` after bytes were put into `buffer`; then `next_frame` as long as
-    `is_ready` is true, or less often; then `compact`. Call `buffer` only when no frame is ready and
-    `reserve_memory` has returned true.
+    The order of calls: `received` after bytes were put into `buffer`; then `next_frame` while
+    `is_ready` is true; then `compact`. The caller may leave ready frames for later. Call `buffer`
+    only when no frame is ready and `reserve_memory` has returned true.
     """
 
     __slots__ = (
