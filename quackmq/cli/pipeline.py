@@ -52,9 +52,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     running.add_argument("name", metavar="NAME", help="a pipeline of `quackmq pipeline ls`")
-    running.add_argument(
+    options = running.add_argument(
         "arguments", metavar="OPTION", nargs=argparse.REMAINDER, help="options of the pipeline"
     )
+    # Otherwise the error about a missing name says that options are missing, too.
+    options.required = False
 
 
 def run(args: argparse.Namespace) -> int:

@@ -65,6 +65,8 @@ _GREATEST_BY_SETTING: Final = {
 _BOOLEANS: Final = {"true": True, "false": False}
 #: Characters of a wrong name that an error message quotes.
 _SHOWN_CHARS: Final = 100
+#: A config of Kafka that we do not have, such as local.retention.ms, is no misspelling of ours.
+_SIMILARITY: Final = 0.85
 
 #: The description of each setting, for users.
 POLICY_DOCUMENTATION: Final = {
@@ -302,10 +304,11 @@ def _find_field(config: str) -> dataclasses.Field[Any]:
     if name is None and config.startswith(CONFIG_PREFIX):
         name = config.removeprefix(CONFIG_PREFIX)
     if name is None or name not in fields:
-        config_names = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
-        raise InvalidPolicy(
-            f"unknown config {config[:100]!r}: use one of {', '.join(config_names)}"
-        )
+        known = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
+        near = difflib.get_close_matches(config[:_SHOWN_CHARS], known, n=1, cutoff=_SIMILARITY)
+        near = [CONFIG_PREFIX + config] if config in fields else near
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+        raise InvalidPolicy(f"unknown config {config[:_SHOWN_CHARS]!r}: {hint}")
     return fields[name]
 
 

@@ -58,6 +58,7 @@ def test_help_of_serve_names_every_setting_and_its_variable(
     ("arguments", "complaint"),
     [
         ([], "arguments are required: COMMAND"),
+        (["pipeline", "run"], "arguments are required: NAME (see"),
         (["serv"], "there is no command 'serv': did you mean 'serve'?"),
         (["paint"], "there is no command 'paint' (see quackmq --help)"),
         (["serve", "--dat", "x"], "serve: there is no option '--dat': did you mean '--data'?"),

@@ -126,8 +126,12 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         Policy.from_configs({"segment.ms": "1"})
     with pytest.raises(InvalidPolicy, match="quackmq.colour"):
         Policy.from_configs({"quackmq.colour": "blue"})
-    with pytest.raises(InvalidPolicy, match="'live_for_ms'"):
+    with pytest.raises(InvalidPolicy, match="'live_for_ms': did you mean 'quackmq.live_for_ms'"):
         Policy.from_configs({"live_for_ms": "1"})
+    with pytest.raises(InvalidPolicy, match="did you mean 'retention.ms'"):
+        Policy.from_configs({"retentoin.ms": "1"})
+    with pytest.raises(InvalidPolicy, match="'local.retention.ms': use one of"):
+        Policy.from_configs({"local.retention.ms": "1"})
 
 
 @each(

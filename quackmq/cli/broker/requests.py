@@ -45,7 +45,10 @@ def request(address: Address, method: str, path: str, body: Any = None) -> Any:
         answer: Any = {} if has_no_content else json.loads(content)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OSError(f"no answer from the broker's HTTP address {address}: {reason}") from error
+        raise OSError(
+            f"no answer from the broker's HTTP address {address}: {reason}; start a broker with "
+            "`quackmq serve`, or name its HTTP address with --http HOST:PORT"
+        ) from error
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:

@@ -39,7 +39,7 @@ class End(StrEnum):
 
     TERMINATED = "terminated"
     CLOSED = "the broker is closing"
-    GONE = "hung up without a word"
+    GONE = "disconnected without terminate"
     DEAD = "silent for too long"
     REPLACED = "connected again elsewhere"
     EXPELLED = "did not keep to the protocol"
