@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quackmq import Client
+from quackmq.client.queue import Producer
 from tests.kit.server import Server
 
 _numbers = count(1)
@@ -21,9 +22,23 @@ _numbers = count(1)
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
-    """Where its Kafka door listens."""
+    """The address of its Kafka listener."""
     with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
         yield server.ready()
+
+
+@pytest.fixture(scope="session")
+def queue_address() -> Iterator[str]:
+    """The address of a broker's HTTP listener, for the queue's library."""
+    with Server("serve", "--store", "memory:", "--http", "127.0.0.1:0") as server:
+        yield server.doors()["http"]
+
+
+@pytest.fixture
+def producer(address: str) -> Iterator[Producer]:
+    """A producer of the queue, at the address that the test's module has chosen."""
+    with Producer(address) as producer:
+        yield producer
 
 
 @pytest.fixture

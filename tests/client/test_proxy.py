@@ -49,12 +49,6 @@ def doors() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def topic() -> str:
-    """A name that no other test has."""
-    return f"ducks-{next(_numbers)}"
-
-
-@pytest.fixture
 def name() -> str:
     return f"donald-{next(_numbers)}"
 

@@ -26,7 +26,7 @@ from quackmq.client.queue import (
     myProducerError,
 )
 from quackmq.errors import QuackError
-from tests.kit.server import DEADLINE_S, Server
+from tests.kit.server import DEADLINE_S
 from tests.pubsub.network import UnreliableProxy, Weather, everything
 
 #: Short, where it is the point that nothing comes.
@@ -37,22 +37,9 @@ PATIENT_S = 2.0
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with Server("serve", "--store", "memory:", "--http", "127.0.0.1:0") as server:
-        yield server.doors()["http"]
-
-
 @pytest.fixture
-def topic() -> str:
-    """A name that no other test has."""
-    return f"ducks-{next(_numbers)}"
-
-
-@pytest.fixture
-def producer(address: str) -> Iterator[Producer]:
-    with Producer(address) as producer:
-        yield producer
+def address(queue_address: str) -> str:
+    return queue_address
 
 
 @pytest.fixture

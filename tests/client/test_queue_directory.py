@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from quackmq.client.queue import Consumer, ConsumerError, Producer
-from tests.kit.server import Server
-
-_numbers = count()
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with Server("serve", "--store", "memory:", "--http", "127.0.0.1:0") as server:
-        yield server.doors()["http"]
 
 
 @pytest.fixture
-def topic() -> str:
-    """A name that no other test has."""
-    return f"ducks-{next(_numbers)}"
-
-
-@pytest.fixture
-def producer(address: str) -> Iterator[Producer]:
-    with Producer(address) as producer:
-        yield producer
+def address(queue_address: str) -> str:
+    return queue_address
 
 
 def test_with_a_directory_the_next_process_is_the_same_consumer(

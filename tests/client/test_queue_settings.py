@@ -16,12 +16,6 @@ def address() -> Iterator[str]:
         yield f"127.0.0.1:{served.port}"
 
 
-@pytest.fixture
-def producer(address: str) -> Iterator[Producer]:
-    with Producer(address) as producer:
-        yield producer
-
-
 def test_a_topic_is_created_with_settings_d3_d4(producer: Producer, address: str) -> None:
     producer.create_topic("ducks", needs_subscriber=True, keep_until_consumed=True)
     me = producer.register_producer("geese", needs_subscriber=True, keep_bytes=None)

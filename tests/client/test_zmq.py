@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,11 @@ from tests.kit.waiting import wait_until
 #: Short, where it is the point that nothing comes.
 IMPATIENT_S = 0.3
 
-_numbers = count()
-
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
         yield server.doors()["zmq"]
-
-
-@pytest.fixture
-def topic() -> str:
-    """A name that no other test has."""
-    return f"ducks-{next(_numbers)}"
 
 
 @pytest.fixture
