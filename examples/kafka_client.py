@@ -3,9 +3,9 @@
     quackmq serve --data DIR
     python examples/kafka_client.py [ADDRESS]
 
-It needs confluent-kafka. Any other Kafka client does the same. The producer is told when a message
-is on disk. The consumer commits its offsets after it has processed the messages: killed in between,
-it processes some of them again, and misses none.
+It needs confluent-kafka. Any other Kafka client does the same. The broker answers the
+producer when a message is on disk. The consumer commits its offsets after it has processed the
+messages: if it is killed in between, it processes some of them again, and misses none.
 """
 
 from __future__ import annotations

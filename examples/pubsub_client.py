@@ -4,8 +4,9 @@
     python examples/pubsub_client.py [XSUB XPUB]
 
 It needs pyzmq, and nothing of ours. XSUB and XPUB are the addresses of the broker's two sockets for
-PUB and SUB. These sockets deliver at most once: whoever must not miss a message uses
-examples/proxy_client.py. The broker stores each message, and the other protocols read it.
+PUB and SUB. These sockets deliver at most once. A program that must not miss a message uses
+the reliable proxy (examples/proxy_client.py). The broker stores each message, and the other
+protocols read it.
 """
 
 from __future__ import annotations

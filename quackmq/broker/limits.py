@@ -106,7 +106,8 @@ PENDING_RECEIPT_RANGES: Final = 4_096
 #: Push subscriptions that one page of those which have not acknowledged an entry examines. It takes
 #: about 5 ms.
 UNACKNOWLEDGED_EXAMINED: Final = 1_000
-#: Names that are searched for the first ones of such a page before other tasks run: about 2 ms.
+#: Subscription names that the search for a page's first ones examines before other tasks run. It
+#: takes about 2 ms.
 UNACKNOWLEDGED_SEARCHED: Final = 10_000
 #: Characters of the reason why a subscriber is not reached. It may quote what a peer has sent.
 UNREACHED_REASON_CHARS: Final = 200

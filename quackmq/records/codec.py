@@ -335,7 +335,7 @@ class BatchWriter:
         """Add a record; return False if the batch is full. Offset deltas start at 0 and grow."""
         if not self._count:
             # aiokafka takes a first timestamp of -1 for "not set", and the next record would set
-            # it. Such a batch is built one millisecond late and corrected in `_amend`.
+            # it. So build this batch one millisecond late; `_amend` corrects it.
             self._shift = 1 if timestamp_ms == NO_TIMESTAMP else 0
         elif (
             self._count >= shared_limits.PUBLISHED_RECORDS_PER_BATCH

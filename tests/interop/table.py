@@ -69,7 +69,7 @@ class Cell(NamedTuple):
 
 
 EAGER_ONLY: Final = "has assignors of the eager protocol only"
-CRC32: Final = "uses CRC32, unless it is told otherwise: see below"
+CRC32: Final = "uses CRC32 by default: see below"
 CLASSIC_ONLY: Final = "knows the classic group protocol only"
 ONE_TRANSACTION: Final = "writes all its input in one transaction, and ends with it"
 
@@ -81,7 +81,7 @@ MISSING: Final[Mapping[Cell, str]] = {
     Cell("kcat", "partitions of keys as in Java"): CRC32,
     Cell(
         "@platformatic/kafka", "partitions of keys as in Java"
-    ): "takes the hash for an unsigned number, unless it is told otherwise: see below",
+    ): "takes the hash for an unsigned number by default: see below",
     Cell("kafkajs", "static members"): "has no setting for a member's own name",
     Cell(
         "kafkajs", "from an offset", "out of range"

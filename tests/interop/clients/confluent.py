@@ -47,7 +47,7 @@ from tests.interop.running import DEADLINE_SECONDS
 
 
 def silent(error: KafkaError) -> None:
-    """Do not print that a client was fenced, or that a broker is away: the caller is told too."""
+    """Do not print that a client was fenced or a broker is away: the caller gets the error."""
 
 
 ENDS: Final = {"start": OFFSET_BEGINNING, "end": OFFSET_END}

@@ -197,7 +197,7 @@ class Trimming:
 def test_holes_are_asked_for_again_if_retention_deletes_some_meanwhile() -> None:
     read = ReadPartition("ducks", "id", 0, Span(0, 20), Spans([Span(0, 4)]))
     found = explain(cast(Any, Trimming(trims=2)), read)
-    assert found.reasons == {"let go of": 2, "marker": 2}
+    assert found.reasons == {"deleted": 2, "marker": 2}
     assert found.damages == []
     assert list(found.deleted) == [Span(0, 2)]
 

@@ -31,7 +31,7 @@ from quackmq.spark.broker.archive import fetch_manifest
 from quackmq.spark.broker.http import Http, path_of
 from quackmq.spark.pipelines.audit_checks.runs import SEQUENCES
 
-Reason = Literal["aborted", "marker", "archived", "let go of"]
+Reason = Literal["aborted", "marker", "archived", "deleted"]
 
 
 class Span(NamedTuple):
@@ -199,7 +199,7 @@ def _explain_by_state(broker: Http, read: ReadPartition, state: _PartitionState)
         for batch in (() if manifest is None else manifest.quarantined)
     )
     explanation.deleted = Spans(read.holes.parts_within(read.seen.first, first_offset))
-    explanation._add("let go of", explanation.deleted.size(read.seen.first, first_offset))
+    explanation._add("deleted", explanation.deleted.size(read.seen.first, first_offset))
     for span in quarantined:
         for hole in read.holes.parts_within(max(span.first, first_offset), span.next):
             reason = "the archive has quarantined a batch that cannot be decoded"
