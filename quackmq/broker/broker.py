@@ -38,6 +38,7 @@ from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.messages import Messages
 from quackmq.broker.publish.producer_ids import ProducerIds
 from quackmq.broker.publish.service import PublishService
+from quackmq.broker.push.flusher import ProgressFlusher
 from quackmq.broker.push.live_tail import LiveTails
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.service import PushService
@@ -146,13 +147,16 @@ class Broker:
             holds,
             retention,
         )
-        self._push = push = PushRegistry(store, topics, receipts, registry, holds, retention)
+        self._flusher = flusher = ProgressFlusher(topics, receipts, holds, retention)
+        self._push = push = PushRegistry(
+            store, topics, receipts, registry, holds, retention, flusher
+        )
         self._subscriptions = subscriptions = SubscriptionService(
             topics, registry, pull, push, cursors, names, holds, topic_defaults, now_ms, lifecycle
         )
-        self.pushing = PushService(topics, push, subscriptions, live_tails, lifecycle)
+        self.pushing = PushService(topics, push, flusher, subscriptions, live_tails, lifecycle)
         self.unacknowledged = Unacknowledged(
-            topics, log, push, holds, self.pushing, clock, lifecycle
+            topics, log, push, flusher, holds, self.pushing, clock, lifecycle
         )
         self.groups = Groups(
             coordinator,

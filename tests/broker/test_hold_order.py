@@ -209,7 +209,7 @@ async def test_only_push_subscriptions_that_acknowledged_out_of_order_are_looked
         key = PartitionKey(broker.topic(TOPIC).id, 0)
         assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [20, 20, 20]
         for each in broker._push.of_topic(key.topic_id):  # changes of the same flush follow
-            broker._push.mark_dirty(each.partition_progress[0])
+            broker._flusher.mark_dirty(each.partition_progress[0])
         assert broker.consumers_left(CALLER, key, [0, 1, 2]) == [20, 20, 20]
         peers = [Peer(), Peer()]
         for name, peer in zip(names, peers, strict=False):

@@ -26,8 +26,8 @@ from typing import Final
 from quackmq import limits as shared_limits
 from quackmq.broker import limits
 from quackmq.broker.log.decoded_batches import DecodedBatches
+from quackmq.broker.push.flusher import ProgressFlusher
 from quackmq.broker.push.live_tail import LiveTail
-from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.push_subscription import PartitionProgress, PushSubscription, loop_ms
 from quackmq.broker.push.window import CatchUpBuffer, LeasedEntry, WindowBatch
 from quackmq.errors import DamagedData, OffsetOutOfRange, QuackError, StorageError
@@ -50,13 +50,13 @@ class Channel:
     def __init__(
         self,
         subscription: PushSubscription,
-        registry: PushRegistry,
+        flusher: ProgressFlusher,
         log_reader: LogReader,
         on_change: Callable[[], None],
         on_close: Callable[[Channel], None],
     ) -> None:
         self._subscription = subscription
-        self._registry = registry
+        self._flusher = flusher
         self._log_reader = log_reader
         self._on_change = on_change
         self._on_close = on_close
@@ -163,7 +163,7 @@ class Channel:
             progress.pending_receipts.ack(offset, leases)
         self._delivery_counts.pop((partition, offset), None)
         if not progress.is_dirty:
-            self._registry.mark_dirty(progress)
+            self._flusher.mark_dirty(progress)
         # Channels that found no room for more leases can take entries now.
         if not had_room:
             subscription.notify()
@@ -192,7 +192,7 @@ class Channel:
 
     async def flush(self) -> None:
         """Make all acknowledgements so far durable. Raise the errors of the store."""
-        await self._registry.flush()
+        await self._flusher.flush()
 
     # --- progress -----------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class Channel:
                 progress, next_range, window_batch, examined_to, now_ms, max_entries, leased
             )
         if leases.counts is not counts and not progress.is_dirty:
-            self._registry.mark_dirty(progress)
+            self._flusher.mark_dirty(progress)
         return to_read
 
     def _lease_from_batch(
@@ -423,7 +423,7 @@ class Channel:
                 continue
             leased.append(replace(entry, deliveries=deliveries))
             if not progress.is_dirty:
-                self._registry.mark_dirty(progress)
+                self._flusher.mark_dirty(progress)
 
     async def _load(
         self,
@@ -442,7 +442,7 @@ class Channel:
                     return
                 window_batch = self._find_batch(progress, next_range.first_offset)
                 if window_batch is None:
-                    await self._log_reader.read(progress, next_range, self._registry, unreadable)
+                    await self._log_reader.read(progress, next_range, self._flusher, unreadable)
                 elif not window_batch.is_open:
                     offset, topic_name = next_range.first_offset, self._subscription.topic.name
                     await self._log_reader.decoded.prepare(
@@ -490,7 +490,7 @@ class Channel:
             return
         both = zip(subscription.partition_progress, live_tail.windows, strict=False)
         for progress, window in both:
-            self._registry.skip(progress, live_tail.live_from(window.key.partition))
+            self._flusher.skip(progress, live_tail.live_from(window.key.partition))
 
     def _tidy_after_lease(self) -> None:
         """Update the timer after a lease, and drop stale entries of `_delivery_counts`."""
@@ -522,7 +522,7 @@ class LogReader:
         self,
         progress: PartitionProgress,
         next_range: LeaseRange,
-        registry: PushRegistry,
+        flusher: ProgressFlusher,
         unreadable: dict[PartitionProgress, QuackError | None],
     ) -> None:
         """Read the entries of `next_range` into `progress.catch_up`, or count them as lost. If
@@ -536,7 +536,7 @@ class LogReader:
             return
         if log_slice.error is not None:
             if self._lose(progress, next_range, log_slice, log_slice.error):
-                registry.mark_dirty(progress)
+                flusher.mark_dirty(progress)
             else:
                 unreadable[progress] = (
                     log_slice.error if isinstance(log_slice.error, QuackError) else None

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from quackmq.broker import limits
-from quackmq.broker.push.push_subscription import PartitionProgress
+from quackmq.broker.push.push_subscription import PartitionProgress, loop_ms
 from quackmq.broker.push.receipt_ranges import PendingReceipts, ReceiptBatch
+from quackmq.broker.retention.holds import Holds
+from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.receipts import ReceiptEvent, Receipts
 from quackmq.broker.topics import Topics
 from quackmq.errors import BrokerClosing, QuackError
@@ -28,20 +30,16 @@ class ProgressFlusher:
     """Collects changed progress and writes it at intervals."""
 
     def __init__(
-        self,
-        topics: Topics,
-        receipts: Receipts,
-        on_changed: Callable[[PartitionProgress], None],
-        on_written: Callable[[PartitionProgress], None],
+        self, topics: Topics, receipts: Receipts, holds: Holds, retention: Retention
     ) -> None:
-        """`on_changed` is called with each progress that becomes dirty, `on_written` with each one
-        whose durable low-water mark has moved."""
+        """`holds` is informed of each progress that becomes dirty, `holds` and `retention` of each
+        durable low-water mark that moves."""
         #: Serialises writes, and other operations that must not run during a write.
         self.write_lock = asyncio.Lock()
         self._topics = topics
         self._receipts = receipts
-        self._on_changed = on_changed
-        self._on_written = on_written
+        self._holds = holds
+        self._retention = retention
         self._dirty: dict[PartitionProgress, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -50,10 +48,20 @@ class ProgressFlusher:
         self._last_count = 0
         self._has_failed = False
 
-    def add(self, progress: PartitionProgress) -> None:
+    def mark_dirty(self, progress: PartitionProgress) -> None:
         """Write the progress of a partition with the next flush."""
-        self._set_dirty(progress)
-        self._schedule()
+        if not progress.is_dirty:
+            self._set_dirty(progress)
+            self._schedule()
+
+    def skip(self, progress: PartitionProgress, live_from: int) -> None:
+        """Skip entries before `live_from`, which are too old for a subscription."""
+        had_room = progress.leases.has_room
+        if progress.leases.skip(loop_ms(), live_from):
+            self.mark_dirty(progress)
+            if not had_room and progress.subscription.channels:
+                # Notify later, so that a caller that asks for the lag gets its result first.
+                asyncio.get_running_loop().call_soon(progress.subscription.notify)
 
     async def flush(self) -> None:
         """Write all changes so far. Raise the errors of the store."""
@@ -85,7 +93,7 @@ class ProgressFlusher:
     def _set_dirty(self, progress: PartitionProgress) -> None:
         progress.is_dirty = True
         self._dirty[progress] = None
-        self._on_changed(progress)
+        self._holds.push_changed(progress.key, progress.subscription.name)
 
     def _schedule(self) -> None:
         """Set the timer for the next write, unless a write runs: it schedules the next one at its
@@ -144,7 +152,13 @@ class ProgressFlusher:
                 progress.version += 1
                 if progress.durable_mark != mark:
                     progress.durable_mark = mark
-                    self._on_written(progress)
+                    self._report_moved(progress)
+
+    def _report_moved(self, progress: PartitionProgress) -> None:
+        """Report a durable low-water mark that has moved, unless its subscription has ended."""
+        if progress.subscription.end_error is None:
+            self._holds.push_moved(progress.key, progress.subscription.name, progress.durable_mark)
+            self._retention.cursor_moved(progress.key)
 
     def _on_write_done(self, task: asyncio.Task[None]) -> None:
         """Compute when the next write may start, log the first of several failures, and schedule

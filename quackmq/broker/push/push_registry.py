@@ -1,6 +1,6 @@
 """Push subscriptions and their progress, in memory and in the store.
 
-The rules are in `quackmq.model.leases`. One writer (`flusher.py`) writes the progress of all
+The rules are in `quackmq.model.leases`. `ProgressFlusher` writes the progress of all
 subscriptions together, at most every `limits.PUSHED_FLUSH_MS`, so an acknowledgement does not cause
 a write. The store is therefore a little behind: after a crash, entries that were acknowledged since
 the last write are sent again, and none is skipped. Retention keeps everything from the low-water
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from quackmq import limits as shared_limits
 from quackmq.broker.lifecycle import closing_error
 from quackmq.broker.push.flusher import ProgressFlusher, ReceiptWrite
-from quackmq.broker.push.push_subscription import PartitionProgress, PushSubscription, loop_ms
+from quackmq.broker.push.push_subscription import PushSubscription, loop_ms
 from quackmq.broker.push.state import (
     LEASES_PREFIX,
     PUSHED_PREFIX,
@@ -64,7 +64,7 @@ class PushProgress(NamedTuple):
 
 
 class PushRegistry:
-    """Creates, changes and ends push subscriptions, and writes their progress."""
+    """Creates, changes and ends push subscriptions."""
 
     def __init__(
         self,
@@ -74,9 +74,10 @@ class PushRegistry:
         registry: SubscriptionRegistry,
         holds: Holds,
         retention: Retention,
+        flusher: ProgressFlusher,
     ) -> None:
-        """`holds` and `retention` are informed of each durable low-water mark that moved, was added
-        or removed."""
+        """`holds` and `retention` are informed of each durable low-water mark that is added or
+        removed; `flusher` informs them of those that move."""
         self._store = store
         self._topics = topics
         self._receipts = receipts
@@ -85,9 +86,7 @@ class PushRegistry:
         self._by_topic, self._by_name = self._registry.by_topic, self._registry.by_name
         self._holds = holds
         self._retention = retention
-        self._flusher = ProgressFlusher(
-            topics, receipts, self._on_progress_changed, self._on_progress_written
-        )
+        self._flusher = flusher
 
     async def load(self) -> None:
         """Load subscriptions and their progress. Remove leftovers of deleted topics and of ended
@@ -234,7 +233,7 @@ class PushRegistry:
         if subscription.stored.receipts == enabled:
             return
         if not enabled:
-            await self.flush()  # write the receipts of all acknowledgements so far
+            await self._flusher.flush()  # write the receipts of all acknowledgements so far
         await self._topics.retry_on_topic_deletion(
             partial(self._write_receipts_setting, subscription, enabled)
         )
@@ -302,34 +301,6 @@ class PushRegistry:
             # An `unsubscribe` at the same time has removed it.
             name, topic = subscription.name, subscription.topic
             log.debug("%s unsubscribed while topic %s was deleted", name, topic.name)
-
-    # --- progress -----------------------------------------------------------------------------
-
-    def skip(self, progress: PartitionProgress, live_from: int) -> None:
-        """Skip entries before `live_from`, which are too old for a subscription."""
-        had_room = progress.leases.has_room
-        if progress.leases.skip(loop_ms(), live_from):
-            self.mark_dirty(progress)
-            if not had_room and progress.subscription.channels:
-                # Notify later, so that a caller that asks for the lag gets its result first.
-                asyncio.get_running_loop().call_soon(progress.subscription.notify)
-
-    def mark_dirty(self, progress: PartitionProgress) -> None:
-        """Write the progress of a partition with the next flush."""
-        if not progress.is_dirty:
-            self._flusher.add(progress)
-
-    async def flush(self) -> None:
-        """Make all changes so far durable. Raise the errors of the store."""
-        await self._flusher.flush()
-
-    def _on_progress_changed(self, progress: PartitionProgress) -> None:
-        self._holds.push_changed(progress.key, progress.subscription.name)
-
-    def _on_progress_written(self, progress: PartitionProgress) -> None:
-        if progress.subscription.end_error is None:
-            self._holds.push_moved(progress.key, progress.subscription.name, progress.durable_mark)
-            self._retention.cursor_moved(progress.key)
 
     # --- helpers ----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from typing import Final
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.push.channel import Channel, LogReader
+from quackmq.broker.push.flusher import ProgressFlusher
 from quackmq.broker.push.live_tail import LiveTails
 from quackmq.broker.push.push_registry import PushProgress, PushRegistry
 from quackmq.broker.push.window import LeasedEntry
@@ -46,12 +47,14 @@ class PushService:
         self,
         topics: Topics,
         registry: PushRegistry,
+        flusher: ProgressFlusher,
         subscriptions: SubscriptionService,
         live_tails: LiveTails,
         lifecycle: Lifecycle,
     ) -> None:
         self._topics = topics
         self._registry = registry
+        self._flusher = flusher
         self._subscriptions = subscriptions
         self._live_tails = live_tails
         self._log_reader = LogReader(live_tails.store, live_tails.decoded)
@@ -96,7 +99,7 @@ class PushService:
         if self._channels >= limits.CHANNELS:
             raise LimitReached(f"{limits.CHANNELS} channels are open: close some")
         channel = Channel(
-            subscription, self._registry, self._log_reader, on_change, self._on_channel_closed
+            subscription, self._flusher, self._log_reader, on_change, self._on_channel_closed
         )
         self._channels += 1
         try:
@@ -117,7 +120,7 @@ class PushService:
 
     async def flush(self) -> None:
         """Make all acknowledgements of all subscriptions durable. Raise the errors of the store."""
-        await self._registry.flush()
+        await self._flusher.flush()
 
     async def first_live(self, key: PartitionKey) -> int:
         """Return the first live offset of a partition, by the topic's policy; its end if no entry
@@ -169,7 +172,7 @@ class PushService:
             for subscription in idle:
                 # The subscription may have ended while `first_live` asked the store.
                 if subscription.end_error is None:
-                    self._registry.skip(subscription.partition_progress[partition], live_from)
+                    self._flusher.skip(subscription.partition_progress[partition], live_from)
 
     def _on_channel_closed(self, channel: Channel) -> None:
         self._channels -= 1

@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 from quackmq.broker import limits
 from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.log.service import LogService
+from quackmq.broker.push.flusher import ProgressFlusher
 from quackmq.broker.push.push_registry import PushRegistry
 from quackmq.broker.push.push_subscription import PartitionProgress, loop_ms
 from quackmq.broker.push.service import PushService
@@ -67,6 +68,7 @@ class Unacknowledged:
         topics: Topics,
         log: LogService,
         registry: PushRegistry,
+        flusher: ProgressFlusher,
         holds: Holds,
         pushing: PushService,
         clock: Clock,
@@ -75,6 +77,7 @@ class Unacknowledged:
         self._topics = topics
         self._log = log
         self._registry = registry
+        self._flusher = flusher
         self._holds = holds
         self._pushing = pushing
         self._clock = clock
@@ -155,7 +158,7 @@ class Unacknowledged:
         for index, (_, name) in enumerate(holds, start=1):
             subscription = self._registry.find(topic, name)
             if subscription is not None and subscription.stored.terms.reading != "every":
-                self._registry.skip(subscription.partition_progress[key.partition], live_from)
+                self._flusher.skip(subscription.partition_progress[key.partition], live_from)
             if index % limits.UNACKNOWLEDGED_EXAMINED == 0:
                 await asyncio.sleep(0)  # let other tasks run
 

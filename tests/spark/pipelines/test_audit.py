@@ -469,7 +469,7 @@ async def _acked_silently(broker: Broker, held: PushSubscription, count: int) ->
     leases = held.partition_progress[0].leases
     for lease in leases.lease(LeaseRange(0, count), range(count), count, 0):
         leases.ack(lease.offset)
-    broker.broker._push.mark_dirty(held.partition_progress[0])
+    broker.broker._flusher.mark_dirty(held.partition_progress[0])
     await broker.broker.pushing.flush()
 
 
