@@ -247,3 +247,29 @@ def find_topic(broker: Broker, name_or_id: str | uuid.UUID | None) -> Topic | Er
         if isinstance(name_or_id, str):
             return code_of(error)
     return ErrorCode.unknown_topic_id
+
+
+def find_partitions(
+    broker: Broker, name_or_id: str | uuid.UUID | None, partitions: Iterable[int]
+) -> list[PartitionKey | ErrorCode]:
+    """Return the keys of a topic's partitions, without checking that the topic has them. If the
+    topic is unknown, return the error code for each partition instead."""
+    topic_or_error = find_topic(broker, name_or_id)
+    if isinstance(topic_or_error, Topic):
+        return [PartitionKey(topic_or_error.id, partition) for partition in partitions]
+    return [topic_or_error for _ in partitions]
+
+
+async def change_together(
+    changes_by_topic: Iterable[Sequence[T | ErrorCode]],
+    make_changes: Callable[[list[T]], Awaitable[Iterable[ErrorCode]]],
+) -> list[list[ErrorCode]]:
+    """Make the changes of all partitions in one call of `make_changes`, which returns an error code
+    for each. `changes_by_topic` has a list for each topic of a request; an error code in it refuses
+    the change of its partition. Return the error codes of all partitions in the same lists."""
+    lists = list(changes_by_topic)
+    changes = [each for topic in lists for each in topic if not isinstance(each, ErrorCode)]
+    codes = iter(await make_changes(changes))
+    return [
+        [each if isinstance(each, ErrorCode) else next(codes) for each in topic] for topic in lists
+    ]

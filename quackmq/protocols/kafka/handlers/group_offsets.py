@@ -25,7 +25,14 @@ from quackmq.broker import Commit, MemberRef
 from quackmq.errors import LimitReached, QuackError, UnknownGroup, UnknownTopic
 from quackmq.model.topic import NO_LEADER_EPOCH, Cursor, PartitionKey, Topic
 from quackmq.protocols.kafka import limits
-from quackmq.protocols.kafka.api import Call, find_topic, iterate_yielding, schema_api
+from quackmq.protocols.kafka.api import (
+    Call,
+    change_together,
+    find_partitions,
+    find_topic,
+    iterate_yielding,
+    schema_api,
+)
 from quackmq.protocols.kafka.codec.writer import Fields
 from quackmq.protocols.kafka.handlers.groups import group_code_of
 
@@ -60,49 +67,42 @@ _CHARACTER_BYTES: Final = 4
 
 async def offset_commit(call: Call, request: Any) -> Fields:
     """Commit offsets of a group; return an error code for each partition."""
-    topics = [
-        (topic, await _commits_of_topic(call, topic))
+    commits_by_topic = [
+        await _commits_of_topic(call, topic)
         async for topic in iterate_yielding(request.topics, every=100)
     ]
-    return await commit_partitions(topics, partial(_commit_offsets, call, request))
+    commit = partial(_commit_offsets, call, request)
+    return await commit_partitions(request.topics, commits_by_topic, commit)
 
 
 OFFSET_COMMIT_API: Final = schema_api(OFFSET_COMMIT, 2, 10, 8, offset_commit)
 
 
 async def commit_partitions(
-    topics: Sequence[tuple[Any, Sequence[CommitOrError]]],
+    topics: Sequence[Any],
+    commits_by_topic: Sequence[Sequence[CommitOrError]],
     commit: Callable[[list[Commit]], Awaitable[list[ErrorCode]]],
 ) -> Fields:
     """Commit all valid offsets together, and return the response for each partition. `commit`
     returns an error code for each commit. TxnOffsetCommit uses this too.
     """
-    commits = [
-        commit_or_error
-        for _, commits_or_errors in topics
-        for commit_or_error in commits_or_errors
-        if isinstance(commit_or_error, Commit)
+    return {"topics": _topic_codes(topics, await change_together(commits_by_topic, commit))}
+
+
+def _topic_codes(
+    topics: Sequence[Any], codes_by_topic: Sequence[Sequence[ErrorCode]]
+) -> list[Fields]:
+    """Return the fields of the requested topics, with an error code for each partition."""
+    return [
+        {
+            **_topic_fields(topic),
+            "partitions": [
+                {"partition_index": partition.partition_index, "error_code": code}
+                for partition, code in zip(topic.partitions, codes, strict=True)
+            ],
+        }
+        for topic, codes in zip(topics, codes_by_topic, strict=True)
     ]
-    codes = iter(await commit(commits) if commits else ())
-    return {
-        "topics": [
-            {
-                **_topic_fields(topic),
-                "partitions": [
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": next(codes)
-                        if isinstance(commit_or_error, Commit)
-                        else commit_or_error,
-                    }
-                    for partition, commit_or_error in zip(
-                        topic.partitions, commits_or_errors, strict=True
-                    )
-                ],
-            }
-            for topic, commits_or_errors in topics
-        ]
-    }
 
 
 async def _commits_of_topic(call: Call, topic: Any) -> list[CommitOrError]:
@@ -146,6 +146,8 @@ async def _commit_offsets(call: Call, request: Any, commits: list[Commit]) -> li
     """Commit the offsets; return an error code for each. An error of the whole request is repeated
     for each offset, because the response has no field for it.
     """
+    if not commits:
+        return []
     instance_id = getattr(request, "group_instance_id", None)
     member = MemberRef(request.member_id, request.generation_id_or_member_epoch, instance_id)
     try:
@@ -335,40 +337,28 @@ def _offset_fields(
 
 async def offset_delete(call: Call, request: Any) -> Fields:
     """Delete a group's committed offsets of the named partitions; return an error code for each."""
-    topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
-    keys = [
-        PartitionKey(topic_or_error.id, partition.partition_index)
-        for topic, topic_or_error in topics_or_errors
-        if isinstance(topic_or_error, Topic)
-        for partition in topic.partitions
+    keys_by_topic = [
+        find_partitions(
+            call.broker, topic.name, [each.partition_index for each in topic.partitions]
+        )
+        for topic in request.topics
     ]
     try:
-        outcomes = iter(
-            await call.broker.groups.delete_offsets(call.caller, request.group_id, keys)
+        codes_by_topic = await change_together(
+            keys_by_topic, partial(_delete_offsets, call, request.group_id)
         )
     except QuackError as error:
         return {"error_code": group_code_of(error), "topics": []}
-    return {
-        "error_code": ErrorCode.none,
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": outcome_code(next(outcomes))
-                        if isinstance(topic_or_error, Topic)
-                        else topic_or_error,
-                    }
-                    for partition in topic.partitions
-                ],
-            }
-            for topic, topic_or_error in topics_or_errors
-        ],
-    }
+    return {"error_code": ErrorCode.none, "topics": _topic_codes(request.topics, codes_by_topic)}
 
 
 OFFSET_DELETE_API: Final = schema_api(OFFSET_DELETE, 0, 0, 1, offset_delete)
+
+
+async def _delete_offsets(call: Call, group: str, keys: list[PartitionKey]) -> list[ErrorCode]:
+    """Delete a group's committed offsets; return an error code for each."""
+    outcomes = await call.broker.groups.delete_offsets(call.caller, group, keys)
+    return [outcome_code(outcome) for outcome in outcomes]
 
 
 # --- shared helpers ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ transaction and starting a new one helps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -28,11 +28,12 @@ from quackmq.errors import (
     StaleMemberEpoch,
     UnknownTransactionalId,
 )
-from quackmq.model.topic import PartitionKey, Topic
+from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka import limits
 from quackmq.protocols.kafka.api import (
     Call,
-    find_topic,
+    change_together,
+    find_partitions,
     group_by_topic,
     iterate_yielding,
     schema_api,
@@ -118,35 +119,28 @@ async def _add_to_transaction(
     call: Call, ref: ProducerRef, topics: Sequence[Any], verify_only: bool
 ) -> list[Fields]:
     """Add all partitions or none: if a topic is unknown, no partition is added."""
-    topics_or_errors = [find_topic(call.broker, topic.name) for topic in topics]
-    keys = [
-        PartitionKey(topic_or_error.id, partition)
-        for topic, topic_or_error in zip(topics, topics_or_errors, strict=True)
-        if isinstance(topic_or_error, Topic)
-        for partition in topic.partitions
-    ]
-    if all(isinstance(topic_or_error, Topic) for topic_or_error in topics_or_errors):
-        codes = iter(
-            await (_verify_partitions if verify_only else _add_partitions)(call, ref, keys)
-        )
+    keys_by_topic = [find_partitions(call.broker, topic.name, topic.partitions) for topic in topics]
+    add: Callable[[list[PartitionKey]], Awaitable[list[ErrorCode]]]
+    if any(isinstance(key, ErrorCode) for keys in keys_by_topic for key in keys):
+        add = _refuse_partitions
     else:
-        # The partitions of known topics are not added either.
-        codes = iter([ErrorCode.operation_not_attempted] * len(keys))
+        add = partial(_verify_partitions if verify_only else _add_partitions, call, ref)
+    codes_by_topic = await change_together(keys_by_topic, add)
     return [
         {
             "name": topic.name,
             "results_by_partition": [
-                {
-                    "partition_index": partition,
-                    "partition_error_code": next(codes)
-                    if isinstance(topic_or_error, Topic)
-                    else topic_or_error,
-                }
-                for partition in topic.partitions
+                {"partition_index": partition, "partition_error_code": code}
+                for partition, code in zip(topic.partitions, codes, strict=True)
             ],
         }
-        for topic, topic_or_error in zip(topics, topics_or_errors, strict=True)
+        for topic, codes in zip(topics, codes_by_topic, strict=True)
     ]
+
+
+async def _refuse_partitions(keys: Sequence[PartitionKey]) -> list[ErrorCode]:
+    """Return the error code of partitions that are not added because of other partitions."""
+    return [ErrorCode.operation_not_attempted] * len(keys)
 
 
 async def _add_partitions(
@@ -205,26 +199,30 @@ async def txn_offset_commit(call: Call, request: Any) -> Fields:
     """Store offsets of a group that take effect when the transaction commits. Return an error code
     for each partition.
     """
-    topics_or_errors = [(topic, find_topic(call.broker, topic.name)) for topic in request.topics]
-    topics = [
-        (topic, [_commit_of_partition(topic_or_error, partition) for partition in topic.partitions])
-        for topic, topic_or_error in topics_or_errors
-    ]
-    return await commit_partitions(topics, partial(_commit_offsets, call, request))
+    commits_by_topic = [_commits_of_topic(call, topic) for topic in request.topics]
+    commit = partial(_commit_offsets, call, request)
+    return await commit_partitions(request.topics, commits_by_topic, commit)
 
 
 TXN_OFFSET_COMMIT_API: Final = schema_api(TXN_OFFSET_COMMIT, 0, 5, 3, txn_offset_commit)
 
 
-def _commit_of_partition(topic: Topic | ErrorCode, partition: Any) -> CommitOrError:
+def _commits_of_topic(call: Call, topic: Any) -> list[CommitOrError]:
+    """Return the commit of each partition of one topic, or the error code that refuses it."""
+    indexes = [partition.partition_index for partition in topic.partitions]
+    keys = find_partitions(call.broker, topic.name, indexes)
+    return [
+        key if isinstance(key, ErrorCode) else _commit_of_partition(key, partition)
+        for key, partition in zip(keys, topic.partitions, strict=True)
+    ]
+
+
+def _commit_of_partition(key: PartitionKey, partition: Any) -> CommitOrError:
     """Return the commit for a partition, or the error code that refuses it. A negative offset
     removes a committed offset; that is not possible in a transaction (see `group_offsets`).
     """
-    if isinstance(topic, ErrorCode):
-        return topic
     if partition.committed_offset < 0:
         return ErrorCode.invalid_request
-    key = PartitionKey(topic.id, partition.partition_index)
     metadata = partition.committed_metadata or ""
     return Commit(key, partition.committed_offset, metadata, committed_leader_epoch(partition))
 
@@ -233,6 +231,8 @@ async def _commit_offsets(call: Call, request: Any, commits: Sequence[Commit]) -
     """Pass the offsets to the transaction; return an error code for each. An error of the whole
     request is repeated for each offset, because the response has no field for it.
     """
+    if not commits:
+        return []
     member = _NO_MEMBER
     if call.version >= _COMMIT_WITH_MEMBER:
         member = MemberRef(request.member_id, request.generation_id, request.group_instance_id)
