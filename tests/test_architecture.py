@@ -67,6 +67,7 @@ SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limi
 #: module counts; a name covers what lies below it.
 MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.errors": set(),
+    "quackmq.failure_log": set(),
     "quackmq.fast_tuples": set(),
     "quackmq.limits": set(),
     "quackmq.clock": {"quackmq.limits"},
@@ -84,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.archive": VALUES
     | {
         "quackmq.clock",
+        "quackmq.failure_log",
         "quackmq.model.agenda",
         "quackmq.model.producer_state",
         "quackmq.stores.contract",
@@ -93,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quackmq.broker": VALUES
     | PURE
     | {"quackmq.clock", "quackmq.tasks", "quackmq.loop_clock", "quackmq.stores.contract"}
-    | {"quackmq.archive"},
+    | {"quackmq.archive", "quackmq.failure_log"},
     **{
         codec: BASE
         | SHARED

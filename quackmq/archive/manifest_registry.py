@@ -55,6 +55,7 @@ from quackmq.errors import (
     StorageError,
     UnknownTopic,
 )
+from quackmq.failure_log import FailureLog
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.records.batch import Buffer
 from quackmq.stores.contract import Store
@@ -87,7 +88,7 @@ class ManifestRegistry:
         self._changed: dict[PartitionKey, None] = {}
         self._pins = 0
         #: Deleted topics whose archive still exists, and why.
-        self._left_behind: dict[uuid.UUID, tuple[Topic, str]] = {}
+        self._left_behind: FailureLog[uuid.UUID, tuple[Topic, str]] = FailureLog()
         #: Why the archive cannot be read at all, or None.
         self._failure: StorageError | None = None
         self._tasks = TaskSet()
@@ -167,7 +168,7 @@ class ManifestRegistry:
 
     def left_behind(self) -> list[str]:
         """Describe the archives of deleted topics that could not be removed."""
-        return [description for _, description in self._left_behind.values()]
+        return [description for _, description in self._left_behind.failures()]
 
     @property
     def failure(self) -> StorageError | None:
@@ -245,7 +246,7 @@ class ManifestRegistry:
 
     async def remove_left_behind(self) -> None:
         """Retry to remove the archives of deleted topics."""
-        for topic, _ in list(self._left_behind.values()):
+        for topic, _ in list(self._left_behind.failures()):
             await self._run_shielded(self._remove(topic))
 
     # --- opening and closing -----------------------------------------------------------------
@@ -471,12 +472,13 @@ class ManifestRegistry:
             description = (
                 f"topic {topic.name} was deleted, but its archive could not be removed: {error}"
             )
-            if topic.id not in self._left_behind:
+            is_full = len(self._left_behind) >= limits.ARCHIVE_FAILURES
+            if is_full and topic.id not in self._left_behind:
                 log.warning(description)
-            if topic.id in self._left_behind or len(self._left_behind) < limits.ARCHIVE_FAILURES:
-                self._left_behind[topic.id] = topic, description
+            elif self._left_behind.record(topic.id, (topic, description)):
+                log.warning(description)
         else:
-            self._left_behind.pop(topic.id, None)
+            self._left_behind.resolve(topic.id)
 
     # --- sweeping ----------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from quackmq.errors import (
     StateChanged,
     StorageError,
 )
+from quackmq.failure_log import FailureLog
 from quackmq.model.topic import PartitionKey
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Merger:
         #: By partition, the errors of unreadable files by name.
         self._unreadable: dict[PartitionKey, dict[str, str]] = {}
         #: The errors of merges that will be retried.
-        self._failures: dict[PartitionKey, QuackError] = {}
+        self._failures: FailureLog[PartitionKey, QuackError] = FailureLog()
         self._total = MergeResult()
 
     @property
@@ -86,7 +87,7 @@ class Merger:
     def problems(self) -> list[str]:
         """Return one line for each failing merge and each unreadable file."""
         unreadable = [reason for each in self._unreadable.values() for reason in each.values()]
-        return [*map(str, self._failures.values()), *unreadable]
+        return [*map(str, self._failures.failures()), *unreadable]
 
     async def merge_due(self) -> MergeResult:
         """Run all merges that are worth it now, in partitions that changed since the last check;
@@ -97,7 +98,7 @@ class Merger:
             key: at for key, at in self._finished_versions.items() if key in manifest_by_key
         }
         self._unreadable = {k: why for k, why in self._unreadable.items() if k in manifest_by_key}
-        self._failures = {key: why for key, why in self._failures.items() if key in manifest_by_key}
+        self._failures.keep_only(manifest_by_key)
         end_by_key = {
             key: each.next_offset
             for key, each in manifest_by_key.items()
@@ -128,7 +129,8 @@ class Merger:
                 except QuackError as error:
                     if self._registry.manifest(key) is None:
                         continue  # the files were removed with the topic
-                    self._record_failure(key, error)
+                    if self._failures.record(key, error, kind=str(error)):
+                        log.warning("a merge failed; it will be retried: %s", error)
                     if is_no_room(error):
                         raise  # the merges of the other partitions would fail too
                     first_error = first_error or error
@@ -153,7 +155,7 @@ class Merger:
                     planned = await self._disk.run(make, "archive")
                 if not planned:
                     self._finished_versions[key] = manifest.version
-                    self._failures.pop(key, None)
+                    self._failures.resolve(key)
                 for merge in planned:
                     if merge.next_offset <= end:
                         return await self._run_merge(manifest, merge, duty)
@@ -191,7 +193,7 @@ class Merger:
         except QuackError:
             await self._undo(work)
             raise
-        self._failures.pop(manifest.key, None)
+        self._failures.resolve(manifest.key)
         merged = MergeResult(1, len(merge.files), 1, merge.size, work.new_file.size)
         self._total = self._total.plus(merged)
         log.info(
@@ -223,12 +225,6 @@ class Merger:
         except (QuackError, UnreadableFile, asyncio.CancelledError):
             await self._undo(work)
             raise
-
-    def _record_failure(self, key: PartitionKey, error: QuackError) -> None:
-        """Record an error; log it unless it is the same as before."""
-        if str(self._failures.get(key)) != str(error):
-            log.warning("a merge failed; it will be retried: %s", error)
-        self._failures[key] = error
 
     async def _undo(self, work: MergeWork) -> None:
         """Remove the new file of a merge. A failure is only logged, since the next opening of the

@@ -41,6 +41,7 @@ from quackmq.broker.retention.partition import Partition
 from quackmq.broker.retention.publisher_queues import PublisherQueues, start_quietly
 from quackmq.clock import Clock
 from quackmq.errors import QuackError, UnknownTopic
+from quackmq.failure_log import FailureLog
 from quackmq.model.agenda import Agenda
 from quackmq.model.policy import trim_before
 from quackmq.model.topic import Append, AppendResult, Cursor, PartitionKey, Topic
@@ -88,7 +89,7 @@ class Retention:
         self._due_times: Agenda[Partition] = Agenda()
         self._queues = PublisherQueues(store, self._facts, full_topic_wait_ms, lifecycle)
         self._lifecycle = lifecycle
-        self._failures: dict[uuid.UUID, Failure] = {}
+        self._failures: FailureLog[uuid.UUID, Failure] = FailureLog()
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Retention:
             partition.close()
             error = UnknownTopic(f"topic {topic.name} was deleted")
             self._queues.fail(partition.key, error)
-        self._failures.pop(topic.id, None)
+        self._failures.resolve(topic.id)
         self.held_back.forget_topic(topic.id)
         self._holds.topic_deleted(topic.id)
 
@@ -187,12 +188,12 @@ class Retention:
                     failed.add(partition.topic.id)
                     self._report_failure(partition, result)
         for topic_id in {partition.topic.id for partition in due} - failed:
-            self._failures.pop(topic_id, None)
+            self._failures.resolve(topic_id)
         self.held_back.log_unmoved(self._clock.before(limits.HELD_BACK_MS))
 
     def failures(self) -> list[Failure]:
         """Return the errors that prevent cleaning: one per topic, at most SHOWN_FAILURES."""
-        return list(islice(self._failures.values(), limits.SHOWN_FAILURES))
+        return list(islice(self._failures.failures(), limits.SHOWN_FAILURES))
 
     def stop(self) -> None:
         """Fail all publishers that wait for room with BrokerClosing."""
@@ -273,9 +274,8 @@ class Retention:
     def _report_failure(self, partition: Partition, error: Exception) -> None:
         """Record a failure; log it unless the topic already failed in this way."""
         topic = partition.topic
-        previous = self._failures.get(topic.id)
-        self._failures[topic.id] = Failure(topic.name, partition.key.partition, error)
-        if previous is not None and type(previous.error) is type(error):
+        failure = Failure(topic.name, partition.key.partition, error)
+        if not self._failures.record(topic.id, failure, kind=type(error)):
             return
         log.error(
             "cleaning topic %s, partition %d: %s",
