@@ -33,6 +33,9 @@ HTTP_CACHED_HEAD_BYTES: Final = 1 * KIB
 #: A longer error message about a body gets no hint. The message may quote the body, and the time to
 #: compare names grows with their length.
 HTTP_HINTED_CHARS: Final = 1_000
+#: The error message about a larger body does not quote the wrong value: to find the value, the body
+#: is decoded a second time.
+HTTP_QUOTED_BODY_BYTES: Final = 64 * KIB
 #: Parameters of one query: no endpoint has more than ten.
 HTTP_QUERY_PARAMETERS: Final = 100
 #: A request's body, unless its route says otherwise: the largest batch fits, but not as base64.

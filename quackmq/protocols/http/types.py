@@ -17,7 +17,7 @@ import orjson
 from quackmq.broker import Broker, Caller
 from quackmq.errors import InvalidRequest
 from quackmq.protocols.http import limits
-from quackmq.protocols.http.body_errors import add_hint
+from quackmq.protocols.http.body_errors import describe_mistake
 
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
@@ -150,7 +150,7 @@ def decode_json(data: bytes, decoder: msgspec.json.Decoder[T], source: str = "th
     except RecursionError:
         raise InvalidRequest(f"{source} is nested too deeply") from None
     except msgspec.ValidationError as error:
-        reason = add_hint(str(error), decoder.type)
+        reason = describe_mistake(str(error), decoder.type, data)
         raise InvalidRequest(f"{source} is invalid: {reason}") from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"{source} is not valid JSON: {error}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import pytest
 
@@ -22,13 +24,22 @@ def refusal(kind: type, body: str) -> str:
 @pytest.mark.parametrize(
     ("policy", "hint"),
     [
-        ('{"keep_for": 1}', "unknown field `keep_for` - at `$.policy`; did you mean keep_for_ms?"),
+        ('{"keep_for": 1}', "unknown field `keep_for` in `policy`; did you mean keep_for_ms?"),
         ('{"zzz": 1}', "; allowed here: live_for_ms, live_entries, when_full, "),
         (
             '{"when_full": "wat"}',
-            "'wat' - at `$.policy.when_full`; it is one of archive, wait, refuse, drop_oldest",
+            "field `policy.when_full` cannot be 'wat'; it is one of archive, wait, refuse, "
+            "drop_oldest",
         ),
-        ('{"keep_for_ms": -1}', "`int` >= 0 - at `$.policy.keep_for_ms`; null is for no bound"),
+        (
+            '{"keep_for_ms": -1}',
+            "field `policy.keep_for_ms` must be a whole number of at least 0, got -1; null is for "
+            "no bound",
+        ),
+        (
+            '{"keep_for_ms": "abc"}',
+            'field `policy.keep_for_ms` must be a whole number or null, got "abc"',
+        ),
     ],
 )
 def test_a_policy_that_cannot_be_is_told_what_could(policy: str, hint: str) -> None:
@@ -40,9 +51,10 @@ def test_a_policy_that_cannot_be_is_told_what_could(policy: str, hint: str) -> N
     [
         (
             '{"start": "begining"}',
-            "`$.start`; it is one of beginning, end, or an object of offset or timestamp_ms",
+            "field `start` cannot be 'begining'; it is one of beginning, end, or an object of "
+            "offset or timestamp_ms",
         ),
-        ('{"start": {"ofset": 3}}', "unknown field `ofset` - at `$.start`; did you mean offset?"),
+        ('{"start": {"ofset": 3}}', "unknown field `ofset` in `start`; did you mean offset?"),
         ('{"strat": "end"}', "unknown field `strat`; did you mean start?"),
     ],
 )
@@ -52,11 +64,54 @@ def test_a_subscription_that_cannot_be_is_told_what_could(body: str, hint: str) 
 
 def test_a_field_inside_a_list_is_told_too() -> None:
     said = refusal(OneMessage, '{"headers": [{"nam": "a", "value": "b"}], "value": "x"}')
-    assert said.endswith("unknown field `nam` - at `$.headers[0]`; did you mean name?")
+    assert said.endswith("unknown field `nam` in `headers[0]`; did you mean name?")
 
 
 def test_null_is_named_only_where_it_means_no_bound() -> None:
-    assert refusal(NewTopic, '{"name": "ducks", "partitions": 0}').endswith("`$.partitions`")
+    said = refusal(NewTopic, '{"name": "ducks", "partitions": 0}')
+    assert said.endswith("field `partitions` must be a whole number of at least 1, got 0")
+
+
+class Everything(msgspec.Struct, forbid_unknown_fields=True):
+    count: int = 0
+    ratio: float = 0.0
+    is_live: bool = False
+    name: Annotated[str, msgspec.Meta(max_length=3)] = ""
+    counts: Annotated[list[int], msgspec.Meta(max_length=2)] = []
+    count_by_name: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ('{"count": "abc"}', 'field `count` must be a whole number, got "abc"'),
+        ('{"count": 1.5}', "field `count` must be a whole number, got 1.5"),
+        ('{"ratio": "x"}', 'field `ratio` must be a number, got "x"'),
+        ('{"is_live": 1}', "field `is_live` must be true or false, got 1"),
+        ('{"name": 3}', "field `name` must be a string, got 3"),
+        ('{"name": "duck"}', 'field `name` must be a string of at most 3 characters, got "duck"'),
+        ('{"counts": {}}', "field `counts` must be a list, got {}"),
+        ('{"counts": [1, "x"]}', 'field `counts[1]` must be a whole number, got "x"'),
+        ('{"counts": [1, 2, 3]}', "field `counts` must be a list of at most 2 items, got [1,2,3]"),
+        ("[]", "the body is invalid: it must be an object, got []"),
+        # The value is not quoted: its path lacks the key, it is long, or the rest is no JSON.
+        (
+            '{"count_by_name": {"a": "x"}}',
+            "field `count_by_name[...]` must be a whole number, got a string",
+        ),
+        (f'{{"count": "{"x" * 100}"}}', "field `count` must be a whole number, got a string"),
+        ('{"count": "abc", "counts": ' + "[" * 9_999 + "]" * 9_999 + "}", "got a string"),
+        ('{"count": "abc", ', "field `count` must be a whole number, got a string"),
+    ],
+)
+def test_a_wrong_type_is_told_in_words_of_json_with_the_value(body: str, sentence: str) -> None:
+    assert refusal(Everything, body).endswith(sentence)
+
+
+def test_the_value_in_a_large_body_is_not_quoted() -> None:
+    spaces = " " * http_limits.HTTP_QUOTED_BODY_BYTES
+    said = refusal(Everything, f'{{"count": "abc"{spaces}}}')
+    assert said.endswith("field `count` must be a whole number, got a string")
 
 
 def test_a_very_long_name_gets_no_hint() -> None:
