@@ -65,8 +65,7 @@ Promises:
 - While a message is unanswered, the next one stays undecoded. `unread_bytes` says how many bytes
   wait, so that the connection can stop reading.
 
-Timers, and the check whether an id or topic exists, are elsewhere. A client needs only `Lines`,
-`parse` and `encode`.
+Timers and checks of ids and topics are elsewhere. A client needs `Lines`, `parse` and `encode`.
 """
 
 from __future__ import annotations
@@ -166,8 +165,7 @@ def encode(message: Message) -> bytes:
 
 def parse(line: bytes, entry_bytes: int = shared_limits.LINE_ENTRY_BYTES) -> Message:
     """Parse a line without its newline. Raise InvalidRequest, usually ProtocolError, if it is not a
-    message, and RecordTooLarge for an entry of more than `entry_bytes`.
-    """
+    message, and RecordTooLarge for an entry of more than `entry_bytes`."""
     word = _WORD_BY_LINE.get(line)
     if word is not None:
         return word
@@ -594,7 +592,9 @@ def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
     """Parse the line of an entry. Raise ProtocolError or RecordTooLarge."""
     _, topic, *rest = line.split(b" ", 2)
     if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
-        raise ProtocolError(f"{abbreviate(line)} is no entry: write topic K [entry]")
+        raise ProtocolError(
+            f"{abbreviate(line)} is no entry: write topic K [entry], with one space between words"
+        )
     content = unescape(rest[0][1:-1])
     check_size(len(content), entry_bytes)
     return Entry(parse_topic(topic), content)

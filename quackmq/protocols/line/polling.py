@@ -70,8 +70,11 @@ def parse_getentry(line: bytes) -> GetEntry:
         case [_, topic, last]:
             request = GetEntry(parse_topic(topic), parse_number("number", last))
         case [_, topic, last, partition]:
-            number = parse_number("number", last)
-            request = GetEntry(parse_topic(topic), number, parse_number("partition", partition))
+            request = GetEntry(
+                parse_topic(topic),
+                parse_number("number", last),
+                parse_number("partition", partition),
+            )
         case _:
             raise ProtocolError(f"{abbreviate(line)} is no request: write getentry K LAST")
     if request.last < 0 or request.partition < 0:

@@ -24,7 +24,10 @@ def parse_id(word: bytes) -> str:
 def parse_name(what: str, word: bytes, most_bytes: int) -> str:
     """Return an id or a topic, which `what` says. Raise InvalidRequest if it is invalid."""
     if not 1 <= len(word) <= most_bytes:
-        raise InvalidRequest(f"the {what} takes 1 to {most_bytes} bytes, not {len(word)}")
+        raise InvalidRequest(
+            f"the {what} takes 1 to {most_bytes} bytes, not {len(word)}; words are separated by "
+            "one space"
+        )
     try:
         name = word.decode()
     except UnicodeDecodeError:
@@ -41,6 +44,8 @@ def parse_number(what: str, word: bytes) -> int:
     digits = word.removeprefix(b"-")
     if digits.isdigit() and len(digits) <= _DIGITS and b"%d" % int(word) == word:
         return int(word)
+    if not word:
+        raise ProtocolError(f"the {what} is empty; words are separated by one space")
     raise ProtocolError(f"the {what} {abbreviate(word)} is not a whole number")
 
 

@@ -61,6 +61,8 @@ def test_any_message_comes_back_as_it_was_from_one_plain_line(message: Message) 
         (b"getentry  2", "1 to 249 bytes"),
         (b"getentry 1 -1", "0 or more"),
         (b"getentry 1 0 -1", "0 or more"),
+        (b"getentry 1  5", "the number is empty; words are separated by one space"),
+        (b"getentry  1 5", "not 0; words are separated by one space"),
         (b"getentry 1 x", "not a whole number"),
         (b"getentry 1 007", "not a whole number"),
         (b"getentry 1 -0", "not a whole number"),

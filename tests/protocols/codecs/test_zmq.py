@@ -93,6 +93,8 @@ def test_what_is_encoded_is_parsed_as_it_was(request_: Request) -> None:
         (b"SUB donald", "there is no topic"),
         (b"SUB donald ducks more", "something after the topic"),
         (b"GET donald ducks -1 more", "something after the last-id"),
+        (b"SUB  donald ducks", "with one space between words"),
+        (b"PUTN donald ducks  1 quack", "not 0; words are separated by one space"),
         (b"GET donald ducks ", "a last-id takes 1 to 100 bytes, not 0"),
         (b"GET donald ducks " + b"x" * 101, "a last-id takes 1 to 100 bytes, not 101"),
         (b"PUTN donald ducks", "there is no sequence"),

@@ -40,7 +40,10 @@ def split_words(frame: bytes, names: tuple[str, ...], *, has_content: bool = Fal
     if len(words) < len(names):
         raise ProtocolError(f"there is no {names[len(words)]}: write {' '.join(names)}")
     if not has_content and b" " in words[-1]:
-        raise ProtocolError(f"there is something after the {names[-1]}: write {' '.join(names)}")
+        raise ProtocolError(
+            f"there is something after the {names[-1]}: write {' '.join(names)}, with one space "
+            "between words"
+        )
     return words
 
 
@@ -76,7 +79,10 @@ def check_word(name: str, word: bytes, most_bytes: int = _WORD_BYTES) -> str:
     is empty or too long. `name` says what it is.
     """
     if not 1 <= len(word) <= most_bytes:
-        raise ProtocolError(f"a {name} takes 1 to {most_bytes} bytes, not {len(word)}")
+        raise ProtocolError(
+            f"a {name} takes 1 to {most_bytes} bytes, not {len(word)}; words are separated by one "
+            "space"
+        )
     return word.decode(errors="replace")
 
 
