@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quackmq import Client, QuackError, errors
+from quackmq import AsyncClient, Client, QuackError, errors
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from tests.client.conftest import Clients
 
@@ -108,6 +108,22 @@ def test_a_serialiser_of_ones_own_is_an_object_with_dumps_and_loads(
     client.put(topic, 21)
     message = client.get(topic)
     assert (message.value, message.data) == (42, b"x" * 21)
+
+
+@pytest.mark.parametrize("serialiser", ["jsn", None, b"json", object()])
+def test_a_serialiser_without_dumps_and_loads_is_refused_at_once(serialiser: Any) -> None:
+    with pytest.raises(
+        errors.InvalidRequest, match="use one of bytes, str, json, or an object with dump"
+    ):
+        Client("127.0.0.1:1", serialiser=serialiser)
+
+
+@pytest.mark.parametrize("client_class", [Client, AsyncClient])
+def test_a_misspelt_argument_is_answered_with_the_right_one(client_class: Any) -> None:
+    with pytest.raises(TypeError, match="no argument 'serializer': did you mean 'serialiser'?"):
+        client_class("127.0.0.1:1", serializer="json")
+    with pytest.raises(TypeError, match="no argument 'colour'$"):
+        client_class("127.0.0.1:1", colour="blue")
 
 
 def test_messages_with_one_key_stay_in_one_partition(client: Client, topic: str) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, overload
+from typing import Any, Final, Literal, Never, Self, overload
 
 from quackmq.client import limits
 from quackmq.client.consuming.consumer import OnCrash, Reader
@@ -38,6 +38,7 @@ from quackmq.client.kafka.types import (
     Serialiser,
     SerialiserName,
     StartLike,
+    describe_unknown_argument,
     find_serialiser,
     header_pairs,
     key_bytes,
@@ -94,6 +95,7 @@ class Client:
         session_timeout: float = limits.CLIENT_SESSION_MS / 1000,
         busy_timeout: float = limits.CLIENT_BUSY_MS / 1000,
         settings: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> None:
         """`address` is HOST:PORT, or several separated by commas. The constructor does not connect.
 
@@ -107,6 +109,8 @@ class Client:
         dead one. `busy_timeout`: how long a message may be processed. `settings`: further settings
         of librdkafka, for example for TLS or passwords of a cluster.
         """
+        if unknown:
+            raise TypeError(describe_unknown_argument(next(iter(unknown)), Client.__init__))
         if name is not None:
             check_name(name)
         check_addresses(address)

@@ -7,6 +7,8 @@ pays only for what it uses.
 from __future__ import annotations
 
 import datetime
+import difflib
+import inspect
 import reprlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -185,7 +187,7 @@ _SERIALISERS: Final[Mapping[str, Serialiser]] = {"bytes": _Bytes(), "str": _Text
 
 def find_serialiser(serialiser: SerialiserName | Serialiser) -> Serialiser:
     """Return the serialiser with this name, or the given object. Raises InvalidRequest for an
-    unknown name."""
+    unknown name, and for an object without the methods of a serialiser."""
     if isinstance(serialiser, str):
         if serialiser not in _SERIALISERS:
             raise InvalidRequest(
@@ -193,10 +195,24 @@ def find_serialiser(serialiser: SerialiserName | Serialiser) -> Serialiser:
                 "an object with dumps and loads"
             )
         return _SERIALISERS[serialiser]
+    if not all(callable(getattr(serialiser, name, None)) for name in ("dumps", "loads")):
+        raise InvalidRequest(
+            f"{serialiser!r} is not a serialiser: use one of {', '.join(_SERIALISERS)}, or an "
+            "object with dumps and loads"
+        )
     return serialiser
 
 
 # --- arguments -------------------------------------------------------------------------------
+
+
+def describe_unknown_argument(name: str, constructor: Callable[..., None]) -> str:
+    """Return an error about an argument that the constructor of a client does not have. Suggest a
+    similar one, for example `serialiser` for `serializer`."""
+    known_names = list(inspect.signature(constructor).parameters)
+    similar_names = difflib.get_close_matches(name, known_names, n=1)
+    suggestion = f": did you mean {similar_names[0]!r}?" if similar_names else ""
+    return f"a client has no argument {name!r}{suggestion}"
 
 
 def key_bytes(key: str | bytes | None) -> bytes | None:
