@@ -77,6 +77,9 @@ SPARK_SPREAD_ROWS: Final = 500
 
 # --- pipelines -----------------------------------------------------------------------------
 
+#: How long a pipeline waits at its start until a broker listens at the address: enough for a broker
+#: that starts at the same time, and short for a user who has forgotten to start one.
+PIPELINE_BROKER_MS: Final = 3_000
 #: Attempts to start a stream whose Python process does not start in time.
 PIPELINE_START_ATTEMPTS: Final = 5
 #: How long a stopping stream may take for its current batch; the batch is repeated anyway.

@@ -303,5 +303,5 @@ def _connection_error(bootstrap: str, error: Exception, deadline: Deadline) -> Q
     reason = error if kafka_failure is None else kafka_failure.str()
     return QuackTimeout(
         f"waited {deadline.duration_text()} for a broker at kafka.bootstrap.servers={bootstrap}: "
-        f"{reason}"
+        f"start one with `quackmq serve`, or correct the address ({reason})"
     )

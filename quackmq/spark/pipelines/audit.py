@@ -154,7 +154,8 @@ def _add_topic_field(schema: pa.Schema) -> Any:
 
 def run(job: Job, options: Options) -> Report:
     """Audit the topics and their subscriptions; return the report. Raise UnknownTopic for a named
-    topic that does not exist."""
+    topic that does not exist, and NoBroker."""
+    job.wait_for_broker()
     metadata = BrokerMetadata(SourceOptions(job.address, Subscribe(options.topics), "earliest"))
     try:
         return _Audit(job, options, metadata).report()

@@ -76,7 +76,7 @@ class Compacted:
     """The files and bytes of a topic's archive, up to the end that it had when the run started.
 
     - `merges`: merged files that the broker has accepted.
-    - `beaten`: merges without effect, because another program had merged the same files first.
+    - `superseded`: merges without effect, because another program had replaced their files first.
     - `damaged`: the reasons why files cannot be read; these files are left unchanged."""
 
     topic: str
@@ -85,14 +85,15 @@ class Compacted:
     files_after: int
     bytes_after: int
     merges: int = 0
-    beaten: int = 0
+    superseded: int = 0
     damaged: tuple[str, ...] = ()
 
 
 def run(job: Job, options: Options) -> Report:
     """Compact the named topics, or all; return the report. With `dry_run`, only plan. Raise
-    UnknownTopic for a named topic that does not exist."""
+    UnknownTopic for a named topic that does not exist, and NoBroker."""
     settings = make_settings(options.target_bytes, options.by_day)
+    job.wait_for_broker()
     access = find_broker(job.address)
     with access.connect() as broker:
         names = list(dict.fromkeys(options.topics))
@@ -169,7 +170,7 @@ class _Compaction:
     tell: Callable[[str], None]
     stopping: threading.Event
     merges: int = 0
-    beaten: int = 0
+    superseded: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> Compacted:
@@ -240,7 +241,7 @@ class _Compaction:
 
     def _handle_outcome(self, broker: Http, order: MergeOrder, future: Future[Outcome]) -> None:
         """Offer a merged file to the broker, and count the outcome. Removed files and a refused
-        offer count as `beaten`. Raise StorageError if the merge failed."""
+        offer count as `superseded`. Raise StorageError if the merge failed."""
         outcome = future.result()
         if isinstance(outcome, MergeFailed):
             raise StorageError(outcome.reason)
@@ -249,7 +250,7 @@ class _Compaction:
         elif isinstance(outcome, MergedFile) and self._offer_file(broker, order, outcome):
             self.merges += 1
         else:
-            self.beaten += 1
+            self.superseded += 1
 
     def _offer_file(self, broker: Http, order: MergeOrder, merged: MergedFile) -> bool:
         """Offer a merged file to the broker; return whether the broker accepted it. The offer is
@@ -289,7 +290,7 @@ class _Compaction:
             *_count_files(self.start_archive, ends),
             *_count_files(end_archive, ends),
             self.merges,
-            self.beaten,
+            self.superseded,
             tuple(self.damaged.values()),
         )
 
@@ -370,7 +371,7 @@ def _report(results: Sequence[Compacted], title: str) -> Report:
     ]
     facts = {
         "merges": sum(result.merges for result in results),
-        "beaten by others": sum(result.beaten for result in results),
+        "merges that came too late": sum(result.superseded for result in results),
         "damaged files": [reason for result in results for reason in result.damaged],
     }
     return Report(title, _COLUMNS, rows, facts, is_good=not facts["damaged files"])

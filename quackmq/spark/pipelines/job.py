@@ -27,6 +27,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
+from quackmq.client.deadline import Deadline
+from quackmq.client.kafka.reachable import wait_for_broker
 from quackmq.spark import limits
 from quackmq.spark.java import HINT, use_java
 from quackmq.spark.pipelines.errors import NotInstalled, Stopped, shorten_error
@@ -140,6 +142,12 @@ class Job:
     def broker(self) -> dict[str, str]:
         """Return the options of `format("quackmq")` that name the broker."""
         return {"kafka.bootstrap.servers": self.address}
+
+    def wait_for_broker(self) -> None:
+        """Return when a broker listens at the address. Raise NoBroker if none does so within
+        `PIPELINE_BROKER_MS`. A pipeline calls this first, before it starts Spark. Later it waits
+        longer for a broker, which may be restarting."""
+        wait_for_broker(self.address, Deadline(limits.PIPELINE_BROKER_MS / 1000))
 
     def show_progress(self, text: str) -> None:
         """Show the progress in one line; on a terminal it replaces the line before."""

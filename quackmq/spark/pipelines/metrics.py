@@ -102,6 +102,7 @@ def run(job: Job, options: Options) -> Report:
     """Run the stress test, unless `processes` is 0; sum up its measurements and return the
     report."""
     _check_options(options)
+    job.wait_for_broker()
     name = options.run or uuid.uuid4().hex[:12]
     if options.processes:
         _stress(job, options, name)

@@ -193,6 +193,7 @@ def run(job: Job, options: Options) -> Report:
     InvalidRequest or UnknownTopic for wrong options."""
     if options.portion < 1:
         raise InvalidRequest(f"--portion cannot be {options.portion}: it is 1 or more")
+    job.wait_for_broker()
     replay_range, partitioning = _load_or_fix_range(job, options)
     # Check the expression before anything is published.
     _rows(job, options, replay_range, replay_range.portion(0), partitioning)

@@ -77,6 +77,7 @@ def run(job: Job, options: Options) -> Report:
     """Put the requests, run the workers, and join the requests with their results; return the
     report."""
     _check_options(options)
+    job.wait_for_broker()
     name = options.run or uuid.uuid4().hex[:12]
     with Watch(job.address) as watch:
         restarts = _simulate(job, options, name, watch)

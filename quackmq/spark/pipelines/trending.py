@@ -188,6 +188,8 @@ def _prepare(job: Job, options: Options, cleanup: ExitStack) -> _RunState:
                 "trending needs --checkpoint DIR, where it stores which results it has published"
             )
         checkpoint = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="quackmq-")))
+    job.wait_for_broker()
+    # Raise UnknownTopic for a named topic before Spark starts.
     _fetch_ends({**job.broker, **_selection_options(options)})
     results_start = None
     if options.to is not None:

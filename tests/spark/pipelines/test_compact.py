@@ -121,7 +121,11 @@ def test_s5_small_files_become_one_with_every_record_as_it_was(
     after = paths(broker, topic)
     assert [Path(path).parent.name for path in after] == ["0", "1"]
     assert report.rows == [(topic, 2 * FILES, 2, bytes_before, sizes(after))]
-    assert report.facts == {"merges": 2, "beaten by others": 0, "damaged files": []}
+    assert report.facts == {
+        "merges": 2,
+        "merges that came too late": 0,
+        "damaged files": [],
+    }
     assert report.is_good
     assert rows(after) == expected
     assert broker.consumed(topic, 2) == consumed
@@ -249,7 +253,9 @@ def test_s5_archiving_and_merging_go_on_beside_it(
 
 
 @pytest.mark.needs("java")
-def test_whoever_is_beaten_plans_again(broker: Broker, topic: str, spark: SparkSession) -> None:
+def test_a_compaction_whose_merges_come_too_late_plans_again(
+    broker: Broker, topic: str, spark: SparkSession
+) -> None:
     fill(broker, topic, partitions=1)
     expected = rows(paths(broker, topic))
     told: list[str] = []
@@ -265,7 +271,7 @@ def test_whoever_is_beaten_plans_again(broker: Broker, topic: str, spark: SparkS
     done = compact(
         spark, topic, bootstrap_servers=broker.address, target_bytes=target_bytes, tell=tell
     )
-    assert done.beaten >= 1 and done.merges == 0
+    assert done.superseded >= 1 and done.merges == 0
     assert (done.files_before, done.files_after) == (FILES, 1)
     assert rows(paths(broker, topic)) == expected
 
@@ -285,7 +291,7 @@ def test_whose_plan_is_over_plans_again(broker: Broker, topic: str, spark: Spark
             assert client.delete(f"/v1/archive/plans/{ended[0]}").status == 204
 
     done = compact(spark, topic, bootstrap_servers=broker.address, tell=tell)
-    assert (done.merges, done.beaten, done.files_after) == (1, 1, 1)
+    assert (done.merges, done.superseded, done.files_after) == (1, 1, 1)
     assert rows(paths(broker, topic)) == expected
 
 

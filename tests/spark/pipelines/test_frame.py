@@ -22,8 +22,7 @@ import pytest
 
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest, UnknownTopic
-from quackmq.spark import pipelines
-from quackmq.spark.broker import http as connection
+from quackmq.spark import limits, pipelines
 from quackmq.spark.pipelines.errors import NotInstalled, SparkFailed, shorten_error
 from quackmq.spark.pipelines.job import Job
 from quackmq.spark.pipelines.options import add_options, format_span, option, options_of, span
@@ -371,17 +370,11 @@ def test_a_broker_that_is_not_there_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is waited for, here not for as long as by users; Spark is not even started."""
-
-    def find(bootstrap: str, *_: Any) -> connection.Access:
-        return found(bootstrap, retry_ms=300)
-
-    found = connection.find_broker
-    monkeypatch.setattr(connection, "find_broker", find)
-    monkeypatch.setattr("quackmq.spark.pipelines.compact.find_broker", find)
+    monkeypatch.setattr(limits, "PIPELINE_BROKER_MS", 100)
     assert main(["pipeline", "run", *arguments, "--broker", "127.0.0.1:1"]) == 1
     told = capsys.readouterr()
-    assert told.err.startswith("quackmq: waited 0.3 s for a broker at ")
-    assert "127.0.0.1:1" in told.err
+    assert told.err.startswith("quackmq: nothing listens at 127.0.0.1:1 after 0.1 s ")
+    assert "start a broker there with `quackmq serve`" in told.err
     assert told.err.count("\n") == 1
     assert told.out == ""
 
