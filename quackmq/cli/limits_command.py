@@ -57,8 +57,10 @@ def run(args: argparse.Namespace) -> int:
     package = None
     for each in selected:
         if each.package != package:
+            if package is not None:
+                print()
             package = each.package
-            print(f"\n{package}\n")
+            print(f"{package}\n")
         value = f"{each.value:,}" if isinstance(each.value, int) else each.value
         print(f"  {each.name} = {value}\n      {each.reason}")
     return 0

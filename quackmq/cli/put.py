@@ -75,20 +75,36 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Put all messages and print how many, or their ids. Return 0; failures are raised as
-    QuackError."""
+    QuackError. After Ctrl-C, print how many messages the broker has acknowledged."""
     from quackmq.client.kafka.client import Client
 
     headers = [_parse_header(text) for text in args.headers]
-    message_count = 0
-    with Client(args.broker, timeout=args.timeout) as client:
-        for messages in _message_batches(args.messages):
-            ids = client.put_many(args.topic, messages, key=args.key, headers=headers)
-            message_count += len(ids)
-            if args.ids:
-                print("\n".join(map(str, ids)), flush=True)
+    acknowledged_count = 0
+    # Messages of the present call, for which the broker has not responded.
+    sent_count = 0
+    try:
+        with Client(args.broker, timeout=args.timeout) as client:
+            for messages in _message_batches(args.messages):
+                sent_count = len(messages)
+                ids = client.put_many(args.topic, messages, key=args.key, headers=headers)
+                acknowledged_count += len(ids)
+                sent_count = 0
+                if args.ids:
+                    print("\n".join(map(str, ids)), flush=True)
+    except KeyboardInterrupt:
+        _report_interrupt(acknowledged_count, sent_count)
+        raise
     if not args.ids:
-        print(f"{pluralize(message_count, 'message')} put into {args.topic}")
+        print(f"{pluralize(acknowledged_count, 'message')} put into {args.topic}")
     return 0
+
+
+def _report_interrupt(acknowledged_count: int, sent_count: int) -> None:
+    """Print to stderr how many messages are stored for certain, and how many perhaps."""
+    report = f"interrupted: {pluralize(acknowledged_count, 'message')} acknowledged"
+    if sent_count:
+        report += f", {pluralize(sent_count, 'message')} sent and perhaps stored"
+    print(f"quackmq: {report}", file=sys.stderr)
 
 
 def _allow_options_between_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Formatting of command output: tables, counts, timestamps, progress.
+"""Formatting of command output: tables, counts, timestamps, progress. Parsing of counts.
 
 Data from peers is never printed raw: text is quoted, with control characters escaped, and other
 bytes are printed in hexadecimal.
@@ -6,6 +6,7 @@ bytes are printed in hexadecimal.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -34,6 +35,13 @@ def table(rows: list[Sequence[str]], *, right_aligned: Collection[int] = ()) -> 
 
 def pluralize(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{'' if number == 1 else plural}"
+
+
+def parse_count(text: str) -> int:
+    """Parse a whole number from 0 on, as an argparse type."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, got {text!r}")
+    return int(text)
 
 
 def join_words(words: Sequence[str]) -> str:

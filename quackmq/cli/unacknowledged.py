@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from quackmq import limits as shared_limits
 from quackmq.cli.broker.address import Address
 from quackmq.cli.broker.requests import add_http_option, parse_http_option, request
-from quackmq.cli.text import format_time, pluralize, table
+from quackmq.cli.text import format_time, parse_count, pluralize, table
 from quackmq.errors import InvalidRequest
 
 #: Subscriptions that are listed by default; a person reads no more.
@@ -34,10 +34,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("topic", metavar="TOPIC")
     message = parser.add_mutually_exclusive_group(required=True)
-    message.add_argument("--offset", type=int, metavar="N", help="the message's offset")
+    message.add_argument("--offset", type=parse_count, metavar="N", help="the message's offset")
     message.add_argument("--id", metavar="ID", help="the message's id, in place of its offset")
     parser.add_argument(
-        "--partition", type=int, metavar="N", help="with --offset: the partition; default 0"
+        "--partition",
+        type=parse_count,
+        metavar="N",
+        help="with --offset: the partition; default 0",
     )
     parser.add_argument("--count", action="store_true", help="print only how many they are")
     parser.add_argument(
@@ -45,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=parse_count,
         metavar="N",
         default=_DEFAULT_LIMIT,
         help=f"list at most this many, up to {shared_limits.HTTP_PAGE_ITEMS}; default %(default)s",

@@ -536,7 +536,10 @@ def test_no_look_changes_anything(archive: Command, directory: Path, tmp_path: P
         (["export", "{}/data", "ducks"], "arguments are required: TARGET"),
         (["export", "{}/data", "ducks", "{}/data"], "data is not an empty directory"),
         (["export", "{}/data", "ducks", "{}/x", "--since", "noon"], "'noon' is not a time"),
-        (["export", "{}/data", "ducks", "{}/x", "--from", "-1"], "is not a number of at least 0"),
+        (
+            ["export", "{}/data", "ducks", "{}/x", "--from", "-1"],
+            "must be a whole number from 0 on, got '-1'",
+        ),
         (["export", "{}/data", "ducks", "{}/x", "--from", "3", "--before", "3"], "is not below"),
         (
             ["export", "{}/data", "ducks", "{}/x", "--since=2024-01-01", "--until=2023-01-01"],

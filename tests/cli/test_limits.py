@@ -19,6 +19,7 @@ def test_the_bounds_of_a_package_are_listed_with_their_reasons(
     assert all(each["reason"] for each in found.values())
     assert main(["limits"]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith("shared\n\n  ") and "\n\nbroker\n\n  " in shown
     assert "LINE_HEAD_BYTES = 1,024" in shown and "BATCH_BYTES = 16,777,216" in shown
 
 

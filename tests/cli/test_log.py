@@ -106,6 +106,12 @@ async def _append_to_a_new_store(directory: Path, *batches: Batch) -> PartitionK
     return key
 
 
+async def _trim(directory: Path, key: PartitionKey, offset: int) -> None:
+    store = await open_store(directory)
+    await store.trim(key, offset)
+    await store.close()
+
+
 # --- ls --------------------------------------------------------------------------------------
 
 
@@ -217,6 +223,19 @@ def test_dump_shows_records_and_nothing_that_a_terminal_would_obey(
     output = log("dump", "--records", directory, "ducks:0")
     assert output.lines[1:3] == [f"    0 {MOMENT} null 'one'", f"    1 {MOMENT} null 'two'"]
     assert output.lines[4] == (f"    2 {MOMENT} 0xff00 '\\x1b[2J Ä' 'name': 'x' 'none': null")
+
+
+def test_dump_and_ls_begin_at_the_same_offset_after_a_trim(log: Log, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    batches = [batch_of(b"one"), batch_of(b"two", b"three")]
+    key = asyncio.run(_append_to_a_new_store(data, *batches))
+    asyncio.run(_trim(data, key, 2))
+    (partition,) = orjson.loads(log("ls", data, "--json").out)["topics"][0]["partitions"]
+    assert partition["first_offset"] == 2
+    batch_line, record_line = log("dump", data, "--records").lines
+    assert batch_line.startswith("ducks:0 offsets 1 to 2, ")
+    assert batch_line.endswith(", trimmed before offset 2")
+    assert record_line == f"    2 {MOMENT} null 'three'"
 
 
 @pytest.mark.parametrize(
@@ -385,8 +404,8 @@ def test_verify_tells_how_far_it_has_got(
         (["dump", "{}/data", "ducks:2"], "topic ducks has 2 partitions, not '2'"),
         (["dump", "{}/data", "ducks:x"], "topic ducks has 2 partitions, not 'x'"),
         (["dump", "{}/data", "ducks", "--journal"], "--journal can only be combined with --limit"),
-        (["dump", "{}/data", "--from", "-1"], "'-1' is not a number of at least 0"),
-        (["dump", "{}/data", "--limit", "few"], "'few' is not a number of at least 0"),
+        (["dump", "{}/data", "--from", "-1"], "must be a whole number from 0 on, got '-1'"),
+        (["dump", "{}/data", "--limit", "few"], "must be a whole number from 0 on, got 'few'"),
         (["verify"], "arguments are required: DIR"),
         (["look", "{}/data"], "there is no command 'look'"),
         ([], "arguments are required: ACTION"),

@@ -70,6 +70,10 @@ def test_help_of_serve_names_every_setting_and_its_variable(
         (["log", "ls", "--jsn", "x"], "log ls: there is no option '--jsn': did you mean '--json'?"),
         (["put", "ducks", "--kye", "x", "quack"], "there is no option '--kye': did you mean"),
         (["put", "--kye=x"], "put: there is no option '--kye': did you mean '--key'?"),
+        (
+            ["unacknowledged", "ducks", "--offset", "x"],
+            "argument --offset: must be a whole number from 0 on, got 'x'",
+        ),
         (["serve", "--data"], "--data: expected one argument"),
         (["serve"], "serve needs a data directory"),
         (["serve", "--sync", "never"], "the option --sync: 'never' is not one of"),

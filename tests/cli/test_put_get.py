@@ -139,6 +139,37 @@ def test_without_a_name_nothing_is_left_behind(
     assert groups(admin) == before
 
 
+@pytest.mark.parametrize(
+    ("is_putting", "rest"), [(False, ""), (True, ", 1 message sent and perhaps stored")]
+)
+def test_a_put_that_is_interrupted_prints_how_many_messages_were_acknowledged(
+    is_putting: bool,
+    rest: str,
+    address: str,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C comes while the command waits for more lines, or for the broker."""
+    put_many = Client.put_many
+
+    def put_or_stop(client: Client, topic: str, messages: list[bytes], **options: Any) -> Any:
+        if messages == [b"three"]:
+            raise KeyboardInterrupt
+        return put_many(client, topic, messages, **options)
+
+    def batches(_: list[str]) -> Iterator[list[bytes]]:
+        yield [b"one", b"two"]
+        if is_putting:
+            yield [b"three"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "put_many", put_or_stop)
+    monkeypatch.setattr(putting, "_message_batches", batches)
+    assert main(["put", topic, "--broker", address, "--timeout", str(DEADLINE_S)]) == 130
+    assert capsys.readouterr() == ("", f"quackmq: interrupted: 2 messages acknowledged{rest}\n")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_count_that_a_signal_cuts_short_is_no_success(

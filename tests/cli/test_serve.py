@@ -146,8 +146,10 @@ def test_the_default_number_of_partitions_is_that_of_new_topics(tmp_path: Path) 
 def test_a_port_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with Server("serve", "--data", tmp_path, "--kafka", f"127.0.0.1:{port}") as server:
+        data = tmp_path / "data"
+        with Server("serve", "--data", data, "--kafka", f"127.0.0.1:{port}") as server:
             assert server.exit_code() == 1
+            assert not data.exists(), "a failed start leaves no new directory behind"
             assert server.line() == ""
             assert server.errors().splitlines()[-1] == (
                 f"quackmq: cannot open the kafka listener on 127.0.0.1:{port}: address already in "

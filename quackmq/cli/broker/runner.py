@@ -129,6 +129,9 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
     order."""
     process.prepare()
     stopping = _catch_signals()
+    if settings.store != MEMORY_STORE and settings.data is not None and not settings.data.exists():
+        # A start that fails leaves no new directory behind.
+        await _check_addresses(addresses)
     async with AsyncExitStack() as opened:
         clock = Clock.of_system()
         store, archive = await _open_store(settings, clock)
@@ -200,25 +203,48 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
     return archive, archive
 
 
+async def _check_addresses(addresses: Mapping[str, Address | UnixPath]) -> None:
+    """Bind each TCP address, and release it. Raise OSError for the first one that cannot be
+    bound."""
+    for name, address in addresses.items():
+        if isinstance(address, UnixPath):
+            continue
+        try:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(
+                asyncio.Protocol, address.host, address.port, start_serving=False
+            )
+        except OSError as error:
+            raise _listener_error(name, address, error) from error
+        server.close()
+        await server.wait_closed()
+
+
 async def _start_listener(
     name: str, listener: Listener, address: Address | UnixPath
 ) -> Address | UnixPath:
+    """Start a listener; return the address that it is bound to. Raise OSError with a sentence for
+    the user."""
     try:
         where = await listener.start()
-        assert where is not None, "a listener with an address is bound"
-        return UnixPath(where) if isinstance(where, str) else Address(*where)
     except OSError as error:
-        # The event loop's message repeats the address. A failed name look-up has no system error
-        # number.
-        has_errno = error.errno is not None and error.errno > 0
-        reason = os.strerror(error.errno or 0) if has_errno else error.strerror or str(error)
-        hint = ""
-        if error.errno == errno.EADDRINUSE:
-            hint = ". Is another broker running?"
-            if isinstance(address, Address):
-                hint += f" --{name} {address.host}:0 picks a free port"
-        complaint = f"cannot open the {name} listener on {address}: {reason.lower()}{hint}"
-        raise OSError(complaint) from error
+        raise _listener_error(name, address, error) from error
+    assert where is not None, "a listener with an address is bound"
+    return UnixPath(where) if isinstance(where, str) else Address(*where)
+
+
+def _listener_error(name: str, address: Address | UnixPath, error: OSError) -> OSError:
+    """Return the error to raise if a listener cannot be opened: the reason, and what to do."""
+    # The event loop's message repeats the address. A failed name look-up has no system error
+    # number.
+    has_errno = error.errno is not None and error.errno > 0
+    reason = os.strerror(error.errno or 0) if has_errno else error.strerror or str(error)
+    hint = ""
+    if error.errno == errno.EADDRINUSE:
+        hint = ". Is another broker running?"
+        if isinstance(address, Address):
+            hint += f" --{name} {address.host}:0 picks a free port"
+    return OSError(f"cannot open the {name} listener on {address}: {reason.lower()}{hint}")
 
 
 async def _close_listeners(listeners: Mapping[str, Listener]) -> None:

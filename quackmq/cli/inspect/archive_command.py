@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from quackmq.cli.exit_codes import inspect_directory
-from quackmq.cli.inspect.log_command import parse_count
+from quackmq.cli.text import parse_count
 
 _ADDRESS = "127.0.0.1:9092"
 

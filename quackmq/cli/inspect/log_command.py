@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from quackmq.cli.exit_codes import inspect_directory
+from quackmq.cli.text import parse_count
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,9 +75,3 @@ def run(args: argparse.Namespace) -> int:
     from quackmq.cli.inspect import log_output
 
     return inspect_directory(args.directory, lambda: log_output.inspect_log(args))
-
-
-def parse_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return int(text)

@@ -191,17 +191,19 @@ def dump(
     remaining = limit
     for topic, log in _select_logs(inspection, selector):
         name = f"{topic.name}:{log.key.partition}"
-        for found in inspection.segments.batches(log, start):
+        # Batches before the first offset are trimmed; their files may not be removed yet.
+        for found in inspection.segments.batches(log, max(start, log.first_offset)):
             if remaining == 0:
                 return damaged
             if isinstance(found, Finding):
                 damaged = True
                 print(f"{name} {found}")
                 continue
-            print(f"{name} {_batch_line(found)}")
+            print(f"{name} {_batch_line(found, log.first_offset)}")
             printed = 1
             if with_records:
-                printed = _print_records(found.batch, start, remaining)
+                first_offset = max(start, log.first_offset)
+                printed = _print_records(found.batch, first_offset, remaining)
             remaining = None if remaining is None else remaining - printed
     return damaged
 
@@ -226,8 +228,9 @@ def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Top
     yield found, inspection.logs[PartitionKey(found.id, int(number))]
 
 
-def _batch_line(segment_batch: StoredBatch) -> str:
-    """Return a line about one batch: its offsets, place, producer and times."""
+def _batch_line(segment_batch: StoredBatch, first_offset: int) -> str:
+    """Return a line about one batch: its offsets, place, producer and times. `first_offset` is the
+    first offset of the partition; a batch may start before it."""
     batch = segment_batch.batch
     parts = [
         f"offsets {batch.base_offset} to {batch.next_offset - 1}",
@@ -241,6 +244,8 @@ def _batch_line(segment_batch: StoredBatch) -> str:
             f"sequence {batch.base_sequence}"
         )
     parts.append(f"{format_time(batch.base_timestamp)} to {format_time(batch.max_timestamp)}")
+    if batch.base_offset < first_offset:
+        parts.append(f"trimmed before offset {first_offset}")
     if batch.is_transactional:
         parts.append("transactional")
     if batch.is_control:
@@ -256,7 +261,7 @@ def _describe_marker(batch: Batch) -> str:
 
 
 def _print_records(batch: Batch, start: int, limit: int | None) -> int:
-    """Print the records; return how many were printed."""
+    """Print up to `limit` records from offset `start` on; return how many were printed."""
     count = 0
     try:
         for record in codec.decode(batch):
