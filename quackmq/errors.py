@@ -73,7 +73,11 @@
     ├── BrokerClosing
     ├── InternalError             an invariant of this program is violated: a bug, please report it
     └── StorageError
-        ├── StoreReadOnly         a full disk or a failed sync: reads continue, writes do not
+        ├── WriteFailed           a change that the store has not confirmed
+        │   ├── StoreReadOnly     a full disk or a failed sync: reads continue, writes do not
+        │   ├── StoreUnavailable  the store cannot be reached now; nothing was changed: retry
+        │   ├── OutcomeUnknown    it is unknown whether the change was stored
+        │   └── StoreFenced       another broker owns the store now: ask that one
         ├── DamagedData           stored bytes with a wrong checksum; never returned
         ├── DamagedStore          damage because of which the directory cannot be opened
         ├── StoreLocked
@@ -387,8 +391,24 @@ class StorageError(QuackError):
     code = "storage_error"
 
 
-class StoreReadOnly(StorageError):
+class WriteFailed(StorageError):
+    code = "write_failed"
+
+
+class StoreReadOnly(WriteFailed):
     code = "store_read_only"
+
+
+class StoreUnavailable(WriteFailed):
+    code = "store_unavailable"
+
+
+class OutcomeUnknown(WriteFailed):
+    code = "outcome_unknown"
+
+
+class StoreFenced(WriteFailed):
+    code = "store_fenced"
 
 
 class DamagedData(StorageError):

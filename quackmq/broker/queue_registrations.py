@@ -40,11 +40,11 @@ from quackmq.errors import (
     AlreadySubscribed,
     DamagedStore,
     NotRegistered,
-    StoreReadOnly,
     TopicExists,
     UnknownConsumerId,
     UnknownProducerId,
     UnknownSubscription,
+    WriteFailed,
 )
 from quackmq.model.policy import format_setting
 from quackmq.model.stored_json import decode_stored_object
@@ -104,7 +104,7 @@ class Registrations:
         self._producers.update(sorted(producers.items()))
         try:
             await self._put_all(leftovers)
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             # Leftovers do no harm, and a read-only store must stay readable.
             log.warning("cannot remove %d leftover producers: %s", len(leftovers), error)
 

@@ -14,8 +14,12 @@ A store keeps topics, their partitions' batches, cursors and small state. It pro
   transaction there and since which offset, and which transactions were aborted, as durably as the
   batches themselves (`quackmq.model.log_transactions`). A control batch ends its producer's
   transaction.
-- **Errors harm nobody else.** A call that raises has changed nothing. A store that can no longer
-  write raises StoreReadOnly from every change and can still be read.
+- **Errors harm nobody else.** A call that raises has changed nothing, with one exception: a call
+  that raises OutcomeUnknown may have happened or not. The caller must look, or repeat the call if a
+  repeat does no harm. A store that can no longer write raises StoreReadOnly from every change and
+  can still be read. A store that cannot be reached raises StoreUnavailable until it can.
+- **One owner.** A store that another broker has taken over raises StoreFenced from every change,
+  for ever: what this broker has in memory is out of date. `lost` tells it at once.
 
 All calls come from one event loop. Topics are identified by id here: names belong to the broker,
 which calls `topics()` once and tracks its own changes.
@@ -29,7 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from quackmq.errors import QuackError
+from quackmq.errors import QuackError, StoreFenced
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
@@ -271,6 +275,12 @@ class Store(ABC):
     @abstractmethod
     def failure(self) -> QuackError | None:
         """The error that every change raises because the store cannot write any more, or None."""
+
+    async def lost(self) -> StoreFenced:
+        """Wait until the store belongs to another broker, and return the error that says so. Never
+        return from a store that only one broker can open: this is the default."""
+        never: asyncio.Future[StoreFenced] = asyncio.get_running_loop().create_future()
+        return await never
 
     # --- the end ----------------------------------------------------------------------------
 

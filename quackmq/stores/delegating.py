@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from quackmq.errors import QuackError
+from quackmq.errors import QuackError, StoreFenced
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
@@ -159,6 +159,9 @@ class DelegatingStore(Store):
     @property
     def failure(self) -> QuackError | None:
         return self.inner.failure
+
+    async def lost(self) -> StoreFenced:
+        return await self.inner.lost()
 
     async def close(self) -> None:
         await self.inner.close()

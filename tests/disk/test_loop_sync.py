@@ -14,7 +14,7 @@ from quackmq.disk import limits as disk_limits
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.loop_sync import LoopSyncPolicy
 from quackmq.disk.real import File, RealDisk, RealFile
-from quackmq.errors import StoreReadOnly
+from quackmq.errors import OutcomeUnknown
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import Clock
 from tests.kit.waiting import soon
@@ -118,7 +118,7 @@ async def test_a_sync_by_the_loop_that_fails_is_told_and_nothing_more_is_taken(
     broken = OSError(errno.EIO, "the disk is broken")
     with (
         mock.patch.object(RealFile, "sync", side_effect=broken),
-        pytest.raises(StoreReadOnly, match="the disk is broken"),
+        pytest.raises(OutcomeUnknown, match="the disk is broken"),
     ):
         await soon(append_values(store, key, b"a"))
     assert store.failure is not None

@@ -13,9 +13,9 @@ from typing import cast
 from quackmq.errors import (
     OffsetOutOfRange,
     StateChanged,
-    StoreReadOnly,
     TopicExists,
     UnknownTopic,
+    WriteFailed,
 )
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, Read, Slice, Topic
@@ -99,7 +99,7 @@ async def change_together(life: Life, attempts: list[Attempt], cursors: list[Cur
         topics = {each.key.topic_id for each in attempts} | {each.key.topic_id for each in cursors}
         if not topics & model.doomed:
             raise Violation("a topic is gone, and nobody deleted it") from error
-    except StoreReadOnly:
+    except WriteFailed:
         if definite:
             model.units.remove(unit)
         raise

@@ -30,7 +30,7 @@ from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
-from quackmq.errors import LimitReached, StorageError, StoreReadOnly
+from quackmq.errors import LimitReached, StorageError, WriteFailed
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from tests.simulation.disk import Faults, SimulatedDisk
@@ -110,7 +110,7 @@ class FlowWorld(World):
                 if name not in broker.topics():
                     await broker.create_topic(CALLER, name, partitions=PARTITIONS)
             await (self._finish(life, store) if last else self._work(life, clock))
-        except* StoreReadOnly as errors:
+        except* WriteFailed as errors:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from errors
             failed = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quackmq.broker import Broker, Caller
-from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly, UnknownTopic
+from quackmq.errors import BrokerClosing, LimitReached, StorageError, UnknownTopic, WriteFailed
 from quackmq.model.topic import PartitionKey, Topic
 from quackmq.stores.contract import Store
 from tests.simulation.disk import SimulatedDisk
@@ -63,7 +63,7 @@ async def run_client(client: Client, life: Life, steps: int) -> None:
             continue  # nothing can change any more; a few still try
         try:
             await patiently(client.name, client.step(life))
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             if not life.disk.failed:
                 raise Violation(f"{client.name}: the store stopped for no reason") from error
             life.model.read_only = True

@@ -374,12 +374,18 @@ def _get(target: str) -> bytes:
     return f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
+#: The codes of errors that a closing broker, a failed disk or a bound explains.
+_EXPLAINED: Final = {
+    *("empty", "closing", "store_read_only", "outcome_unknown", "limit_reached", "storage_error"),
+}
+
+
 def _is_success(answer: Answer, loop: NetworkLoop) -> bool:
     """Return whether it succeeded. Raise Violation if it failed in a way that nothing explains."""
     if answer.status == 200:
         return True
     code = json.loads(answer.body).get("code")
-    if code not in ("empty", "closing", "store_read_only", "limit_reached", "storage_error"):
+    if code not in _EXPLAINED:
         raise Violation(f"HTTP answered {answer}")
     loop.counts[f"http answers {code}"] += 1
     return False

@@ -30,7 +30,7 @@ from typing import Any, Final
 from unittest import mock
 
 from quackmq.broker import Broker, BrokerSettings
-from quackmq.errors import StorageError, StoreReadOnly
+from quackmq.errors import StorageError, WriteFailed
 from quackmq.protocols.http import limits as http_limits
 from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.kafka import limits as kafka_limits
@@ -178,7 +178,7 @@ class ProtocolWorld(World):
             await servers.start()
             await self._register(servers, loop)
             await (self._finish(servers, loop) if last else self._work(servers, loop))
-        except* (StoreReadOnly, _DiskFailed) as errors:
+        except* (WriteFailed, _DiskFailed) as errors:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from errors
             has_failed = True

@@ -16,9 +16,9 @@ from quackmq.errors import (
     QuackError,
     Refused,
     RepeatForgotten,
-    StoreReadOnly,
     UnknownProducer,
     UnknownTopic,
+    WriteFailed,
 )
 from quackmq.model.policy import Policy
 from quackmq.model.subscription import parse_position
@@ -182,7 +182,7 @@ class IdempotentProducer:
                 continue
             elif isinstance(answer, _SEQUENCE_ERRORS):
                 raise Violation(f"{attempt} was refused: {answer!r}") from answer
-            elif isinstance(answer, StoreReadOnly):
+            elif isinstance(answer, WriteFailed):
                 unknown = answer
             elif isinstance(answer, BaseException):
                 raise answer

@@ -31,7 +31,7 @@ from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings, Channel, LeasedEntry, Terms
 from quackmq.clock import Clock as BrokerClock
-from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
+from quackmq.errors import BrokerClosing, LimitReached, StorageError, WriteFailed
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Read
@@ -118,7 +118,7 @@ class PushWorld(World):
             await life.check()
             self.counts["recoveries checked"] += 1
             await (life.finish() if last else self._work(life, clock))
-        except* StoreReadOnly as errors:
+        except* WriteFailed as errors:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from errors
             failed = True

@@ -18,7 +18,7 @@ from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
-from quackmq.errors import StorageError, StoreReadOnly, UnusableDirectory
+from quackmq.errors import StorageError, UnusableDirectory, WriteFailed
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.simulation import clients
@@ -189,7 +189,7 @@ class BrokerWorld(World):
     ) -> None:
         try:
             await self._setter.run(clock, broker.timekeeping, self.counts, steps)
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from error
 

@@ -31,7 +31,7 @@ from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.timekeeping import Timekeeping
 from quackmq.clock import Clock as BrokerClock
-from quackmq.errors import BrokerClosing, LimitReached, StorageError, StoreReadOnly
+from quackmq.errors import BrokerClosing, LimitReached, StorageError, WriteFailed
 from quackmq.stores.local import LocalStore
 from tests.simulation.disk import Faults, SimulatedDisk
 from tests.simulation.life import patiently
@@ -155,7 +155,7 @@ class TiersWorld(World):
         for _ in range(steps):
             try:
                 await patiently(client.name, client.step(life))
-            except StoreReadOnly as error:
+            except WriteFailed as error:
                 if not life.disk.failed:
                     raise Violation(f"{client.name}: the store stopped for no reason") from error
                 life.counts["writes refused by a store that had failed"] += 1

@@ -26,7 +26,7 @@ from typing import Final
 
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.clock import Clock as BrokerClock
-from quackmq.errors import LimitReached, StorageError, StoreReadOnly
+from quackmq.errors import LimitReached, StorageError, WriteFailed
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
 from tests.simulation.disk import Faults, SimulatedDisk
@@ -96,7 +96,7 @@ class TogetherWorld(World):
         try:
             await broker.open()
             await self._be_there(broker, store, clock, last)
-        except* StoreReadOnly as errors:
+        except* WriteFailed as errors:
             if not disk.failed:
                 raise Violation("the store stopped for no reason") from errors
             failed = True

@@ -42,9 +42,9 @@ from quackmq.broker.topics import Topics
 from quackmq.errors import (
     QuackError,
     StateChanged,
-    StoreReadOnly,
     UnknownSubscription,
     UnknownTopic,
+    WriteFailed,
 )
 from quackmq.model.leases import Counts, Leases
 from quackmq.model.subscription import Subscription, Terms
@@ -118,7 +118,7 @@ class PushRegistry:
             partitions[partition_key.partition].restore(leases, state.version)
         try:
             await self._put_states(leftovers)
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             # Leftovers do no harm, and a read-only store must stay readable.
             log.warning("cannot remove %d leftover push states: %s", len(leftovers), error)
 

@@ -51,9 +51,9 @@ from quackmq.errors import (
     InvalidMessageId,
     QuackError,
     StateChanged,
-    StoreReadOnly,
     UnknownSubscription,
     UnknownTopic,
+    WriteFailed,
 )
 from quackmq.model.offset_notes import UNSUBSCRIBED, find_note
 from quackmq.model.subscription import (
@@ -145,7 +145,7 @@ class PullService:
         """Remove the state of a deleted topic; only log it if the store is read-only."""
         try:
             await self._store.put_state(key, None, version)
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             # A leftover does no harm, and a read-only store must stay readable.
             log.warning("cannot remove the leftover subscription state %s: %s", key, error)
 

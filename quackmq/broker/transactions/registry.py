@@ -33,7 +33,7 @@ from quackmq.broker.transactions.state import (
     state_key,
     transactional_id_in,
 )
-from quackmq.errors import DamagedStore, LimitReached, StoreReadOnly
+from quackmq.errors import DamagedStore, LimitReached, WriteFailed
 from quackmq.model.log_transactions import Marker
 from quackmq.model.topic import Append, AppendResult, PartitionKey
 from quackmq.model.transactional_id import TransactionalIdState, TransactionEnd
@@ -217,7 +217,7 @@ class TransactionalIdRegistry:
             appends += make_marker_appends(producer, Marker.ABORT, self._now_ms(), [key])
         try:
             await self._store.append(appends)
-        except StoreReadOnly as error:
+        except WriteFailed as error:
             log.error("the transaction of producer %d stays open: %s", producer_id, error)
 
     # --- helpers ----------------------------------------------------------------------------

@@ -40,7 +40,7 @@ STATUSES: Final[Mapping[type[errors.QuackError], int]] = {
     errors.BrokerClosing: 503,
     errors.InternalError: 500,
     errors.StorageError: 500,
-    errors.StoreReadOnly: 503,
+    errors.WriteFailed: 503,
 }
 
 

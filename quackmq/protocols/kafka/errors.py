@@ -93,7 +93,14 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.BrokerClosing: ErrorCode.not_leader_or_follower,
     errors.InternalError: ErrorCode.unknown_server_error,
     errors.StorageError: ErrorCode.kafka_storage_error,
+    errors.WriteFailed: ErrorCode.kafka_storage_error,
     errors.StoreReadOnly: ErrorCode.kafka_storage_error,
+    errors.StoreUnavailable: ErrorCode.kafka_storage_error,
+    # Producers take this for a batch that may have been appended: they repeat it with the same
+    # sequence number. After `kafka_storage_error` they assume that it was not.
+    errors.OutcomeUnknown: ErrorCode.request_timed_out,
+    # As after `BrokerClosing`: another broker leads now.
+    errors.StoreFenced: ErrorCode.not_leader_or_follower,
     # Not retriable for a consumer, which must skip it: another read returns the same bytes.
     errors.DamagedData: ErrorCode.corrupt_message,
     errors.DamagedStore: ErrorCode.kafka_storage_error,

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Protocol
 
 from quackmq.broker import Broker, Caller, TopicQueue
-from quackmq.errors import BrokerClosing, QuackError, TopicFull
+from quackmq.errors import BrokerClosing, OutcomeUnknown, QuackError, StoreFenced, TopicFull
 from quackmq.model.policy import WhenFull
 from quackmq.model.topic import Topic
 from quackmq.protocols.line.codec import Entry, Word
@@ -133,8 +133,9 @@ class Publisher:
         self._peer.answer(Word.SUCCESSFUL)
 
     def _refuse(self, entry: Entry, error: BaseException) -> None:
-        """Answer an entry that was not stored, or end the connection."""
-        if isinstance(error, BrokerClosing):
+        """Answer an entry that was not stored. End the connection if another broker must be asked,
+        or if the entry may have been stored: a rejection would say that it was not."""
+        if isinstance(error, (BrokerClosing, OutcomeUnknown, StoreFenced)):
             self._peer.end(End.CLOSED)
         elif isinstance(error, TopicFull) and self._waits_when_full(entry.topic):
             self._retries += 1

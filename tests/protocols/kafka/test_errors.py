@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
-from quackmq.errors import CorruptBatch, QuackError, UnknownTopic
+from quackmq.errors import CorruptBatch, OutcomeUnknown, QuackError, StoreFenced, UnknownTopic
 from quackmq.protocols.kafka.errors import CODES, code_of
 
 
@@ -25,6 +25,9 @@ def test_every_error_has_a_code() -> None:
 def test_errors_have_the_codes_that_kafka_gives() -> None:
     assert code_of(CorruptBatch("…")) == 2
     assert code_of(UnknownTopic("…")) == 3
+    # A producer finds the leader again, or repeats a batch that may have been stored.
+    assert code_of(StoreFenced("…")) == 6
+    assert code_of(OutcomeUnknown("…")) == 7
 
 
 def test_an_error_that_is_not_ours_is_the_servers() -> None:

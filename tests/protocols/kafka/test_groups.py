@@ -10,7 +10,14 @@ from kio.schema.errors import ErrorCode
 
 from quackmq import limits
 from quackmq.broker import GroupState
-from quackmq.errors import BrokerClosing, NameInOtherMode, QuackError, StoreReadOnly
+from quackmq.errors import (
+    BrokerClosing,
+    NameInOtherMode,
+    OutcomeUnknown,
+    QuackError,
+    StoreFenced,
+    StoreReadOnly,
+)
 from quackmq.protocols.kafka import limits as kafka_limits
 from tests.kit.tables import each
 from tests.kit.waiting import soon, until
@@ -347,8 +354,10 @@ class GoneGroups:
     [
         (BrokerClosing("…"), ErrorCode.not_coordinator),
         (StoreReadOnly("…"), ErrorCode.coordinator_not_available),
+        (OutcomeUnknown("…"), ErrorCode.coordinator_not_available),
+        (StoreFenced("…"), ErrorCode.not_coordinator),
     ],
-    ids=["closing", "read-only"],
+    ids=["closing", "read-only", "unknown", "fenced"],
 )
 async def test_a_broker_that_cannot_go_on_sends_clients_to_look_for_the_coordinator(
     monkeypatch: pytest.MonkeyPatch, error: QuackError, code: ErrorCode

@@ -58,7 +58,7 @@ async def test_every_error_has_an_answer(
     wanted: Word | End = Word.REJECT
     if issubclass(error, errors.TopicFull):
         wanted = Word.RETRY
-    elif issubclass(error, errors.BrokerClosing):
+    elif issubclass(error, (errors.BrokerClosing, errors.OutcomeUnknown, errors.StoreFenced)):
         wanted = End.CLOSED
     elif not issubclass(error, errors.QuackError):
         wanted = End.FAILED

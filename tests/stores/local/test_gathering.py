@@ -17,7 +17,7 @@ import pytest
 
 from quackmq import limits
 from quackmq.disk.real import Lane, RealDisk
-from quackmq.errors import InternalError, LimitReached, StoreReadOnly
+from quackmq.errors import InternalError, LimitReached, OutcomeUnknown, StoreReadOnly
 from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, Cursor, CursorKey, PartitionKey, StatePut
 from quackmq.records.batch import batches
@@ -343,7 +343,9 @@ async def test_a_sync_that_fails_lets_waiting_publishers_go_and_hear_of_it(
     assert not waiting.done() and not changing.done()
     disk.release(OSError(errno.EIO, "the disk is broken"))
     await soon(waiting)
-    for each in (first, on_its_way, changing):
+    with pytest.raises(OutcomeUnknown, match="the disk is broken"):
+        await soon(first)
+    for each in (on_its_way, changing):
         with pytest.raises(StoreReadOnly, match="the disk is broken"):
             await soon(each)
     assert store.pending_bytes == 0

@@ -16,7 +16,7 @@ import pytest
 from quackmq import limits
 from quackmq.disk import limits as disk_limits
 from quackmq.disk.real import Lane, RealDisk, RealFile
-from quackmq.errors import StoreReadOnly
+from quackmq.errors import StoreReadOnly, WriteFailed
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from tests.kit.support import let_others_run, offsets_and_values
@@ -290,7 +290,7 @@ async def test_readers_that_were_held_up_by_a_failure_are_read_to_after_reopenin
         while store.failure is None:
             try:
                 await append_values(store, key, b"meanwhile")
-            except StoreReadOnly:
+            except WriteFailed:
                 break
             await let_others_run()
     await store.close()

@@ -36,6 +36,7 @@ from quackmq.errors import (
     MemberIdRequired,
     QuackError,
     StorageError,
+    StoreFenced,
     UnknownGroup,
 )
 from quackmq.protocols.kafka import limits
@@ -80,7 +81,7 @@ def group_code_of(error: QuackError) -> ErrorCode:
     """Return the code of an error in a group API. If the broker cannot continue, clients must find
     the group's coordinator again and retry.
     """
-    if isinstance(error, BrokerClosing):
+    if isinstance(error, (BrokerClosing, StoreFenced)):
         return ErrorCode.not_coordinator
     if isinstance(error, StorageError):
         return ErrorCode.coordinator_not_available

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from quackmq.clock import Clock
 from quackmq.disk.real import Disk
-from quackmq.errors import BrokerClosing, QuackError
+from quackmq.errors import BrokerClosing, OutcomeUnknown, QuackError
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog, Change, TopicDeleted, TopicPut
@@ -267,7 +267,7 @@ class Committer:
     ) -> None:
         """Commit a cycle that the loop wrote, after its sync has ended with or without an error."""
         if error is not None:
-            self._fail_cycle(cycle.pending_commit, error)
+            self._fail_cycle(cycle.pending_commit, _sync_failed(error))
             return
         self._journal.advance(location, cycle.frame_bytes)
         self._record_sync()
@@ -295,7 +295,10 @@ class Committer:
         try:
             self._commit(cycle)
         except Exception as error:
-            self._fail_cycle(cycle.pending_commit, error)
+            # The cycle is on disk, but its readers see it only after a restart.
+            unknown = OutcomeUnknown(f"{type(error).__name__}: {error}")
+            unknown.__cause__ = error
+            self._fail_cycle(cycle.pending_commit, unknown)
             return
         if self._must_write_back():
             self._start_write_back()
@@ -324,7 +327,16 @@ class Committer:
         return waiting_bytes > 0 and self._tail.excess_bytes >= threshold
 
     def _fail_cycle(self, pending_commit: PendingCommit, error: Exception) -> None:
-        self.write_failure.fail_callers(pending_commit, self.write_failure.fail(error))
+        """Make the store read-only, and give the callers of a cycle the error: OutcomeUnknown if
+        the cycle may be on disk, else StoreReadOnly."""
+        failure = self.write_failure.fail(error)
+        if isinstance(error, OutcomeUnknown):
+            failure = OutcomeUnknown(
+                f"it is unknown whether this change was stored, because a write failed ({error}); "
+                "the store is read-only until the broker is restarted"
+            )
+            failure.__cause__ = error
+        self.write_failure.fail_callers(pending_commit, failure)
         self._begin_next_cycle()
 
     def _begin_next_cycle(self) -> None:
@@ -417,14 +429,18 @@ class Committer:
         self, cycle: Cycle, location: JournalLocation, paths: tuple[str, ...], sync: bool
     ) -> None:
         """Write a cycle, in the flush lane or on the loop. Everything that the frame refers to is
-        synced first, then the frame is written and synced: the frame is the commit point."""
+        synced first, then the frame is written and synced: the frame is the commit point. Raises
+        OutcomeUnknown if the frame was written, but not synced."""
         cycle.write_segments(self.files)
         if sync:
             self.files.sync_all(paths)
         synced_through = self._unsynced.synced_through
         cycle.write_frame(self._journal, location, self._sync, self.run, synced_through, self._salt)
         if sync:
-            self._journal.sync()
+            try:
+                self._journal.sync()
+            except OSError as error:
+                raise _sync_failed(error) from error
 
     def _sync_written(self, paths: tuple[str, ...]) -> None:
         """Sync files and journal, in the flush lane."""
@@ -503,3 +519,10 @@ class Committer:
         for segment in segments:
             self.reader.forget(segment)
         self.checkpointer.remove_segments(segments)
+
+
+def _sync_failed(error: OSError) -> OutcomeUnknown:
+    """Return the error of a cycle whose frame was written but not synced: recovery may find it."""
+    unknown = OutcomeUnknown(str(error))
+    unknown.__cause__ = error
+    return unknown
