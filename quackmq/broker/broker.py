@@ -417,8 +417,8 @@ class Broker:
         min_bytes: int = 1,
         wait_ms: int = 0,
     ) -> Coroutine[Any, Any, list[Slice]]:
-        """Read batches as `Store.read` does; log damaged ones. See `quackmq.broker.log.committed`
-        for what a committed read leaves out."""
+        """Read batches as `Store.read` does; log damaged ones. See
+        `quackmq.model.topic.is_committed` for what a reader of committed records leaves out."""
         return self._log.read_reporting_damage(
             reads, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
         )

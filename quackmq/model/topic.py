@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -81,6 +82,19 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
 
 
+def is_committed(batch: Batch, aborted: Iterable[AbortedTransaction]) -> bool:
+    """Return whether a batch of a committed read holds committed records: it is not a marker, and
+    its transaction, if it has one, was not aborted. `aborted` is the `Slice.aborted` of that read;
+    those of the batch's producer are enough."""
+    if batch.is_control:
+        return False
+    return not batch.is_transactional or not any(
+        each.producer_id == batch.producer_id
+        and each.first_offset <= batch.base_offset < each.last_offset
+        for each in aborted
+    )
+
+
 class Slice(NamedTuple):
     """The result of a read: whole batches in `chunks`, or none if there is nothing yet.
 
@@ -89,7 +103,8 @@ class Slice(NamedTuple):
 
     `stable_offset` is where the first open transaction begins, else the end. A committed read also
     returns the aborted transactions that overlap the slice, ordered by first offset. The reader
-    must drop their records and the markers, which are still in the batches.
+    must drop their records and the markers, which are still in the batches (`is_committed`).
+    Kafka's clients do this themselves: they get the batches with the list of aborted transactions.
 
     The bytes in `chunks` never change: they may be sent as they are, at any time."""
 

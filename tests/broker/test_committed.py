@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from quackmq.broker.log.committed import is_committed
 from quackmq.model.log_transactions import Marker, marker_batch
 from quackmq.model.subscription import Offset, Time
-from quackmq.model.topic import AbortedTransaction
+from quackmq.model.topic import AbortedTransaction, is_committed
 from quackmq.records.batch import Batch
 from tests.broker.flock import Pond
 from tests.broker.support import (

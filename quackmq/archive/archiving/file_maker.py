@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from quackmq.archive import limits
@@ -33,7 +33,7 @@ from quackmq.archive.archiving.pieces import (
 )
 from quackmq.archive.parquet.from_batches import CommittedBatch, FileWriter, PoisonBatch
 from quackmq.errors import InternalError
-from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey
+from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, is_committed
 from quackmq.records.batch import Batch, batches
 
 
@@ -121,26 +121,15 @@ class FileMaker:
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
     """Return the batches without markers and without batches of aborted transactions."""
-    data_batches = [batch for batch in batches if not batch.is_control]
-    if not aborted:
-        return data_batches
+    # A piece may have thousands of both, so look only at the transactions of the batch's producer.
     aborted_by_producer: dict[int, list[AbortedTransaction]] = {}
     for transaction in aborted:
         aborted_by_producer.setdefault(transaction.producer_id, []).append(transaction)
     return [
         batch
-        for batch in data_batches
-        if not (
-            batch.is_transactional
-            and _is_aborted(batch, aborted_by_producer.get(batch.producer_id, ()))
-        )
+        for batch in batches
+        if is_committed(batch, aborted_by_producer.get(batch.producer_id, ()))
     ]
-
-
-def _is_aborted(batch: Batch, aborted: Collection[AbortedTransaction]) -> bool:
-    """Return whether a producer's batch lies in one of that producer's aborted transactions. A
-    transaction's `last_offset` is that of its marker."""
-    return any(one.first_offset <= batch.base_offset < one.last_offset for one in aborted)
 
 
 def _make_entries(

@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches, DecodedRecords
 from quackmq.errors import DamagedData, InternalError
 from quackmq.model.subscription import Losses
-from quackmq.model.topic import PartitionKey, Read, Slice, Topic
+from quackmq.model.topic import PartitionKey, Read, Slice, Topic, is_committed
 from quackmq.records.batch import Batch, batches
 
 

@@ -26,10 +26,9 @@ from itertools import chain
 from typing import Final
 
 from quackmq.broker import limits
-from quackmq.broker.log.committed import is_committed
 from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.model.subscription import RecordPosition, message_id
-from quackmq.model.topic import PartitionKey, Slice
+from quackmq.model.topic import PartitionKey, Slice, is_committed
 from quackmq.records.batch import Batch, Record, batches
 from quackmq.records.codec import Section
 

@@ -14,7 +14,6 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
-from quackmq.broker.log.committed import find_left_out, is_committed
 from quackmq.errors import (
     DamagedData,
     LimitReached,
@@ -22,7 +21,15 @@ from quackmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, Read, Topic
+from quackmq.model.topic import (
+    AbortedTransaction,
+    OffsetTime,
+    PartitionKey,
+    Read,
+    Slice,
+    Topic,
+    is_committed,
+)
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.errors import HttpFailure, status_for
 from quackmq.protocols.http.types import Request, Response
@@ -375,13 +382,31 @@ async def find_holes(request: Request) -> Response:
         raise damaged_failure(slice_.error)
     if slice_.error is not None:
         raise slice_.error
-    holes = [Hole(*each) for each in find_left_out(slice_)]
+    holes = _find_holes(slice_)
     next_offset = offset
     # The next request continues after the last batch, which is in the last chunk.
     for chunk in slice_.chunks[-1:]:
         for batch in batches(chunk):
             next_offset = batch.next_offset
     return json_response(200, HolesFound(holes, next_offset, slice_.stable_offset))
+
+
+def _find_holes(log_slice: Slice) -> list[Hole]:
+    """Return the batches of a committed read that hold no messages: markers, and batches of aborted
+    transactions."""
+    return [
+        Hole(
+            batch.base_offset,
+            batch.next_offset,
+            "marker" if batch.is_control else "aborted",
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+        )
+        for chunk in log_slice.chunks
+        for batch in batches(chunk)
+        if not is_committed(batch, log_slice.aborted)
+    ]
 
 
 # --- operations -----------------------------------------------------------------------------------
