@@ -28,6 +28,10 @@ OPEN_TRANSACTIONS: Final = 5_000
 #: records from programs that read only the archive.
 ARCHIVE_AFTER_MS: Final = 3_600_000
 ARCHIVE_READY_BYTES: Final = 1024 * MIB
+#: Default policy: entries that are no longer live are archived within this time. A topic that is
+#: published to all the time then gets a small file each `live_for_ms` plus this time. Merging looks
+#: for small files as often.
+ARCHIVE_AFTER_LIVE_MS: Final = 10_000
 
 # --- the broker ----------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ _LEAST_BY_SETTING: Final = {
     "hold_bytes": 0,
     "archive_after_ms": 0,
     "archive_bytes": 1,
+    "archive_after_live_ms": 0,
     "batch_bytes": 1,
     "entry_bytes": 1,
 }
@@ -84,9 +85,11 @@ POLICY_DOCUMENTATION: Final = {
     "offsets.",
     "hold_bytes": "The most bytes of a partition, the newest, that are held for subscriptions.",
     "archive_after_ms": "Entries move from the log to the archive at this age, counted from their "
-    "append. Without this and archive_bytes they never do.",
+    "append.",
     "archive_bytes": "Entries move to the archive when this many bytes of a partition's log are "
     "ready.",
+    "archive_after_live_ms": "Entries that are no longer live, by live_for_ms or live_entries, "
+    "move to the archive within this time.",
     "needs_subscriber": "Publishing is refused while the topic has no subscription.",
     "ephemeral": "The topic is created with its first subscription and deleted with its last.",
     "batch_bytes": "The largest batch that is accepted.",
@@ -117,6 +120,7 @@ class Policy:
     hold_bytes: int | None = None
     archive_after_ms: int | None = limits.ARCHIVE_AFTER_MS
     archive_bytes: int | None = limits.ARCHIVE_READY_BYTES
+    archive_after_live_ms: int | None = limits.ARCHIVE_AFTER_LIVE_MS
     needs_subscriber: bool = False
     ephemeral: bool = False
     batch_bytes: int | None = None
@@ -174,6 +178,14 @@ class Policy:
             or self.keep_until_consumed
             or self.drops_oldest
         )
+
+    @property
+    def archives_entries(self) -> bool:
+        """Whether any entry of the topic ever moves to the archive automatically."""
+        if self.archive_after_ms is not None or self.archive_bytes is not None:
+            return True
+        has_live_bound = self.live_for_ms is not None or self.live_entries is not None
+        return self.archive_after_live_ms is not None and has_live_bound
 
     @property
     def counts_entries(self) -> bool:

@@ -13,7 +13,7 @@ for its own dictionaries. Not thread-safe.
 A change is a JSON array, its first element the kind:
 
     ["topic", id, name, partitions, {policy field: value, where not the default}, created_ms]
-                                    (`partitioner` is always there; see `_decode_policy`)
+                                    (`_encode_policy` says which are there even with the default)
     ["topic-deleted", id]
     ["cursor", name, topic id, partition, offset | null, metadata, updated_ms]
                                     (and the leader epoch, if the cursor has one)
@@ -63,8 +63,10 @@ from quackmq.stores import limits
 
 NO_STATE: Final = State(None, 0)
 _OFFSET_MAX: Final = 2**63 - 1
-#: A policy field that is stored even with its default, since its absence has a meaning.
+#: Policy fields that are stored even with their default, since their absence has a meaning: the
+#: topic was written before they existed.
 _PARTITIONER: Final = "partitioner"
+_ARCHIVE_AFTER_LIVE_MS: Final = "archive_after_live_ms"
 _Owner = TypeVar("_Owner")
 
 
@@ -466,13 +468,16 @@ def _decode_leader_epoch(rest: list[object]) -> int | None:
 
 
 def _encode_policy(policy: Policy) -> dict[str, Any]:
-    """Return the fields that differ from the default, and always the partitioner. An enum is stored
-    as its word."""
+    """Return the fields that differ from the default, and those whose absence has a meaning. An
+    enum is stored as its word."""
+    always = {_PARTITIONER}
+    if policy.archive_after_ms is None and policy.archive_bytes is None:
+        always.add(_ARCHIVE_AFTER_LIVE_MS)
     values = ((field, getattr(policy, field.name)) for field in dataclasses.fields(policy))
     return {
         field.name: value
         for field, value in values
-        if value != field.default or field.name == _PARTITIONER
+        if value != field.default or field.name in always
     }
 
 
@@ -480,9 +485,16 @@ def _decode_policy(values: dict[str, Any], partitions: int) -> Policy:
     """Return the policy of a topic.
 
     A topic without a partitioner was written before topics had one. If it has several partitions,
-    it keeps the partitioner of that time, so that its keys stay in their partitions."""
+    it keeps the partitioner of that time, so that its keys stay in their partitions. Likewise, a
+    topic that was never archived before `archive_after_live_ms` existed is still not archived."""
     if _PARTITIONER not in values and partitions > 1:
         values = {**values, _PARTITIONER: Partitioner.LEGACY}
+    if (
+        values.get("archive_after_ms", 0) is None
+        and values.get("archive_bytes", 0) is None
+        and _ARCHIVE_AFTER_LIVE_MS not in values
+    ):
+        values = {**values, _ARCHIVE_AFTER_LIVE_MS: None}
     fields = {field.name: field for field in dataclasses.fields(Policy)}
     unknown = values.keys() - fields.keys()
     if unknown:

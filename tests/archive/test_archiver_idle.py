@@ -11,7 +11,7 @@ from quackmq.archive.archiving.archiver import Archiver
 from quackmq.errors import StorageError
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey, Topic
-from tests.archive.pond import Pond, pond
+from tests.archive.pond import NEVER, Pond, pond
 
 TOPICS = 30
 AFTER_MS = 10_000
@@ -72,6 +72,54 @@ async def test_each_is_archived_when_its_time_comes(
         assert await home.archiver.archive_due()
         assert [home.ranges(key) for key in keys] == [[(0, 1)]] * TOPICS
         assert home.archiver.state().backlog_bytes == 0
+
+
+async def test_entries_are_archived_soon_after_they_are_no_longer_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        looks = looked_at(home, monkeypatch)
+        by_age = await home.create("by-age", Policy(live_for_ms=60_000, archive_after_live_ms=500))
+        by_count = await home.create("by-count", Policy(live_entries=2, archive_after_live_ms=500))
+        for topic in (await home.store.topics()).values():
+            home.archiver.follow(topic)
+        for key in (by_age, by_count):
+            await home.put(key, b"1", b"2")
+        assert not await home.archiver.archive_due()
+        home.clock.advance(59_800)
+        await home.put(by_count, b"3")
+        assert not await home.archiver.archive_due()
+        looks.clear()
+        home.clock.advance(499)
+        assert not await home.archiver.archive_due()
+        assert looks == [], "one entry left 499 ms ago, the others 299 ms ago"
+        home.clock.advance(1)
+        assert await home.archiver.archive_due()
+        assert (home.ranges(by_age), home.ranges(by_count)) == ([], [(0, 3)])
+        home.clock.advance(200)
+        assert await home.archiver.archive_due()
+        assert home.ranges(by_age) == [(0, 2)]
+        await home.put(by_age, b"3")
+        assert not await home.archiver.archive_due(), "each entry has its own time"
+        assert await home.values(by_count) == {0: b"1", 1: b"2", 2: b"3"}
+
+
+async def test_a_topic_that_is_archived_no_longer_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pond(tmp_path / "data") as home:
+        keys = await followed(home)
+        altered = await home.store.alter_topic(keys[3].topic_id, policy=NEVER)
+        home.topics[altered.name] = altered
+        home.archiver.follow(altered)
+        home.clock.advance(AFTER_MS)
+        looks = looked_at(home, monkeypatch)
+        assert await home.archiver.archive_due()
+        assert home.ranges(keys[3]) == []
+        looks.clear()
+        home.clock.advance(10 * archive_limits.ARCHIVE_RETRY_MS)
+        assert not await home.archiver.archive_due()
+        assert looks == []
 
 
 async def test_a_topic_with_another_policy_is_looked_at(

@@ -61,6 +61,7 @@ def test_the_defaults_are_those_of_the_policy() -> None:
     policy = Policy()
     assert f"| {policy.archive_after_ms}, an hour |" in TEXT
     assert f"| {policy.archive_bytes}, 1 GiB |" in TEXT
+    assert f"| {policy.archive_after_live_ms}, ten seconds |" in TEXT
     assert f"{archive_limits.ARCHIVE_ROW_GROUP_ROWS:,} rows" in TEXT
     assert f"about {limits.MERGE_TARGET_BYTES // limits.MIB} MiB" in TEXT
     assert f"for {broker_limits.PUBLISHER_EXPIRY_MS // 86_400_000} days" in TEXT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import uuid
+from typing import Any
 
 from quackmq.archive import limits as archive_limits
 from quackmq.archive.archiving.schedule import ArchiveBacklog, Failures, is_no_room, wait_ms
@@ -38,6 +39,39 @@ def test_a_partition_is_due_by_bytes_or_by_age_and_never_without_either(
     policy = Policy(archive_after_ms=after_ms, archive_bytes=size)
     ready = ArchiveBacklog(5, 9, bytes_ready, NOW_MS - age_ms)
     assert ready.is_due(policy, CLOCK) is is_due
+
+
+@each(
+    ("fields", "age_ms", "outnumbered_for_ms", "is_due"),
+    [
+        ({"live_for_ms": 1_000}, 1_000 + 9_999, None, False),
+        ({"live_for_ms": 1_000}, 1_000 + 10_000, None, True),
+        ({"live_for_ms": 1_000, "archive_after_live_ms": 0}, 999, None, False),
+        ({"live_for_ms": 1_000, "archive_after_live_ms": 0}, 1_000, None, True),
+        ({"live_for_ms": 1_000, "archive_after_live_ms": None}, 3_599_999, None, False),
+        ({"archive_after_live_ms": 0}, 3_599_999, None, False),
+        ({"live_entries": 5}, 3_599_999, None, False),
+        ({"live_entries": 5}, 3_599_999, 9_999, False),
+        ({"live_entries": 5}, 3_599_999, 10_000, True),
+        ({"live_entries": 5, "archive_after_live_ms": None}, 3_599_999, 3_599_999, False),
+        ({"live_for_ms": 10**9}, 3_600_000, None, True),
+        ({"live_for_ms": 5, "archive_after_ms": None, "archive_bytes": None}, 10_005, None, True),
+    ],
+)
+def test_a_partition_is_due_some_time_after_its_oldest_entry_ceased_to_be_live(
+    fields: dict[str, Any], age_ms: int, outnumbered_for_ms: int | None, is_due: bool
+) -> None:
+    outnumbered_ms = None if outnumbered_for_ms is None else NOW_MS - outnumbered_for_ms
+    backlog = ArchiveBacklog(5, 9, 100, NOW_MS - age_ms, outnumbered_ms)
+    policy = Policy(**fields)
+    assert backlog.is_due(policy, CLOCK) is is_due
+    due_ms = backlog.find_due_ms(policy)
+    assert is_due is (due_ms is not None and due_ms <= NOW_MS)
+
+
+def test_records_without_a_bound_of_time_never_become_due() -> None:
+    backlog = ArchiveBacklog(5, 9, 100, NOW_MS)
+    assert backlog.find_due_ms(Policy(archive_after_ms=None)) is None
 
 
 def test_nothing_is_never_due() -> None:

@@ -36,6 +36,7 @@ POLICIES = st.builds(
     hold_bytes=NUMBERS,
     archive_after_ms=NUMBERS,
     archive_bytes=NUMBERS,
+    archive_after_live_ms=NUMBERS,
     needs_subscriber=st.booleans(),
     ephemeral=st.booleans(),
     batch_bytes=st.none() | st.integers(1, 2**24),
@@ -59,6 +60,7 @@ POLICIES = st.builds(
         {"hold_bytes": "all"},
         {"archive_after_ms": -1},
         {"archive_bytes": 0},
+        {"archive_after_live_ms": -1},
         {"batch_bytes": 0},
         {"batch_bytes": 16 * 1024 * 1024 + 1},
         {"entry_bytes": 0},
@@ -80,6 +82,25 @@ def test_nothing_may_be_kept_at_all() -> None:
     assert Policy(keep_for_ms=0, keep_bytes=0).deletes_entries
 
 
+@each(
+    ("fields", "archives"),
+    [
+        ({}, True),
+        ({"archive_after_ms": None}, True),
+        ({"archive_bytes": None}, True),
+        ({"archive_after_ms": None, "archive_bytes": None}, False),
+        ({"archive_after_ms": None, "archive_bytes": None, "live_for_ms": 1}, True),
+        ({"archive_after_ms": None, "archive_bytes": None, "live_entries": 1}, True),
+    ],
+)
+def test_a_topic_is_archived_if_any_bound_applies_to_it(
+    fields: dict[str, Any], archives: bool
+) -> None:
+    assert Policy(**fields).archives_entries is archives
+    unbounded = {"archive_after_ms": None, "archive_bytes": None, "archive_after_live_ms": None}
+    assert not Policy(**{**fields, **unbounded}).archives_entries
+
+
 # --- as configs ---------------------------------------------------------------------------------
 
 
@@ -95,7 +116,7 @@ def test_the_default_is_spelled_out() -> None:
     assert configs["quackmq.keep_until_consumed"] == "false"
     assert configs["quackmq.hold_for_ms"] == configs["quackmq.hold_bytes"] == "-1"
     assert configs["quackmq.partitioner"] == "murmur2"
-    assert len(configs) == 18
+    assert len(configs) == 19
 
 
 def test_kafkas_names_mean_ours() -> None:

@@ -115,7 +115,7 @@ def test_a_pattern_that_no_name_has_is_refused(pattern: str) -> None:
     [
         ({}, "set nothing"),
         ({"need_subscriber": True}, "did you mean 'needs_subscriber'"),
-        ({"quack": 1}, "use one of archive_after_ms, archive_bytes"),
+        ({"quack": 1}, "use one of archive_after_live_ms, archive_after_ms"),
         ({"needs_subscriber": 1}, "use true or false"),
         ({"keep_bytes": -1}, "whole number from 0"),
         ({"when_full": "explode"}, "use one of archive, wait, refuse"),

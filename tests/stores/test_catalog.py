@@ -116,6 +116,32 @@ def test_a_topic_written_before_there_were_partitioners_keeps_the_rule_of_that_t
     assert Catalog.from_snapshot(catalog.snapshot()) == catalog, "and it is written down then"
 
 
+@pytest.mark.parametrize(
+    ("stored", "after_live_ms"),
+    [
+        ({"archive_after_ms": None, "archive_bytes": None}, None),
+        ({"archive_after_ms": None}, Policy().archive_after_live_ms),
+        ({"archive_bytes": None}, Policy().archive_after_live_ms),
+    ],
+)
+def test_a_topic_that_an_earlier_version_never_archived_is_still_never_archived(
+    stored: dict[str, Any], after_live_ms: int | None
+) -> None:
+    row = ["topic", NEWS.id.hex, "news", 1, {**stored, "live_for_ms": 5}, 17]
+    catalog = Catalog.from_snapshot([row])
+    policy = catalog.topics["news"].policy
+    assert policy == Policy(**stored, live_for_ms=5, archive_after_live_ms=after_live_ms)
+    assert policy.archives_entries is (after_live_ms is not None)
+    assert Catalog.from_snapshot(catalog.snapshot()) == catalog
+
+
+def test_a_new_topic_keeps_its_default_bound_after_live() -> None:
+    policy = Policy(live_for_ms=5, archive_after_ms=None, archive_bytes=None)
+    change = TopicPut(replace(NEWS, policy=policy))
+    assert decode_change(encode_change(change)) == change
+    assert policy.archives_entries
+
+
 NONSENSE: list[Any] = [
     None,
     [],

@@ -43,7 +43,7 @@ from quackmq.clock import Clock
 from quackmq.errors import BrokerClosing, NotFound, QuackError, UnknownTopic
 from quackmq.model.agenda import Agenda
 from quackmq.model.policy import Policy
-from quackmq.model.topic import PartitionKey, Topic
+from quackmq.model.topic import OffsetTime, PartitionKey, Topic
 from quackmq.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -245,37 +245,43 @@ class Archiver:
             self._due_partitions.setdefault(key, name)
         else:
             self._due_partitions.pop(key, None)
-            self._schedule_check(key, topic.policy)
+            self._schedule_check(key)
 
     async def _is_due(self, key: PartitionKey, policy: Policy) -> bool:
         """Return whether a partition must be archived now: its policy says so, or an earlier run
         did not reach its target."""
-        now_ms = self._now_ms()
-        if policy.archive_bytes is None and policy.archive_after_ms is None:
+        if not policy.archives_entries:
+            if key in self._state_by_partition:
+                self._state_by_partition[key].due_ms = None
             return False
-        if self._failures.must_wait(key, now_ms):
+        if self._failures.must_wait(key, self._now_ms()):
             return False
         backlog = await self._measure_backlog(key)
         state = self._state_by_partition.get(key)
         if state is None:  # it has no records to archive
             return False
+        if policy.live_entries is not None and backlog.first + policy.live_entries < backlog.next:
+            newer = backlog.first + policy.live_entries
+            state.outnumbering = await self._find_append_time(key, newer, state.outnumbering)
+            backlog = backlog._replace(outnumbered_ms=state.outnumbering.timestamp_ms)
+        state.due_ms = backlog.find_due_ms(policy)
         if backlog.is_due(policy, self._clock):
             # Archive the whole backlog, in several runs if needed: the rest would soon be due
             # again.
             state.target_offset = max(state.target_offset, backlog.next)
         return backlog.first < state.target_offset
 
-    def _schedule_check(self, key: PartitionKey, policy: Policy) -> None:
+    def _schedule_check(self, key: PartitionKey) -> None:
         """Schedule the next check of a partition: when its records become due, or may be
         retried."""
         state, failure = self._state_by_partition.get(key), self._failures.by_key.get(key)
         if failure is not None:
             self._agenda.put(key, failure.retry_ms)
-        elif state is None or not state.backlog_bytes or state.oldest_offset < 0:
-            # Nothing to archive: the next append makes it a changed partition.
+        elif state is None or not state.backlog_bytes or state.due_ms is None:
+            # Nothing to archive, or not by time: the next append makes it a changed partition.
             self._agenda.drop(key)
-        elif policy.archive_after_ms is not None:
-            now_ms, due_ms = self._now_ms(), state.oldest_ms + policy.archive_after_ms
+        else:
+            now_ms, due_ms = self._now_ms(), state.due_ms
             # If the clock was set back, the time has come and yet the partition is not due.
             self._agenda.put(key, due_ms if due_ms > now_ms else now_ms + limits.ARCHIVE_RETRY_MS)
 
@@ -299,11 +305,19 @@ class Archiver:
             state = self._state_by_partition[key] = _PartitionState()
         ready_bytes = await log_store.bytes_between(key, first, offsets.stable)
         self._set_backlog(state, ready_bytes)
-        if state.oldest_offset != first:
-            times = await log_store.append_times(key, first, first + 1)
-            state.oldest_ms = times[0].timestamp_ms if times else self._now_ms()
-            state.oldest_offset = first
-        return ArchiveBacklog(first, offsets.stable, state.backlog_bytes, state.oldest_ms)
+        state.oldest = await self._find_append_time(key, first, state.oldest)
+        oldest_ms = state.oldest.timestamp_ms
+        return ArchiveBacklog(first, offsets.stable, state.backlog_bytes, oldest_ms)
+
+    async def _find_append_time(
+        self, key: PartitionKey, offset: int, known: OffsetTime | None
+    ) -> OffsetTime:
+        """Return when the record at an offset was appended. `known` is an earlier result, perhaps
+        of another offset. If the log does not know the time, return the present one."""
+        if known is not None and known.offset == offset:
+            return known
+        times = await self._store.inner.append_times(key, offset, offset + 1)
+        return OffsetTime(offset, times[0].timestamp_ms if times else self._now_ms())
 
     def _set_backlog(self, state: _PartitionState, ready_bytes: int) -> None:
         """Set the bytes that a partition has to archive, and correct the sum over all
@@ -443,10 +457,11 @@ class _PartitionState:
     """The archiver's state of a partition that has, or had, records to archive."""
 
     __slots__ = (
-        "oldest_ms",
-        "oldest_offset",
-        "examined_to",
         "backlog_bytes",
+        "due_ms",
+        "examined_to",
+        "oldest",
+        "outnumbering",
         "suspects",
         "target_offset",
     )
@@ -457,9 +472,12 @@ class _PartitionState:
         #: The partition is due until everything before this offset is archived.
         self.target_offset = 0
         self.backlog_bytes = 0
-        #: The first offset to archive, and when it was appended; -1 until it is known.
-        self.oldest_offset = -1
-        self.oldest_ms = 0
+        #: The first offset to archive, and the first one that is newer by `live_entries`, each with
+        #: its append time; None until it is needed.
+        self.oldest: OffsetTime | None = None
+        self.outnumbering: OffsetTime | None = None
+        #: When the records become due if none is added; None if they never do.
+        self.due_ms: int | None = None
         #: The offsets at which a worker process died.
         self.suspects: SuspectRange | None = None
 

@@ -1,14 +1,20 @@
 """Decides when a partition is archived, and when it is retried after a failure. Pure.
 
-Only decided records count: those below the last stable offset. A partition is due when
-`archive_bytes` of them are ready, or when the oldest of them was appended `archive_after_ms` ago;
-without both settings it is never due. Ready records may turn out to be of aborted transactions. The
+Only decided records count: those below the last stable offset. A partition is due in three cases:
+
+- `archive_bytes` of them are ready.
+- The oldest of them was appended `archive_after_ms` ago.
+- The oldest of them ceased to be live `archive_after_live_ms` ago: it reached the age
+  `live_for_ms`, or `live_entries` newer entries were appended.
+
+A setting of None takes its case away. Ready records may turn out to be of aborted transactions. The
 archiver remembers how far it has examined, and does not examine them again.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,25 +29,41 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class ArchiveBacklog(NamedTuple):
-    """The records that a partition has to archive: offsets, approximate bytes, oldest append."""
+    """The records that a partition has to archive: offsets, approximate bytes, and when the oldest
+    was appended. `outnumbered_ms` is the time at which `live_entries` newer entries had been
+    appended; None if there are not so many, or the topic has no such bound."""
 
     first: int
     next: int
     size: int
     oldest_ms: int | None
+    outnumbered_ms: int | None = None
 
     def is_due(self, policy: Policy, clock: Clock) -> bool:
-        """Return whether the policy says that the records must be archived now, by size or by
-        age."""
+        """Return whether the policy says that the records must be archived now."""
         if self.first >= self.next:
             return False
         if policy.archive_bytes is not None and self.size >= policy.archive_bytes:
             return True
-        return (
-            policy.archive_after_ms is not None
-            and self.oldest_ms is not None
-            and self.oldest_ms <= clock.before(policy.archive_after_ms)
-        )
+        return any(since_ms <= clock.before(age_ms) for since_ms, age_ms in self._ages(policy))
+
+    def find_due_ms(self, policy: Policy) -> int | None:
+        """Return the time at which the records become due if none is added; None if they never
+        do."""
+        return min((since_ms + age_ms for since_ms, age_ms in self._ages(policy)), default=None)
+
+    def _ages(self, policy: Policy) -> Iterator[tuple[int, int]]:
+        """Yield pairs of a time and an age: the records are due when as much time has passed since
+        then."""
+        oldest_ms, after_live_ms = self.oldest_ms, policy.archive_after_live_ms
+        if oldest_ms is not None and policy.archive_after_ms is not None:
+            yield oldest_ms, policy.archive_after_ms
+        if after_live_ms is None:
+            return
+        if oldest_ms is not None and policy.live_for_ms is not None:
+            yield oldest_ms, policy.live_for_ms + after_live_ms
+        if self.outnumbered_ms is not None:
+            yield self.outnumbered_ms, after_live_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,8 +153,9 @@ class Serving:
     async def _open(self) -> tuple[str, int]:
         archive = None
         if self._directory is not None:
-            log = await LocalStore.open(self._directory, LocalOptions(sync="os"))
-            self._store = archive = await TieredStore.open(log, log.disk)
+            clock = self._clock or Clock.of_system()
+            log = await LocalStore.open(self._directory, LocalOptions(sync="os"), clock)
+            self._store = archive = await TieredStore.open(log, log.disk, clock)
         self._store = self._store or MemoryStore()
         self.broker = Broker(self._store, self._settings, self._clock, archive)
         await self.broker.open()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from quackmq.stores.memory import MemoryStore
 from tests.broker.transacting import Transactor
 from tests.kit.machine_clock import Machine
+from tests.kit.waiting import wait_until
 from tests.protocols.http.v1.serving import Client, Serving, serving
 
 
@@ -63,6 +65,27 @@ def test_q5_the_queue_holds_maxentries_that_are_younger_than_delta() -> None:
         assert numbers(api, "news") == [5, -5]
         machine.pass_ms(1_000)
         assert numbers(api, "news") == [-5]
+
+
+def test_q8_entries_that_leave_the_queue_are_archived_soon(tmp_path: Path) -> None:
+    machine = Machine()
+    with serving(directory=tmp_path, clock=machine.clock()) as served:
+        api = served.client()
+        policy = {"live_for_ms": 1_000, "archive_after_live_ms": 2_000}
+        assert api.post("/v1/topics", {"name": "news", "policy": policy}).status == 201
+        api.publish("news", *"abc")
+
+        def archived_to() -> int:
+            (partition,) = api.get("/v1/topics/news/archive").json["partitions"]
+            return int(partition["next_offset"])
+
+        assert (numbers(api, "news"), archived_to()) == ([1, 2, 3, -3], 0)
+        machine.pass_ms(1_000)
+        assert numbers(api, "news") == [-3]
+        machine.pass_ms(2_000)
+        wait_until(lambda: archived_to() == 3, "the entries are in the archive")
+        history = api.get("/v1/topics/news/partitions/0/messages").json["messages"]
+        assert [message["value"] for message in history] == ["a", "b", "c"]
 
 
 def test_q5_a_topic_refuses_entries_of_more_than_quacksize_bytes(api: Client) -> None:
