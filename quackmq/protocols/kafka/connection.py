@@ -12,8 +12,8 @@ Reading stops in four cases:
 - the broker has no room for the batches of the next request;
 - there is no memory to receive a large request.
 
-A connection publishes at most `limits.KAFKA_BATCHES_AT_ONCE` batches in one turn of the loop. The
-rest follows in the next turns, so that other connections are served in between.
+All connections together publish a bounded number of batches in one turn of the loop
+(publish_turns.py). The rest follows in the next turns.
 
 When the cause ends, `pump` is called again. A heartbeat that waits behind other requests keeps its
 member alive from its arrival: the broker is slow then, not the member.
@@ -54,6 +54,7 @@ from quackmq.protocols.kafka.codec.framing import (
 )
 from quackmq.protocols.kafka.handlers.cluster import API_VERSIONS, unsupported_api_versions
 from quackmq.protocols.kafka.handlers.encoded_topics import EncodedTopics
+from quackmq.protocols.kafka.publish_turns import PublishTurns
 from quackmq.protocols.kafka.registry import API_VERSIONS_API, APIS
 from quackmq.records.batch import Buffer
 from quackmq.serving.budgets import SendBudget
@@ -75,6 +76,7 @@ class ServerContext(Admission, Protocol):
     mistaken: MistakenPeers
     encoded_topics: EncodedTopics
     last_response: LastResponse
+    publish_turns: PublishTurns
 
     @property
     def response_bytes(self) -> int:
@@ -150,7 +152,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         self._node = Node(0, "", 0)
         self._is_pumping = False
-        #: Whether `pump` continues in the next turn of the loop, after it has published much.
+        #: Whether `pump` continues in a later turn of the loop (publish_turns.py).
         self._is_continuation_scheduled = False
         #: The request whose batches are being published in portions.
         self._publishing: PublishedInPortions | None = None
@@ -211,12 +213,13 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._is_pumping = True
         is_blocked = False
         frames = self._frames
-        batches_left = limits.KAFKA_BATCHES_AT_ONCE
+        turns = self._server.publish_turns
+        batches_left = budget = turns.batches_left
         try:
             while self._publishing is not None or (frames.has_bytes and frames.is_ready()):
                 if batches_left <= 0:
                     is_blocked = self._is_continuation_scheduled = True
-                    self._loop.call_soon(self._continue)
+                    turns.wait(self._continue)
                     break
                 if self._publishing is None:
                     is_blocked = not self._may_begin(has_room or not frames.is_produce)
@@ -236,6 +239,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self.abort()
         finally:
             self._is_pumping = False
+        if budget - batches_left > limits.KAFKA_FEW_BATCHES:
+            turns.spend(budget - batches_left)
         frames.compact()
         if is_blocked or frames.has_bytes or not self._is_reading:
             self._update_reading(is_blocked)

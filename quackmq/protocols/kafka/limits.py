@@ -25,10 +25,12 @@ KAFKA_REQUEST_ELEMENTS: Final = 50_000
 KAFKA_STRING_BYTES: Final = 32_767
 #: Unanswered requests of one connection; beyond it we stop reading from that connection.
 KAFKA_REQUESTS_IN_FLIGHT: Final = 128
-#: Batches that one connection publishes at a time: 2 to 4 ms of work. The rest of its requests
-#: waits, so that other connections are served in between. One turn of the event loop may contain
-#: two portions, one of which was left over from the turn before.
+#: Batches that all connections together publish in one turn of the event loop: about 5 ms of work.
+#: The rest of their requests waits, so that the loop serves everything else in between.
 KAFKA_BATCHES_AT_ONCE: Final = 64
+#: A connection that publishes no more than this in a turn is not counted: counting a single message
+#: would cost more than it protects from.
+KAFKA_FEW_BATCHES: Final = 8
 #: The one buffer into which all connections receive; a request that arrives whole is decoded there.
 KAFKA_SCRATCH_BYTES: Final = 256 * KIB
 #: The part of a request that a connection may hold without reserving memory.

@@ -16,6 +16,7 @@ from quackmq.protocols.kafka.api import LastResponse, Node
 from quackmq.protocols.kafka.codec.framing import ReceiveMemory
 from quackmq.protocols.kafka.connection import Connection
 from quackmq.protocols.kafka.handlers.encoded_topics import EncodedTopics
+from quackmq.protocols.kafka.publish_turns import PublishTurns
 from quackmq.serving.budgets import ReceiveBudget, SendBudget
 from quackmq.serving.server import Bounds, Server
 from quackmq.serving.waiting_line import WaitingLine
@@ -51,6 +52,7 @@ class KafkaServer(Server[Connection]):
         self.memory = ReceiveMemory(receive_budget)
         self.send_budget = SendBudget(limits.KAFKA_SEND_BYTES)
         self.last_response = LastResponse()
+        self.publish_turns = PublishTurns()
         self.encoded_topics = EncodedTopics()
         self._advertised_address = advertise
         #: Connections that wait until the broker has room, in the order in which they asked.
