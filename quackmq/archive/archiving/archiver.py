@@ -36,7 +36,7 @@ from quackmq import limits as shared_limits
 from quackmq.archive import limits
 from quackmq.archive.archiving.buffers import Buffers
 from quackmq.archive.archiving.builder import FileBuilder, LocalFileBuilder
-from quackmq.archive.archiving.run import ArchiveResult, ArchiveRun, SuspectRange, archive_one_file
+from quackmq.archive.archiving.run import ArchiveResult, ArchiveRun, SuspectRange
 from quackmq.archive.archiving.schedule import ArchiveBacklog, Failure, Failures
 from quackmq.archive.tiered_store import TieredStore
 from quackmq.clock import Clock
@@ -395,11 +395,19 @@ class Archiver:
             if topic is None or topic.id != key.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted")
             state = self._state_by_partition.setdefault(key, _PartitionState())
-            run = ArchiveRun(topic, key, state.examined_to, end, state.suspects)
+            run = ArchiveRun(
+                topic,
+                key,
+                state.examined_to,
+                end,
+                state.suspects,
+                self._store,
+                self._buffers,
+                self._file_builder,
+                self._find_publisher,
+            )
             try:
-                await archive_one_file(
-                    run, self._store, self._buffers, self._file_builder, self._find_publisher
-                )
+                await run.archive_one_file()
             finally:
                 # Also after an error: the next run must not examine these records again.
                 state.examined_to = max(state.examined_to, run.examined_to)

@@ -59,102 +59,91 @@ class SuspectRange(NamedTuple):
 
 
 class ArchiveRun:
-    """One run: archive a partition up to `end`, from where the archive ends. Everything before
-    `examined_to` was examined; the run advances this offset, and sets `done` to its result."""
-
-    __slots__ = ("done", "end", "key", "examined_to", "suspects", "topic")
+    """One run: archive at most one file of a partition, up to `end`, from where the archive ends.
+    Use once. After the run, also if it raised, `examined_to` is the offset before which everything
+    was examined, `suspects` the range for the next run, and `done` the result."""
 
     def __init__(
         self,
         topic: Topic,
         key: PartitionKey,
-        passed: int,
+        examined_to: int,
         end: int,
-        suspects: SuspectRange | None = None,
-    ) -> None:
-        self.topic = topic
-        self.key = key
-        self.examined_to = passed
-        self.end = end
-        self.suspects = suspects
-        self.done = ArchiveResult()
-
-
-async def archive_one_file(
-    run: ArchiveRun,
-    store: TieredStore,
-    buffers: Buffers,
-    file_builder: FileBuilder,
-    find_publisher: Callable[[int], str | None],
-) -> None:
-    """Archive at most one file. Raises StorageError, DamagedData among them, if something cannot be
-    read or written; everything before it is archived. Raises NotFound if the topic is deleted."""
-    registry = store.registry
-    manifest = registry.manifest(run.key)
-    if manifest is None or registry.problem(run.key) is not None:
-        manifest = await registry.open_partition(run.topic, run.key, 0)
-    # The suspect range is archived or trimmed by now.
-    if run.suspects is not None and run.suspects.next <= manifest.next_offset:
-        run.suspects = None
-    build = _FileBuild(run, manifest, store, buffers, file_builder, find_publisher)
-    start = build.position
-    stopped_by = await build.run()
-    run.done = ArchiveResult(log_bytes=build.log_bytes)
-    if build.end > manifest.next_offset:
-        built = await build.finish()
-        await _commit(run, store, built)
-        # Before the trim, which may fail: the records are archived already.
-        run.examined_to = build.position
-        await store.trim_log(run.key, build.end)
-    run.examined_to = max(run.examined_to, build.position)
-    # There was no error and no progress. Without an error here, the archiver would try the same
-    # again at once, for ever.
-    if stopped_by is None and build.position == start < run.end:
-        stopped_by = StorageError(
-            f"no batch at offset {start} although the log continues: run `quackmq log verify`"
-        )
-    if stopped_by is not None and not _was_trimmed(run, store, manifest):
-        raise stopped_by
-
-
-def _was_trimmed(run: ArchiveRun, store: TieredStore, manifest: Manifest) -> bool:
-    """Return whether retention has trimmed the records to archive during the run. Then the error
-    that stopped the run is no failure."""
-    current = store.registry.manifest(run.key)
-    return current is None or current.first_offset > manifest.next_offset
-
-
-class _FileBuild:
-    """A file being built. The run has examined everything before `position` and has read
-    `log_bytes` of the log; the file ends at `end`."""
-
-    def __init__(
-        self,
-        run: ArchiveRun,
-        manifest: Manifest,
+        suspects: SuspectRange | None,
         store: TieredStore,
         buffers: Buffers,
         file_builder: FileBuilder,
         find_publisher: Callable[[int], str | None],
     ) -> None:
-        self._run = run
-        self._manifest = manifest
+        self.examined_to = examined_to
+        self.suspects = suspects
+        self.done = ArchiveResult()
+        self._topic = topic
+        self._key = key
+        self._end = end
         self._store = store
         self._disk = store.registry.disk
         self._buffers = buffers
         self._file_builder = file_builder
         self._find_publisher = find_publisher
         self._publisher_by_producer_id: dict[int, str | None] = {}
-        self._has_begun = False
+        self._file_has_begun = False
         self._is_full = False
-        self.end = manifest.next_offset
-        self.position = max(run.examined_to, self.end)
-        self.log_bytes = 0
+        #: Where the file begins, where it ends so far, and the offset from which the log is read.
+        self._file_start = self._file_end = self._position = 0
+        self._log_bytes = 0
 
-    async def run(self) -> Exception | None:
+    async def archive_one_file(self) -> None:
+        """Archive at most one file. Raises StorageError, DamagedData among them, if something
+        cannot be read or written; everything before it is archived. Raises NotFound if the topic is
+        deleted."""
+        manifest = await self._open_manifest()
+        self._file_start = self._file_end = manifest.next_offset
+        # The suspect range may have been archived or trimmed meanwhile.
+        if self.suspects is not None and self.suspects.next <= self._file_start:
+            self.suspects = None
+        start = self._position = max(self.examined_to, self._file_start)
+        stopped_by = await self._fill_file()
+        self.done = ArchiveResult(log_bytes=self._log_bytes)
+        if self._file_end > self._file_start:
+            version = manifest.version + 1
+            await self._commit(
+                await self._disk.run(lambda: self._file_builder.finish(version), "archive")
+            )
+            # Before the trim, which may fail: the records are archived already.
+            self.examined_to = self._position
+            await self._store.trim_log(self._key, self._file_end)
+        self.examined_to = max(self.examined_to, self._position)
+        # There was no error and no progress. Without an error here, the archiver would try the same
+        # again at once, for ever.
+        if stopped_by is None and self._position == start < self._end:
+            stopped_by = StorageError(
+                f"no batch at offset {start} although the log continues: run `quackmq log verify`"
+            )
+        if stopped_by is not None and not self._was_trimmed():
+            raise stopped_by
+
+    async def _open_manifest(self) -> Manifest:
+        """Return the partition's manifest. If there is none, or the partition has a problem, open
+        the partition first."""
+        registry = self._store.registry
+        manifest = registry.manifest(self._key)
+        if manifest is None or registry.problem(self._key) is not None:
+            manifest = await registry.open_partition(self._topic, self._key, 0)
+        return manifest
+
+    def _was_trimmed(self) -> bool:
+        """Return whether retention has trimmed the records to archive during the run. Then the
+        error that stopped the run is no failure."""
+        current = self._store.registry.manifest(self._key)
+        return current is None or current.first_offset > self._file_start
+
+    # --- filling the file --------------------------------------------------------------------
+
+    async def _fill_file(self) -> Exception | None:
         """Fill the file; return the error that stopped it before the end of the run, or None."""
         end = self._find_end()
-        filling: asyncio.Task[FilledBuffer] | None = self._start_filling(self.position, end)
+        filling: asyncio.Task[FilledBuffer] | None = self._start_filling(self._position, end)
         try:
             while filling is not None:
                 filled = await filling
@@ -166,7 +155,7 @@ class _FileBuild:
                     await self._add_to_file(filled)
                 finally:
                     self._buffers.release(filled)
-                if self._is_full or self.log_bytes >= limits.ARCHIVE_RUN_BYTES:
+                if self._is_full or self._log_bytes >= limits.ARCHIVE_RUN_BYTES:
                     return None
                 if is_last:
                     return filled.error
@@ -176,20 +165,15 @@ class _FileBuild:
             if filling is not None:
                 await self._stop_filling(filling)
 
-    async def finish(self) -> BuiltFile:
-        """Return the finished file."""
-        version = self._manifest.version + 1
-        return await self._disk.run(lambda: self._file_builder.finish(version), "archive")
-
     def _find_end(self) -> int:
         """Return where this run ends. Records before a suspect range are archived first, in their
         own file."""
-        suspects, end = self._run.suspects, self._run.end
-        return end if suspects is None or suspects.first <= self.position else suspects.first
+        suspects, end = self.suspects, self._end
+        return end if suspects is None or suspects.first <= self._position else suspects.first
 
     def _is_suspect(self, position: int) -> bool:
         """Return whether an offset lies in the range at which a worker process died."""
-        suspects = self._run.suspects
+        suspects = self.suspects
         return suspects is not None and suspects.first <= position < suspects.next
 
     def _start_filling(self, position: int, end: int) -> asyncio.Task[FilledBuffer]:
@@ -197,7 +181,7 @@ class _FileBuild:
         # A buffer has at least one batch. So one byte means one batch, alone, which finds the batch
         # that kills the worker process.
         max_bytes = 1 if self._is_suspect(position) else None
-        fill = self._buffers.fill(self._run.key, position, end, max_bytes)
+        fill = self._buffers.fill(self._key, position, end, max_bytes)
         return asyncio.get_running_loop().create_task(fill)
 
     async def _stop_filling(self, filling: asyncio.Task[FilledBuffer]) -> None:
@@ -214,8 +198,8 @@ class _FileBuild:
         piece = filled.piece
         if not piece.data:
             return
-        self.log_bytes += len(piece.data)
-        suspects = self._run.suspects
+        self._log_bytes += len(piece.data)
+        suspects = self.suspects
         is_suspect = self._is_suspect(piece.offset)
         if is_suspect and suspects is not None and suspects.is_one_batch:
             piece = piece._replace(undecodable_reason=suspects.reason)
@@ -230,19 +214,53 @@ class _FileBuild:
         except WorkerDied as error:
             # The next run tries these offsets batch by batch. If this already was one batch, the
             # next run quarantines it.
-            self._run.suspects = SuspectRange(
+            self.suspects = SuspectRange(
                 piece.offset, filled.next_offset, is_suspect, f"it could not be decoded: {error}"
             )
             raise
-        self.position, self.end, self._is_full = result
+        self._position, self._file_end, self._is_full = result
 
     def _add_in_lane(self, piece: LogPiece) -> BuildProgress | UnknownProducers:
         """Add a piece in the archive lane; begin the file first if this was not done."""
-        if not self._has_begun:
-            first_offset = self._manifest.next_offset
-            self._file_builder.begin(self._run.key, self._run.topic.name, first_offset)
-            self._has_begun = True
+        if not self._file_has_begun:
+            self._file_builder.begin(self._key, self._topic.name, self._file_start)
+            self._file_has_begun = True
         return self._file_builder.add(piece, self._publisher_by_producer_id)
+
+    # --- committing it -----------------------------------------------------------------------
+
+    async def _commit(self, built: BuiltFile) -> None:
+        """Commit a manifest with the built file; set the result of the run, and log it."""
+        file, data, quarantined = built
+        files = [(file.name, data), *((batch.entry.name, batch.data) for batch in quarantined)]
+
+        def make(present: Manifest) -> Manifest:
+            """Add the file to the current manifest; remove from `files` those it does not list."""
+            manifest = _add_file(present, built)
+            # The new file is the last one, unless it was trimmed as a whole.
+            listed = {each.name for each in manifest.files[-1:]}
+            listed.update(each.name for each in manifest.quarantined)
+            # Leave out files that retention has trimmed meanwhile.
+            files[:] = [(name, content) for name, content in files if name in listed]
+            return manifest
+
+        await self._store.registry.change(self._key, make, files)
+        if not files:  # retention has trimmed everything that was archived
+            return
+        # All files but the Parquet file are quarantined batches.
+        self.done = self.done._replace(
+            files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
+        )
+        partition_name = self._topic.name, self._key.partition
+        for line, _ in quarantined:
+            log.warning(
+                "topic %s, partition %d: offsets %d to %d cannot be decoded; quarantined as %s: %s",
+                *(*partition_name, line.first_offset, line.next_offset - 1, line.name, line.reason),
+            )
+        log.info(
+            "topic %s, partition %d: archived offsets %d to %d, %d records in %d bytes",
+            *(*partition_name, file.first_offset, file.next_offset - 1, file.records, file.size),
+        )
 
 
 class _PublisherPause:
@@ -260,40 +278,6 @@ class _PublisherPause:
             duration_s = asyncio.get_running_loop().time() - self._started_at
             pause_s = duration_s * limits.ARCHIVE_PAUSE_SHARE
             await asyncio.sleep(min(pause_s, limits.ARCHIVE_PAUSE_MS / 1000))
-
-
-async def _commit(run: ArchiveRun, store: TieredStore, built: BuiltFile) -> None:
-    """Commit a manifest with the built file; set the result of the run, and log it."""
-    file, data, quarantined = built
-    files = [(file.name, data), *((batch.entry.name, batch.data) for batch in quarantined)]
-
-    def make(present: Manifest) -> Manifest:
-        """Add the file to the current manifest, and remove from `files` what it does not list."""
-        manifest = _add_file(present, built)
-        # The new file is the last one, unless it was trimmed as a whole.
-        listed = {each.name for each in manifest.files[-1:]}
-        listed.update(each.name for each in manifest.quarantined)
-        # Leave out files that retention has trimmed meanwhile.
-        files[:] = [(name, content) for name, content in files if name in listed]
-        return manifest
-
-    await store.registry.change(run.key, make, files)
-    if not files:  # retention has trimmed everything that was archived
-        return
-    # All files but the Parquet file are quarantined batches.
-    run.done = run.done._replace(
-        files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
-    )
-    partition_name = run.topic.name, run.key.partition
-    for line, _ in quarantined:
-        log.warning(
-            "topic %s, partition %d: offsets %d to %d cannot be decoded; quarantined as %s: %s",
-            *(*partition_name, line.first_offset, line.next_offset - 1, line.name, line.reason),
-        )
-    log.info(
-        "topic %s, partition %d: archived offsets %d to %d, %d records in %d bytes",
-        *(*partition_name, file.first_offset, file.next_offset - 1, file.records, file.size),
-    )
 
 
 def _add_file(current: Manifest, built: BuiltFile) -> Manifest:
