@@ -187,7 +187,7 @@ class Broker:
             publishing, store, topics, cursors, coordinator, decoded, log, clock, lifecycle
         )
         self.registrations = Registrations(
-            subscriptions, store, topics, topic_defaults, pull, cursors, lifecycle
+            subscriptions, registry, store, topics, topic_defaults, pull, cursors, lifecycle
         )
 
         # What listeners share.

@@ -32,6 +32,7 @@ from quackmq.broker.lifecycle import Lifecycle
 from quackmq.broker.settings import Caller
 from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.broker.subscriptions.pull import PullService
+from quackmq.broker.subscriptions.registry import SubscriptionRegistry
 from quackmq.broker.subscriptions.service import SubscriptionService
 from quackmq.broker.topic_defaults import TopicDefaults
 from quackmq.broker.topics import Topics
@@ -68,6 +69,7 @@ class Registrations:
     def __init__(
         self,
         subscriptions: SubscriptionService,
+        registry: SubscriptionRegistry,
         store: Store,
         topics: Topics,
         defaults: TopicDefaults,
@@ -76,6 +78,7 @@ class Registrations:
         lifecycle: Lifecycle,
     ) -> None:
         self._subscriptions = subscriptions
+        self._registry = registry
         self._store = store
         self._topics = topics
         self._defaults = defaults
@@ -276,7 +279,12 @@ class Registrations:
             )
 
     def _is_name_used(self, name: str) -> bool:
-        return self._pull.has_name(name) or self._cursors.has_name(name)
+        """Return whether a name has a subscription of either mode, or a group's cursors."""
+        return (
+            self._pull.has_name(name)
+            or name in self._registry.push.by_name
+            or self._cursors.has_name(name)
+        )
 
 
 class _Registration(NamedTuple):

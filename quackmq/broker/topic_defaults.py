@@ -2,7 +2,8 @@
 
 A topic gets them when it is created: by a request that names no policy, by its first message, or by
 its first subscription. Settings that a request names override them. Topics that exist do not
-change. `quackmq.model.topic_defaults` says what a pattern is, and which of several wins.
+change. `quackmq.model.topic_defaults` says what a pattern is, and which of several wins. Patterns
+do not apply to the topic with receipts, which the broker itself writes.
 
 A pattern that was set at run time replaces the same pattern of the settings until it is removed.
 The store has one state for each pattern that was set at run time:
@@ -22,9 +23,11 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from quackmq import limits
+from quackmq.broker import limits as broker_limits
 from quackmq.broker.lifecycle import Lifecycle, NamedLocks
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.errors import DamagedStore, InvalidRequest, LimitReached, UnknownTopicDefault
+from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.policy import POLICY_SETTINGS, Policy, format_setting, parse_setting
 from quackmq.model.stored_json import decode_stored
 from quackmq.model.topic_defaults import NamePolicies, PolicySettings, check_topic_default
@@ -32,6 +35,8 @@ from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
+#: The policy of a new topic with receipts: they are deleted by age, read or not.
+RECEIPTS_POLICY: Final = Policy(keep_for_ms=broker_limits.RECEIPTS_KEEP_MS)
 #: Prefix of the state keys. The pattern follows.
 STATE_PREFIX: Final = "topic-default/"
 
@@ -73,7 +78,7 @@ class TopicDefaults:
 
     def policy_for(self, name: str) -> Policy:
         """Return the policy of a new topic of this name, unless its creator names another."""
-        return self._policies.policy_for(name)
+        return RECEIPTS_POLICY if name == RECEIPTS_TOPIC else self._policies.policy_for(name)
 
     def all(self) -> list[TopicDefault]:
         """Return all patterns that are in effect, in alphabetical order."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quackmq.broker import Broker, Commit
+from quackmq.broker import Broker, Commit, limits
 from quackmq.errors import InvalidRequest, StoreReadOnly
 from quackmq.model.offset_notes import RECEIPTS_TOPIC, SUBSCRIBED
 from quackmq.model.policy import Policy, WhenFull
@@ -31,6 +31,7 @@ from tests.broker.support import (
 )
 from tests.broker.transacting import Transactor
 from tests.kit.support import START_MS, Clock
+from tests.kit.tables import each
 from tests.kit.waiting import until
 
 
@@ -244,6 +245,23 @@ async def test_a_topic_of_receipts_that_was_deleted_begins_anew() -> None:
         deleting = asyncio.ensure_future(broker.delete_topic(CALLER, RECEIPTS_TOPIC))
         assert await broker.get(CALLER, NAME, TOPIC, second.id) is None
         await deleting
+
+
+@each("how", ["pull", "push", "create"])
+async def test_the_topic_has_its_own_policy_whoever_creates_it(how: str) -> None:
+    defaults = {"*": {"keep_for_ms": 5, "needs_subscriber": True}}
+    async with open_broker(topic_defaults=defaults) as broker:
+        if how == "pull":
+            await broker.subscribe(CALLER, "watcher", RECEIPTS_TOPIC)
+        elif how == "push":
+            await broker.pushing.subscribe(CALLER, "watcher", RECEIPTS_TOPIC)
+        else:
+            await broker.create_topic(CALLER, RECEIPTS_TOPIC)
+        before = broker.topic(RECEIPTS_TOPIC).policy
+        await broker.delete_topic(CALLER, RECEIPTS_TOPIC)
+        await followed(broker)
+        assert broker.topic(RECEIPTS_TOPIC).policy == before
+        assert before == Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
 
 
 async def test_receipts_have_no_receipts() -> None:

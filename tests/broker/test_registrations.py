@@ -218,10 +218,11 @@ async def test_no_consumer_is_given_a_name_that_is_in_use() -> None:
     async with open_broker() as broker:
         for name in ("consumer-1", "consumer-3"):
             await broker.subscribe(CALLER, name, TOPIC)
+        await broker.pushing.subscribe(CALLER, "consumer-4", OTHER)
         given = await asyncio.gather(
             *(broker.registrations.register_consumer(CALLER, TOPIC) for _ in range(3))
         )
-        assert sorted(given) == ["consumer-2", "consumer-4", "consumer-5"]
+        assert sorted(given) == ["consumer-2", "consumer-5", "consumer-6"]
 
 
 # --- what can go wrong ----------------------------------------------------------------------------

@@ -41,16 +41,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from quackmq.broker import limits
 from quackmq.broker.retention.service import Retention
 from quackmq.broker.subscriptions.cursors import Cursors
+from quackmq.broker.topic_defaults import RECEIPTS_POLICY
 from quackmq.broker.topics import Topics
 from quackmq.errors import InvalidRequest, StorageError, TopicExists
 from quackmq.model.offset_notes import RECEIPTS_TOPIC
 from quackmq.model.partitioning import choose_partition
-from quackmq.model.policy import Policy
 from quackmq.model.topic import (
     Append,
     Cursor,
@@ -64,9 +64,6 @@ from quackmq.records.batch import Batch, Record
 from quackmq.stores.contract import Store
 
 log = logging.getLogger(__name__)
-
-#: Receipts are deleted by age, read or not.
-RECEIPTS_POLICY: Final = Policy(keep_for_ms=limits.RECEIPTS_KEEP_MS)
 
 Kind = Literal["begun", "taken", "acked", "passed", "moved"]
 
