@@ -26,11 +26,14 @@ from collections.abc import Iterator
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.kit.postgres import PostgresServer
 
 # Helpers assert too. Rewritten, their asserts are executed under `python -O` as well, and say more.
 pytest.register_assert_rewrite("tests.stores", "tests.simulation", "tests.kit")
@@ -59,6 +62,12 @@ _CONNECTOR = _TESTS / "spark" / "connector" / "target"
 #: Where `make test` puts the classes that Spark's Java machines share.
 _CLASSES = _TESTS / "spark" / "target" / "classes.jsa"
 
+#: Debian has PostgreSQL's server outside of the PATH, in a directory for each version.
+_FIND_POSTGRES = """
+for each in /usr/lib/postgresql/*/bin; do PATH="$each:$PATH"; done
+postgres --version && initdb --version && psql --version
+"""
+
 #: How to tell that a program is there and works: a container may have strace and forbid tracing.
 PROBES = {
     "curl": ("curl", "--version"),
@@ -73,6 +82,7 @@ PROBES = {
     "kafka": ("java", "-cp", f"{_KAFKA}/*", "kafka.Kafka", "--version"),
     # For Spark.
     "java": ("java", "-version"),
+    "postgres": ("sh", "-c", _FIND_POSTGRES),
     # Spark's own Kafka connector: jars that `tests/spark/session.py` gives to Spark.
     "spark-sql-kafka": ("test", "-f", f"{_CONNECTOR}/.made-from"),
     "tmpfs": ("unshare", *_NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
@@ -83,9 +93,11 @@ PROBE_S = 300
 #: The answers of the probes that pytest's main process hands to its workers.
 PROBED: dict[str, bool] = {}
 
-#: Fixtures that start a broker, a Spark session, or a client in another language.
+#: Fixtures that start a broker, a PostgreSQL server, a Spark session, or a client in another
+#: language.
 PROCESS_FIXTURES = {
     "address",
+    "postgres",
     "session",
     "spark",
     "java_driver",
@@ -162,6 +174,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     fixtures = getattr(item, "fixturenames", ())
+    if "postgres" in fixtures:
+        item.add_marker(pytest.mark.needs("postgres"))
     if item.get_closest_marker("needs") or PROCESS_FIXTURES.intersection(fixtures):
         item.add_marker("processes")
 
@@ -238,6 +252,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{seconds:6.1f} s {file}")
     if left_out and in_continuous_integration():
         terminalreporter.write_line("FAILED, because CI=true and tests were left out", red=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for all tests of this process. A test that stops it starts it again."""
+    from tests.kit.postgres import PostgresServer
+
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database, which no other test uses at the same time."""
+    with postgres.database() as url:
+        yield url
 
 
 def sort_by_length(items: list[pytest.Item]) -> None:

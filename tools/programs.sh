@@ -12,6 +12,9 @@ missing=
 for program in $programs; do
     command -v "${program%:*}" >/dev/null 2>&1 || missing="$missing ${program#*:}"
 done
+# PostgreSQL's server is not in the PATH on Debian.
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 ||
+    missing="$missing postgresql"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
@@ -21,7 +24,15 @@ fi
 echo "installing$missing" >&2
 export DEBIAN_FRONTEND=noninteractive
 install() {
+    # Tests start servers of their own: the package must not create and start one at installation.
+    [ "$1" != postgresql ] || without_cluster || return
     apt-get install --yes --quiet --no-install-recommends "$1" >/dev/null 2>&1
+}
+without_cluster() {
+    settings=/etc/postgresql-common/createcluster.conf
+    apt-get install --yes --quiet --no-install-recommends postgresql-common >/dev/null 2>&1 &&
+        sed -i 's/^#* *create_main_cluster *=.*/create_main_cluster = false/' "$settings" &&
+        grep -q '^create_main_cluster = false' "$settings"
 }
 # Lists may be old or missing, so ask for them only when a first try fails.
 updated=
