@@ -106,7 +106,7 @@ $(DEMO_READY): pyproject.toml tools/venv.sh
 	@touch $@
 
 $(READY): pyproject.toml tools/venv.sh
-	@tools/venv.sh $(VENV) test,spark,java,plot,bench
+	@tools/venv.sh $(VENV) test,spark,java,plot,postgres,bench
 	@touch $@ $(DEMO_READY)
 
 clean:

@@ -82,7 +82,8 @@
         ├── DamagedStore          damage because of which the directory cannot be opened
         ├── StoreLocked
         ├── NewerFormat
-        └── UnusableDirectory
+        ├── UnusableDirectory
+        └── UnusableDatabase      the message says which setting or privilege to change
 
 A message says what happened and, if the reader can do something about it, what to do.
 Each class has a `code`, the same word in every protocol that can show one.
@@ -435,3 +436,7 @@ class NewerFormat(StorageError):
 
 class UnusableDirectory(StorageError):
     code = "unusable_directory"
+
+
+class UnusableDatabase(StorageError):
+    code = "unusable_database"

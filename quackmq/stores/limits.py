@@ -122,6 +122,18 @@ WRITE_BACK_BYTES: Final = HELD_BYTES - TAIL_BYTES - 2 * PENDING_BYTES
 #: forced before more are unsynced. Recovery skips as many, so that no offset is assigned twice.
 UNSYNCED_OFFSETS: Final = 16_000_000
 
+# --- the PostgreSQL store -------------------------------------------------------------------
+
+#: How long opening a connection may take. A server that is there answers within milliseconds.
+CONNECT_S: Final = 5.0
+#: How often a standby tries to get the lock. A takeover after a crash is to take less than 3 s.
+TAKEOVER_POLL_S: Final = 0.25
+#: An owner whose heartbeat is older is taken for dead. Longer than any commit or pause of a healthy
+#: broker should be; clients wait at least this long when a broker is frozen or cut off.
+HEARTBEAT_EXPIRY_S: Final = 10.0
+#: How long a new owner waits for the end of the sessions and transactions of the one before it.
+END_SESSION_S: Final = 10.0
+
 # --- reading -------------------------------------------------------------------------------
 
 #: Readers waiting at once, over all protocols.
