@@ -54,6 +54,12 @@ EXPERIMENT_ENTRIES: Final = 10_000_000
 EXPERIMENT_WAIT_MS: Final = 60_000
 #: How long subscribers may take to catch up after the last publish, in addition to δ.
 EXPERIMENT_SETTLE_MS: Final = 60_000
+#: The longest time that a user's program in an experiment may be given to connect or to exit. The
+#: broker itself ends a connection whose next message takes longer.
+EXPERIMENT_LONGEST_COMMAND_MS: Final = 60_000
+#: How long such a program may take to exit after the user has interrupted the experiment: the user
+#: waits for it.
+EXPERIMENT_INTERRUPTED_MS: Final = 1_000
 #: Read size of tools that copy a file or compute its checksum.
 COPIED_BYTES: Final = MIB
 #: Records and approximate bytes per transaction of `quackmq archive import`: enough to make a

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from quackmq.broker import Broker
 from quackmq.loop_clock import loop_clock
@@ -98,12 +98,14 @@ class Server(ABC, Generic[ConnectionT]):
         self._schedule_sweep()
         return address
 
-    async def attach(self, read_fd: int, write_fd: int, channel: str) -> None:
-        """Serve the peer at the other ends of two pipes; `channel` is its name. The server owns
-        both file descriptors from now on, even if this fails. Raise ValueError if they are not
-        pipes.
+    async def attach(self, read_fd: int, write_fd: int, channel: str) -> ConnectionT:
+        """Serve the peer at the other ends of two pipes; `channel` is its name. Return its
+        connection. The server owns both file descriptors from now on, even if this fails. Raise
+        ValueError if they are not pipes.
         """
-        await Pipes(self.make_connection(channel)).connect(read_fd, write_fd)
+        pipes = Pipes(self.make_connection(channel))
+        await pipes.connect(read_fd, write_fd)
+        return cast(ConnectionT, pipes.receiver)
 
     async def close(self) -> None:
         """Stop accepting, let connections finish until the deadline, then close all of them."""

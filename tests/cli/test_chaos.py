@@ -204,15 +204,18 @@ def test_it_goes_on_when_its_broker_is_killed_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_sigterm_ends_it_in_good_order(doors: dict[str, str], topic: str) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_in_good_order_and_it_prints_its_summary(
+    doors: dict[str, str], topic: str, number: signal.Signals, exit_code: int
+) -> None:
     arguments = ("--door", "line", "--address", doors["line"], "--topic", topic, "--seed", 1)
     with Client(doors["kafka"], f"watch-{topic}", timeout=DEADLINE_S) as client:
         client.subscribe(topic)
         with Server("chaos-client", *arguments, "--seconds", 1000) as chaotic:
             assert client.get(topic).data is not None, "it has begun"
-            chaotic.send(signal.SIGTERM)
+            chaotic.send(number)
             assert chaotic.line() == "chaos over line, seed 1\n"
-            assert chaotic.exit_code() == 0
+            assert chaotic.exit_code() == exit_code
         client.unsubscribe(topic)
 
 

@@ -28,6 +28,7 @@ from quackmq.cli.experiment.plan import Experiment, suite
 from quackmq.cli.experiment.progress import Watcher
 from quackmq.cli.experiment.report import (
     Outcome,
+    ProgramResult,
     PublisherAccount,
     Sample,
     SubscriberAccount,
@@ -62,6 +63,12 @@ def subscriber(delivered: int = 10, **changes: Any) -> SubscriberAccount:
         "left": 0,
     }
     return SubscriberAccount(**(fields | changes))
+
+
+def replace_result(**changes: Any) -> ProgramResult:
+    """The result of a program that has done all right, with changes."""
+    good = ProgramResult("quack", 10, 0, True, True, left_early=False, exit_code=0)
+    return good._replace(**changes)
 
 
 def outcome(*subscribers: SubscriberAccount, **changes: Any) -> Outcome:
@@ -140,6 +147,18 @@ CUT_SHORT = Report(entries={"1": 10}, terminated=False)
             ),
             "publisher p1: 2 entries were rejected",
         ),
+        (
+            outcome(subscriber(topics=("2",))),
+            "subscriber s1 received entries of topic 1, which it has not chosen",
+        ),
+        (
+            outcome(subscriber(report=None, program=replace_result(entries=8), left=2)),
+            "subscriber s1: 10 entries were published, 8 delivered, 0 skipped and 2 left",
+        ),
+        (
+            outcome(publishers=[publisher(report=None, program=replace_result(exit_code=-11))]),
+            "publisher p1 ('quack') was ended by signal 11 (Segmentation fault)",
+        ),
     ],
 )
 def test_what_does_not_add_up_is_named(wrong: Outcome, sentence: str) -> None:
@@ -153,6 +172,13 @@ def test_a_subscriber_that_was_to_die_and_did_is_no_problem() -> None:
     dead = subscriber(3, behaviour=Behaviour.DYING, report=None, left=7, end="hung up")
     found = outcome(subscriber(), replace(dead, id="s2"))
     assert (found.problems(), found.dead) == ([], 1)
+
+
+def test_what_a_program_leaves_when_it_ends_early_is_no_problem() -> None:
+    left = replace_result(entries=8, left_early=True)
+    found = outcome(subscriber(report=None, program=left, left=2))
+    assert found.problems() == []
+    assert as_text(found).endswith("published = delivered + skipped + left\n")
 
 
 def test_what_an_interrupt_leaves_is_no_problem() -> None:
@@ -187,6 +213,18 @@ def test_q12_the_suite_has_every_shape_and_every_boundary() -> None:
         ({"entries": 10**9}, "--entries: 1000000000 is not"),
         ({"entry_bytes": 5_000}, "--bytes: 5000 is not from 64 to 4096"),
         ({"slow_ms": 2_000}, "--slow-ms 2000 is not below --answer-ms 2000"),
+        ({"command_ms": 10**9}, "--command-ms: 1000000000 is not from 1 to 60000"),
+        ({"subs": 200, "sub_commands": ["quack"]}, "--subs: 200 is not from 0 to 199"),
+        (
+            {"topics": 2, "dying_subs": 1, "entries": 6}
+            | {"pub_topics": {"p1": ["1", "2"]}, "sub_topics": {"s1": ["2"]}},
+            "--entries: 6 is too few: silent and dying subscribers first answer 3 entries",
+        ),
+        (
+            {"topics": 2, "silent_subs": 1}
+            | {"pub_topics": {"p1": ["1"]}, "sub_topics": {"s1": ["2"]}},
+            "--sub-topics: nobody publishes to a topic of s1, which should be silent after 3",
+        ),
     ],
 )
 def test_an_experiment_that_cannot_be_is_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -347,6 +385,31 @@ def test_an_experiment_in_which_nothing_came_can_be_drawn(tmp_path: Path) -> Non
         (["--seconds", "nan"], "--seconds: 'nan' is not a number of at least 0"),
         (["--entries", "0"], "--entries: '0' is not a whole number of at least 1"),
         (["--subs", "0"], "--subs: 0 is not from 1 to"),
+        (
+            ["--pub-topics", "p1"],
+            "--pub-topics: 'p1' does not assign topics to peers: write, for example, --pub-topics",
+        ),
+        (["--sub-topics", "s1="], "--sub-topics: 's1=' does not assign topics to peers"),
+        (["--pub-topics", "p1=1,1"], "--pub-topics: 'p1=1,1' names a topic twice"),
+        (
+            ["--pub-topics", "p1=1", "--pub-topics", "p1=2"],
+            "--pub-topics: p1 is named twice: give all its topics at once, as in p1=1,2",
+        ),
+        (
+            ["--subs", "2", "--sub-topics", "s1,s3=1"],
+            "--sub-topics: there is no sub 's3': there are s1 to s2; raise --subs for more",
+        ),
+        (["--pub-topics", "s1=1"], "--pub-topics: there is no pub 's1': there is only p1; raise"),
+        (
+            ["--topics", "2", "--sub-topics", "s1=2,3"],
+            "--sub-topics: there is no topic '3' for s1: there are 1 to 2; raise --topics for more",
+        ),
+        (["--sub-topics", "s1=pond"], "--sub-topics: there is no topic 'pond' for s1: there is"),
+        (
+            ["--suite", "--pub-topics", "p1=1"],
+            "--pub-topics cannot be used with --suite, which chooses the peers and their topics",
+        ),
+        (["--suite", "--sub-command", "sh"], "--sub-command cannot be used with --suite"),
         (["--plot", "picture.bmp"], "--plot: picture.bmp does not end with one of .png"),
         (["--plot", "no/such/picture.png"], "--plot: there is no directory no/such"),
     ],

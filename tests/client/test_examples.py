@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Programs that are more than an example of one interface; they have tests of their own.
-OTHERS = {"copier.py", "demo.py", "demo_cast.py"}
+OTHERS = {"copier.py", "demo.py", "demo_cast.py", "pipe_publisher.py", "pipe_subscriber.py"}
 FREE = "127.0.0.1:0"
 QUACKS = ["quack", "quack quack", "quack quack quack"]
 #: The programs by name: the listeners whose addresses they get, further arguments, and lines that

@@ -29,6 +29,8 @@ ADDRESSES: Final = {
     "xpub": "127.0.0.1:5558",
     "kafka": "127.0.0.1:9092",
 }
+DONE: Final = 0
+INTERRUPTED: Final = 130
 _TCP: Final = "tcp://"
 _SEEDS: Final = 1_000_000
 _LONGEST_S: Final = 7 * 24 * 3600.0
@@ -41,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Run a faulty client against a running broker: it drops, delays, duplicates, "
         "dies, subscribes and unsubscribes at random. The same seed gives the same actions. A "
         "summary is printed at the end. Exit codes: 0 done, 1 the broker cannot be reached, "
-        "2 invalid arguments.",
+        "2 invalid arguments, 130 interrupted by Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -118,8 +120,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chaos client and print its summary; return 0. Raises InvalidRequest for invalid
-    options and OSError if the broker was never reached."""
+    """Run the chaos client and print its summary; return the exit code. Raises InvalidRequest for
+    invalid options and OSError if the broker was never reached."""
     from quackmq.cli.chaos import runner as chaos_run
 
     faults = check_faults(filter(None, args.faults.split(",")))
@@ -145,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     )
     summary = chaos_run.run(options)
     sys.stdout.write(summary.json() if args.json else summary.text())
-    return 0
+    return INTERRUPTED if summary.was_interrupted else DONE
 
 
 def _address_option(args: argparse.Namespace) -> str | None:

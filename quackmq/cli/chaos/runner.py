@@ -109,6 +109,8 @@ class Summary:
     taken: int = 0
     #: Messages received again.
     again: int = 0
+    #: Whether SIGINT ended the run.
+    was_interrupted: bool = False
 
     def counts(self) -> dict[str, int]:
         """Return the sums by name, as the report shows them."""
@@ -148,7 +150,9 @@ def run(options: ChaosOptions) -> Summary:
     for topic in options.topics:
         check_topic_name(topic)
     with _stop_on_signals() as stopping:
-        return _ChaosRun(options, _make_client(options), stopping).run()
+        summary = _ChaosRun(options, _make_client(options), stopping).run()
+    summary.was_interrupted = stopping.was_interrupted
+    return summary
 
 
 class _ChaosRun:
@@ -378,12 +382,19 @@ def _make_client(options: ChaosOptions) -> FaultyClient:
     return BadZmqClient(options.address, options.name)
 
 
+class _StopEvent(threading.Event):
+    """Set when the run should end; `was_interrupted` says whether by SIGINT."""
+
+    was_interrupted = False
+
+
 @contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
+def _stop_on_signals() -> Iterator[_StopEvent]:
     """Provide an event that SIGTERM and SIGINT set, so that the run ends cleanly."""
-    event = threading.Event()
+    event = _StopEvent()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        event.was_interrupted = event.was_interrupted or number == signal.SIGINT
         # The interrupted thread may hold the event's lock, so setting it here could deadlock.
         threading.Thread(target=event.set, daemon=True).start()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,9 +44,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     peers = parser.add_argument_group("participants")
-    _add_number_option(peers, "--pubs", None, "publishers; default 1")
-    _add_number_option(peers, "--subs", None, "subscribers; default 1")
-    _add_number_option(peers, "--topics", None, "topics; every peer uses all of them; default 1")
+    _add_number_option(peers, "--pubs", None, "publishers; default 1, or 0 with --pub-command")
+    _add_number_option(peers, "--subs", None, "subscribers; default 1, or 0 with --sub-command")
+    _add_number_option(
+        peers, "--topics", None, "topics; default 1, or the highest that is assigned to a peer"
+    )
+    for role, peer in (("pub", "publishers p1, p2, ..."), ("sub", "subscribers s1, s2, ...")):
+        peers.add_argument(
+            f"--{role}-topics",
+            metavar=f"{role[0].upper()}=K,K",
+            action="append",
+            default=[],
+            help=f"the topics of one or more of the {peer}, as in {role[0]}1=1,2 or "
+            f"{role[0]}1,{role[0]}2=3; may be repeated; default: all topics",
+        )
+    for role, peer in (("pub", "publisher"), ("sub", "subscriber")):
+        peers.add_argument(
+            f"--{role}-command",
+            dest=f"{role}_commands",
+            metavar="'PROGRAM ARGS'",
+            action="append",
+            default=[],
+            help=f"a program of yours as a {peer}: it speaks the line protocol on its stdin and "
+            "stdout; may be repeated",
+        )
     _add_number_option(
         peers, "--slow-pubs", 0, "number of publishers that publish at a tenth of the rate"
     )
@@ -100,6 +122,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         2_000,
         "a subscriber that does not answer within this time is dead",
     )
+    _add_number_option(
+        behaviour,
+        "--command-ms",
+        10_000,
+        "how long a program of --pub-command or --sub-command may take to choose its topics, and "
+        "to exit at the end",
+    )
     behaviour.add_argument(
         "--line-reading",
         choices=("live", "newest"),
@@ -138,6 +167,12 @@ def run(args: argparse.Namespace) -> int:
     from quackmq.cli.experiment import plan as experiment_plan
 
     experiments = [_build_experiment(args)]
+    for program in experiments[0].programs():
+        if shutil.which(program.arguments[0]) is None:
+            raise InvalidRequest(
+                f"{program}: there is no program {program.arguments[0]!r}: give the name of a "
+                "program in PATH, or the path of an executable file"
+            )
     if args.suite:
         experiments = experiment_plan.suite(experiments[0])
     if args.data is not None and args.data.exists() and any(args.data.iterdir()):
@@ -146,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
         from quackmq.cli.experiment import plot as experiment_plot
 
         experiment_plot.check(args.plot)
-    if max(each.pubs + each.subs for each in experiments) > _MANY_PEERS:
+    if max(each.all_pubs + each.all_subs for each in experiments) > _MANY_PEERS:
         process.prepare()
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
         outcomes = runner.run(_run_all(args, experiments))
@@ -203,14 +238,32 @@ def _print_results(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> Non
 def _build_experiment(args: argparse.Namespace) -> Experiment:
     """Return the experiment that the options describe. Raises InvalidRequest. For `--rate`,
     `--max-entries` and `--delta-ms`, 0 means no bound, which is None in the plan."""
-    from quackmq.cli.experiment.plan import Experiment
+    from quackmq.cli.experiment.plan import Experiment, highest_topic, parse_topics
 
+    if args.suite:
+        for option in ("pub_topics", "sub_topics", "pub_commands", "sub_commands"):
+            if getattr(args, option):
+                name = option.removesuffix("s") if option.endswith("commands") else option
+                raise InvalidRequest(
+                    f"--{name.replace('_', '-')} cannot be used with --suite, which chooses the "
+                    "peers and their topics itself: use it with a single experiment"
+                )
+    pub_topics = parse_topics("--pub-topics", args.pub_topics)
+    sub_topics = parse_topics("--sub-topics", args.sub_topics)
     # In a suite these are n, m and t, the numbers of its largest experiments.
-    least = 3 if args.suite else 1
+    pubs, subs, topics = 3, 3, 3
+    if not args.suite:
+        pubs, subs = int(not args.pub_commands), int(not args.sub_commands)
+        topics = highest_topic(pub_topics, sub_topics)
     return Experiment(
-        pubs=least if args.pubs is None else args.pubs,
-        subs=least if args.subs is None else args.subs,
-        topics=least if args.topics is None else args.topics,
+        pubs=pubs if args.pubs is None else args.pubs,
+        subs=subs if args.subs is None else args.subs,
+        topics=topics if args.topics is None else args.topics,
+        pub_topics=pub_topics,
+        sub_topics=sub_topics,
+        pub_commands=args.pub_commands,
+        sub_commands=args.sub_commands,
+        command_ms=args.command_ms,
         rate=args.rate or None,
         seconds=args.seconds,
         entries=args.entries,

@@ -18,6 +18,7 @@ If the runner dies, its peers exit too: a peer exits when a pipe or the control 
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import sys
@@ -30,7 +31,8 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from quackmq import limits
+from quackmq import limits as shared_limits
+from quackmq.cli import limits
 from quackmq.cli.experiment.latency import Latencies
 from quackmq.errors import ProtocolError
 from quackmq.protocols.line.codec import (
@@ -54,7 +56,9 @@ _SLOWER: Final = 10
 _USUAL_RATE: Final = 100.0
 #: How often a busy publisher checks whether it should end.
 CHECK_S: Final = 0.05
-_READ_BYTES: Final = 64 * limits.KIB
+#: The content of an entry, see `make_content`.
+_CONTENT: Final = re.compile(rb"(p[0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,19}) \.*")
+_READ_BYTES: Final = 64 * shared_limits.KIB
 _IN: Final = 0
 _OUT: Final = 1
 
@@ -69,6 +73,8 @@ class Behaviour(StrEnum):
     DYING = "dying"
     #: Subscribes, leaves, and returns after the last publish.
     LATE = "late"
+    #: A program of the user, which behaves as it likes.
+    PROGRAM = "program"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +125,15 @@ class ConnectionEnded(Exception):
 
 def make_content(publisher: str, number: int, sent_ns: int, size: int) -> bytes:
     return (b"%b %d %d " % (publisher.encode(), number, sent_ns)).ljust(size, b".")
+
+
+def parse_content(content: bytes) -> tuple[str, int, int] | None:
+    """Return the publisher, number and time of an entry that `make_content` made; None for the
+    entry of another program."""
+    found = _CONTENT.fullmatch(content)
+    if found is None or int(found[2]) >= limits.EXPERIMENT_ENTRIES:
+        return None
+    return found[1].decode(), int(found[2]), int(found[3])
 
 
 # --- the two programs -----------------------------------------------------------------------
@@ -236,16 +251,20 @@ class ReceivedEntries:
     entries: Counter[str] = field(default_factory=Counter)
     latencies: Latencies = field(default_factory=Latencies)
     #: One byte per entry, by topic and publisher: 1 if it was received.
-    numbers: dict[tuple[str, bytes], bytearray] = field(default_factory=dict)
+    numbers: dict[tuple[str, str], bytearray] = field(default_factory=dict)
 
     def note(self, entry: Entry, arrived_ns: int) -> None:
         """Count an answered entry. An entry that was received before counts as doubled, and its
         latency is not counted again. An entry counts as reordered if a later one of its publisher
-        and topic was received before."""
+        and topic was received before. Entries of other programs have no number and no time, so they
+        are only counted."""
         self.answered += 1
-        publisher, number, sent_ns, *_ = entry.content.split(b" ", 3)
+        content = parse_content(entry.content)
+        if content is None:
+            self.entries[entry.topic] += 1
+            return
+        publisher, index, sent_ns = content
         marks = self.numbers.setdefault((entry.topic, publisher), bytearray())
-        index = int(number)
         if index >= len(marks):
             marks.extend(bytes(index + 1 - len(marks)))
         elif marks[index]:
@@ -257,7 +276,7 @@ class ReceivedEntries:
         self.entries[entry.topic] += 1
         # The number of the slice of time in which the entry arrived.
         when = max(0, arrived_ns - self.start_ns) // (self.slice_ms * 1_000_000)
-        self.latencies.add(when, arrived_ns - int(sent_ns))
+        self.latencies.add(when, arrived_ns - sent_ns)
 
     def report(self, terminated: bool) -> Report:
         """Return the counts as the message for the runner."""
@@ -434,7 +453,7 @@ class Peer:
         """Return the next command, or None if it is still incomplete."""
         end = self._commands.find(b"\n")
         if end < 0:
-            data = self._control.recv(limits.KIB)
+            data = self._control.recv(shared_limits.KIB)
             if not data:  # the runner is gone
                 raise SystemExit(1)
             self._commands += data

@@ -1,4 +1,5 @@
 """Start, control and end one peer process of an experiment. `peer` documents the control channel.
+`program` does the same for programs of the user, which have no control channel.
 
 Not thread-safe: call from the event loop.
 """
@@ -9,6 +10,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +21,34 @@ from quackmq.errors import QuackError
 
 #: The longest line on the control channel. A report has one count for each slice and bucket.
 _REPORT_BYTES: Final = 64 * limits.MIB
+
+
+async def start_on_pipes(
+    *arguments: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+) -> tuple[asyncio.subprocess.Process, int, int]:
+    """Start a program with pipes as its stdin and stdout. Return the process and the other ends of
+    its pipes: (process, read_fd, write_fd). `environment` None: that of this process. Raises
+    OSError if the program cannot be started."""
+    stdin, to_process = os.pipe()
+    from_process, stdout = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=stdin,
+            stdout=stdout,
+            pass_fds=pass_fds,
+            env=environment,
+            # Ctrl-C at the terminal goes to this process only.
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(to_process)
+        os.close(from_process)
+        raise
+    finally:
+        os.close(stdin)
+        os.close(stdout)
+    return process, from_process, to_process
 
 
 class PeerProcess:
@@ -37,34 +67,24 @@ class PeerProcess:
     async def start(cls, part: Part) -> tuple[PeerProcess, int, int]:
         """Start a peer; return it and the broker's ends of its pipes: (peer, read_fd, write_fd)."""
         ours, theirs = socket.socketpair()
-        stdin, to_peer = os.pipe()
-        from_peer, stdout = os.pipe()
         try:
             part = msgspec.structs.replace(part, control_fd=theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
+            process, read_fd, write_fd = await start_on_pipes(
                 sys.executable,
                 "-P",  # do not import modules from the current directory
                 "-m",
                 "quackmq.cli.experiment.peer",
                 msgspec.json.encode(part).decode(),
-                stdin=stdin,
-                stdout=stdout,
                 pass_fds=(theirs.fileno(),),
-                # Ctrl-C at the terminal goes to this process only.
-                start_new_session=True,
             )
         except BaseException:
-            for fd in (to_peer, from_peer):
-                os.close(fd)
             ours.close()
             raise
         finally:
-            os.close(stdin)
-            os.close(stdout)
             theirs.close()
         started = cls(part, process)
         await started._listen(ours)
-        return started, from_peer, to_peer
+        return started, read_fd, write_fd
 
     @property
     def id(self) -> int:

@@ -8,9 +8,11 @@ case, with fast and slow peers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Final, Literal, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.cli import limits
@@ -30,15 +32,43 @@ _LEAST_SLICE_MS: Final = 50
 _SLICES: Final = 200
 
 
+class Program(NamedTuple):
+    """A program of the user that is a peer. `id` and `topics` are proposed to it; it may use
+    others."""
+
+    role: Role
+    id: str
+    topics: list[str]
+    #: The command line, as the user wrote it.
+    command: str
+
+    def __str__(self) -> str:
+        return f"--{self.role}-command {self.command!r}"
+
+    @property
+    def arguments(self) -> list[str]:
+        return shlex.split(self.command)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """An experiment. Invalid parameters raise InvalidRequest. The subscribers are, in this
-    order: steady, slow, silent, dying, late. The last `slow_pubs` publishers are slow."""
+    order: steady, slow, silent, dying, late. The last `slow_pubs` publishers are slow. Programs of
+    the user are publishers and subscribers too, and come after all others."""
 
     title: str = ""
+    #: Publishers and subscribers, without the programs of the user.
     pubs: int = 1
     subs: int = 1
     topics: int = 1
+    #: The topics of a publisher or subscriber by its id. Others use all topics.
+    pub_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sub_topics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: The command lines of the user's programs.
+    pub_commands: Sequence[str] = ()
+    sub_commands: Sequence[str] = ()
+    #: How long a program may take to connect, and to exit at the end.
+    command_ms: int = 10_000
     #: Entries per second of a publisher, over all topics; None: as fast as possible.
     rate: float | None = 100.0
     seconds: float = 3.0
@@ -63,11 +93,25 @@ class Experiment:
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the name of the option, for a parameter out of range or for
         parameters that contradict each other."""
-        for name in ("pubs", "subs", "topics"):
-            if not 1 <= getattr(self, name) <= limits.EXPERIMENT_PEERS:
-                raise InvalidRequest(
-                    f"--{name}: {getattr(self, name)} is not from 1 to {limits.EXPERIMENT_PEERS}"
-                )
+        self._check_numbers_of_peers()
+        self._check_assigned_topics("pub", _ids("p", self.all_pubs), self.pub_topics)
+        self._check_assigned_topics("sub", _ids("s", self.all_subs), self.sub_topics)
+        for program in self.programs():
+            _check_command(program)
+        self._check_behaviour()
+        self._check_entries()
+
+    def _check_numbers_of_peers(self) -> None:
+        """Check the numbers of publishers, subscribers and topics, and how many of the peers are
+        special. Raises InvalidRequest."""
+        for option, least, number, programs in (
+            ("--pubs", 0 if self.pub_commands else 1, self.pubs, self.pub_commands),
+            ("--subs", 0 if self.sub_commands else 1, self.subs, self.sub_commands),
+            ("--topics", 1, self.topics, ()),
+        ):
+            most = limits.EXPERIMENT_PEERS - len(programs)
+            if not least <= number <= most:
+                raise InvalidRequest(f"{option}: {number} is not from {least} to {most}")
         special = self.slow_subs + self.silent_subs + self.dying_subs + self.late_subs
         if special > self.subs:
             raise InvalidRequest(
@@ -78,24 +122,32 @@ class Experiment:
             raise InvalidRequest(
                 f"--slow-pubs: {self.slow_pubs} is more than the {self.pubs} publishers"
             )
+
+    def _check_assigned_topics(
+        self, role: str, ids: Sequence[str], assigned: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Check that the topics that are assigned and the peers that get them exist. `role` is the
+        word in the names of the options. Raises InvalidRequest."""
+        for peer, topics in assigned.items():
+            if peer not in ids:
+                raise InvalidRequest(
+                    f"--{role}-topics: there is no {role} {peer!r}: {_describe_names(ids)}; raise "
+                    f"--{role}s for more"
+                )
+            for topic in topics:
+                if topic not in self.topic_names:
+                    raise InvalidRequest(
+                        f"--{role}-topics: there is no topic {topic!r} for {peer}: "
+                        f"{_describe_names(self.topic_names)}; raise --topics for more"
+                    )
+
+    def _check_behaviour(self) -> None:
+        """Check rate, times and sizes. Raises InvalidRequest."""
         if self.rate is not None and self.rate <= 0:
             raise InvalidRequest(f"--rate: {self.rate:g} is not a number of entries per second")
         if not 0 < self.seconds <= _LONGEST_SECONDS:
             raise InvalidRequest(
                 f"--seconds: {self.seconds:g} is not more than 0 and at most {_LONGEST_SECONDS:g}"
-            )
-        if self.entries is not None and not 1 <= self.entries <= limits.EXPERIMENT_ENTRIES:
-            raise InvalidRequest(
-                f"--entries: {self.entries} is not from 1 to {limits.EXPERIMENT_ENTRIES}"
-            )
-        if (
-            self.entries is not None
-            and self.silent_subs + self.dying_subs
-            and self.pubs * self.entries <= _ANSWERED_BEFORE
-        ):
-            raise InvalidRequest(
-                f"--entries: {self.entries} is too few: silent and dying subscribers first answer "
-                f"{_ANSWERED_BEFORE} entries"
             )
         if not _LEAST_ENTRY_BYTES <= self.entry_bytes <= shared_limits.LINE_ENTRY_BYTES:
             raise InvalidRequest(
@@ -107,10 +159,58 @@ class Experiment:
                 f"--slow-ms {self.slow_ms} is not below --answer-ms {self.answer_ms}: slow "
                 "subscribers would be declared dead"
             )
+        if not 1 <= self.command_ms <= limits.EXPERIMENT_LONGEST_COMMAND_MS:
+            raise InvalidRequest(
+                f"--command-ms: {self.command_ms} is not from 1 to "
+                f"{limits.EXPERIMENT_LONGEST_COMMAND_MS}"
+            )
+
+    def _check_entries(self) -> None:
+        """Check the number of entries per publisher. It must be enough for silent and dying
+        subscribers to reach the entry that they do not answer. Raises InvalidRequest."""
+        if self.entries is not None and not 1 <= self.entries <= limits.EXPERIMENT_ENTRIES:
+            raise InvalidRequest(
+                f"--entries: {self.entries} is not from 1 to {limits.EXPERIMENT_ENTRIES}"
+            )
+        for part in self.subscribers():
+            if part.behaviour not in (Behaviour.SILENT, Behaviour.DYING) or self.pub_commands:
+                continue
+            expected = self._least_entries_for(part)
+            if expected == 0:
+                raise InvalidRequest(
+                    f"--sub-topics: nobody publishes to a topic of {part.id}, which should be "
+                    f"{part.behaviour} after {_ANSWERED_BEFORE} entries: give them a common topic"
+                )
+            if expected <= _ANSWERED_BEFORE:
+                raise InvalidRequest(
+                    f"--entries: {self.entries} is too few: silent and dying subscribers first "
+                    f"answer {_ANSWERED_BEFORE} entries"
+                )
+
+    def _least_entries_for(self, subscriber: Part) -> int:
+        """Return how many entries the publishers will publish to the subscriber's topics if no
+        topic is full. Each publisher visits its topics in turn."""
+        total = 0
+        for publisher in self.publishers():
+            rounds, remaining = divmod(publisher.entries, len(publisher.topics))
+            for index, topic in enumerate(publisher.topics):
+                if topic in subscriber.topics:
+                    total += rounds + (index < remaining)
+        return total
 
     @property
     def shape(self) -> str:
-        return f"{self.pubs}/{self.subs}/{self.topics}"
+        return f"{self.all_pubs}/{self.all_subs}/{self.topics}"
+
+    @property
+    def all_pubs(self) -> int:
+        """The number of publishers, with the programs of the user."""
+        return self.pubs + len(self.pub_commands)
+
+    @property
+    def all_subs(self) -> int:
+        """The number of subscribers, with the programs of the user."""
+        return self.subs + len(self.sub_commands)
 
     @property
     def topic_names(self) -> list[str]:
@@ -139,7 +239,7 @@ class Experiment:
             yield Part(
                 role=Role.PUB,
                 id=f"p{number + 1}",
-                topics=self.topic_names,
+                topics=self._topics_of(f"p{number + 1}", self.pub_topics),
                 control_fd=control_fd,
                 behaviour=Behaviour.SLOW if is_slow else Behaviour.STEADY,
                 rate=self.rate,
@@ -155,13 +255,26 @@ class Experiment:
             yield Part(
                 role=Role.SUB,
                 id=f"s{number + 1}",
-                topics=self.topic_names,
+                topics=self._topics_of(f"s{number + 1}", self.sub_topics),
                 control_fd=control_fd,
                 behaviour=behaviour,
                 answer_ms=self.slow_ms if behaviour is Behaviour.SLOW else 0,
                 after=_ANSWERED_BEFORE,
                 slice_ms=self.slice_ms,
             )
+
+    def programs(self) -> Iterator[Program]:
+        """Yield the programs of the user, the subscribers first. Their numbers follow those of the
+        other peers."""
+        for number, command in enumerate(self.sub_commands, start=self.subs + 1):
+            topics = self._topics_of(f"s{number}", self.sub_topics)
+            yield Program(Role.SUB, f"s{number}", topics, command)
+        for number, command in enumerate(self.pub_commands, start=self.pubs + 1):
+            topics = self._topics_of(f"p{number}", self.pub_topics)
+            yield Program(Role.PUB, f"p{number}", topics, command)
+
+    def _topics_of(self, peer: str, assigned: Mapping[str, Sequence[str]]) -> list[str]:
+        return list(assigned.get(peer, self.topic_names))
 
     def _behaviours(self) -> list[Behaviour]:
         """Return the behaviour of each subscriber. The steady ones come first."""
@@ -172,6 +285,58 @@ class Experiment:
             *[Behaviour.LATE] * self.late_subs,
         ]
         return [Behaviour.STEADY] * (self.subs - len(special)) + special
+
+
+def parse_topics(option: str, texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Parse the values of `--pub-topics` or `--sub-topics`, such as "p1=1,2" or "p1,p2=3". Return
+    the topics of each peer that is named. Raises InvalidRequest."""
+    assigned: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        peers, equals, names = text.partition("=")
+        topics = tuple(names.split(","))
+        if not equals or not all((*peers.split(","), *topics)):
+            raise InvalidRequest(
+                f"{option}: {text!r} does not assign topics to peers: write, for example, "
+                f"{option} {option[2]}1=1,2"
+            )
+        if len(set(topics)) < len(topics):
+            raise InvalidRequest(f"{option}: {text!r} names a topic twice: name each topic once")
+        for peer in peers.split(","):
+            if peer in assigned:
+                raise InvalidRequest(
+                    f"{option}: {peer} is named twice: give all its topics at once, as in "
+                    f"{peer}={','.join(dict.fromkeys([*assigned[peer], *topics]))}"
+                )
+            assigned[peer] = topics
+    return assigned
+
+
+def highest_topic(*assigned: Mapping[str, Sequence[str]]) -> int:
+    """Return the highest number of an assigned topic; 1 without any. Names that are no numbers are
+    ignored; `Experiment` refuses them."""
+    names = chain.from_iterable(topics for each in assigned for topics in each.values())
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=1)
+
+
+def _check_command(program: Program) -> None:
+    """Raise InvalidRequest if a command line cannot be split into words or is empty."""
+    try:
+        words = program.arguments
+    except ValueError as error:
+        raise InvalidRequest(f"{program}: it cannot be split into words: {error}") from None
+    if not words:
+        raise InvalidRequest(f"{program}: it names no program")
+
+
+def _ids(letter: str, number: int) -> list[str]:
+    return [f"{letter}{each + 1}" for each in range(number)]
+
+
+def _describe_names(names: Sequence[str]) -> str:
+    """Return which names there are, in words. There is at least one."""
+    if len(names) == 1:
+        return f"there is only {names[0]}"
+    return f"there are {names[0]} to {names[-1]}"
 
 
 def suite(base: Experiment) -> list[Experiment]:

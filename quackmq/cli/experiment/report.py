@@ -4,13 +4,14 @@ Counts come from two independent sides. Publishers and subscribers report what t
 accepted and delivered. The broker reports what its topics hold and what subscriptions have skipped.
 For every live subscriber, published = delivered + skipped as old must hold, and the entries of a
 publisher and topic must come in order, unless the newest come first; each violation is a
-sentence in `problems`.
+sentence in `problems`. Programs of the user do not report, so the broker's counts stand for theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from signal import strsignal
 from typing import Any, Final, NamedTuple
 
 from quackmq.cli.experiment.latency import add_up, percentile_ms
@@ -32,26 +33,57 @@ class Sample(NamedTuple):
     waiting: int
 
 
+class ProgramResult(NamedTuple):
+    """What became of a program of the user. The counts are the broker's: `entries` were accepted
+    from a publisher, or acknowledged by a subscriber."""
+
+    command: str
+    entries: int
+    retries: int
+    #: Whether it has chosen its topics.
+    has_begun: bool
+    #: Whether the connection ended by `terminate`, of either side.
+    has_terminated: bool
+    #: Whether it ended the connection before the broker did.
+    left_early: bool
+    #: None if it is still running; negative: the number of the signal that ended it.
+    exit_code: int | None
+    #: If it did not exit in time at the end: the time that it had. It was killed then.
+    killed_after_ms: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherAccount:
     id: str
     behaviour: Behaviour
-    #: None if the process ended without a report.
+    topics: Sequence[str] = ("1",)
+    #: None if the process ended without a report, as programs of the user do.
     report: Report | None
+    program: ProgramResult | None = None
     end: str
 
     @property
     def published(self) -> int:
+        if self.program is not None:
+            return self.program.entries
         return sum(self.report.entries.values()) if self.report is not None else 0
+
+    @property
+    def retried(self) -> int:
+        if self.program is not None:
+            return self.program.retries
+        return self.report.retried if self.report is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberAccount:
     id: str
     behaviour: Behaviour
+    topics: Sequence[str] = ("1",)
     report: Report | None
+    program: ProgramResult | None = None
     end: str
-    #: From the broker: entries published since it subscribed, and what happened to them.
+    #: From the broker: entries of its topics since it subscribed, and what happened to them.
     published: int
     skipped: int
     lost: int
@@ -59,7 +91,13 @@ class SubscriberAccount:
 
     @property
     def delivered(self) -> int:
+        if self.program is not None:
+            return self.program.entries
         return sum(self.report.entries.values()) if self.report is not None else 0
+
+    @property
+    def doubled(self) -> int:
+        return 0 if self.report is None else self.report.doubled
 
     @property
     def reordered(self) -> int:
@@ -90,7 +128,7 @@ class Outcome:
 
     @property
     def retried(self) -> int:
-        return sum(each.report.retried for each in self.publishers if each.report is not None)
+        return sum(each.retried for each in self.publishers)
 
     @property
     def delivered(self) -> int:
@@ -136,7 +174,9 @@ class Outcome:
         """Yield a sentence for each publisher that failed, and one if the topics hold another
         number of entries than the publishers counted as accepted."""
         for each in self.publishers:
-            if each.report is None or not each.report.terminated:
+            if each.program is not None:
+                yield from self._problems_of_program(f"publisher {each.id}", each.program, each.end)
+            elif each.report is None or not each.report.terminated:
                 yield f"publisher {each.id} did not terminate cleanly: {each.end}"
             elif each.report.rejected:
                 yield f"publisher {each.id}: {each.report.rejected} entries were rejected"
@@ -152,20 +192,57 @@ class Outcome:
             if account.report is not None and account.report.terminated:
                 yield f"subscriber {account.id} should have been {account.behaviour}: {account.end}"
             return
-        if account.report is None or not account.report.terminated:
-            yield f"subscriber {account.id} did not terminate cleanly: {account.end}"
-        # Only an interrupted experiment may end before its subscribers have caught up.
-        left = account.left if self.was_interrupted else 0
+        name, program = f"subscriber {account.id}", account.program
+        if program is not None:
+            yield from self._problems_of_program(name, program, account.end)
+        elif account.report is None or not account.report.terminated:
+            yield f"{name} did not terminate cleanly: {account.end}"
+        if account.report is not None:
+            for topic in account.report.entries.keys() - {*account.topics}:
+                yield f"{name} received entries of topic {topic}, which it has not chosen"
+        # Entries may be left only by an interrupted experiment, or by a program that leaves early.
+        may_leave = self.was_interrupted or (program is not None and program.left_early)
+        left = account.left if may_leave else 0
         if account.published != account.delivered + account.skipped + left:
             waits = f" and {account.left} left" if account.left else ""
             yield (
-                f"subscriber {account.id}: {account.published} entries were published, "
+                f"{name}: {account.published} entries were published, "
                 f"{account.delivered} delivered, {account.skipped} skipped{waits}"
             )
         if account.lost:
-            yield f"subscriber {account.id}: {account.lost} entries were lost"
+            yield f"{name}: {account.lost} entries were lost"
         if account.reordered and self.experiment.reading == "live":
-            yield f"subscriber {account.id}: {account.reordered} entries came out of order"
+            yield f"{name}: {account.reordered} entries came out of order"
+
+    def _problems_of_program(self, name: str, program: ProgramResult, end: str) -> Iterable[str]:
+        """Yield a sentence if a program of the user has not ended as it should: by `terminate`,
+        with exit code 0, and in time. An interrupted experiment does not wait for programs that
+        have not chosen their topics."""
+        name = f"{name} ({program.command!r})"
+        if self.was_interrupted and not program.has_begun:
+            return
+        if program.killed_after_ms is not None:
+            yield (
+                f"{name} did not exit within {program.killed_after_ms} ms after the end of its "
+                "connection, and was killed: a program exits when it reads `terminate`, or the end "
+                "of its input"
+            )
+        elif not program.has_terminated:
+            yield f"{name} did not terminate cleanly: {end}; it {describe_exit(program)}"
+        elif program.exit_code:
+            yield f"{name} {describe_exit(program)}"
+
+
+def describe_exit(program: ProgramResult) -> str:
+    """Return in words how the process of a program has ended."""
+    if program.killed_after_ms is not None:
+        return "was killed"
+    code = program.exit_code
+    if code is None:
+        return "is still running"
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was ended by signal {-code} ({strsignal(-code)})"
 
 
 # --- presentation ------------------------------------------------------------------------
@@ -178,8 +255,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "title": experiment.title,
         "shape": experiment.shape,
-        "pubs": experiment.pubs,
-        "subs": experiment.subs,
+        "pubs": experiment.all_pubs,
+        "subs": experiment.all_subs,
         "topics": experiment.topics,
         "published": outcome.published,
         "retried": outcome.retried,
@@ -192,9 +269,11 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             {
                 "id": each.id,
                 "behaviour": each.behaviour,
+                "topics": list(each.topics),
                 "published": each.published,
-                "retried": 0 if each.report is None else each.report.retried,
+                "retried": each.retried,
                 "end": each.end,
+                **_program_as_json(each.program),
             }
             for each in outcome.publishers
         ],
@@ -202,19 +281,32 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             {
                 "id": each.id,
                 "behaviour": each.behaviour,
+                "topics": list(each.topics),
                 "is_live": each.is_live,
                 "published": each.published,
                 "delivered": each.delivered,
                 "skipped": each.skipped,
                 "left": each.left,
-                "doubled": 0 if each.report is None else each.report.doubled,
+                "doubled": each.doubled,
                 "reordered": each.reordered,
                 "end": each.end,
+                **_program_as_json(each.program),
             }
             for each in outcome.subscribers
         ],
         "problems": problems,
         "is_good": not problems,
+    }
+
+
+def _program_as_json(program: ProgramResult | None) -> dict[str, Any]:
+    """Return the fields that only the account of a program has."""
+    if program is None:
+        return {}
+    return {
+        "command": program.command,
+        "exit_code": program.exit_code,
+        "was_killed": program.killed_after_ms is not None,
     }
 
 
@@ -267,8 +359,11 @@ def format_verdict(outcomes: Sequence[Outcome]) -> str:
     ]
     if wrong:
         return "\n".join(wrong)
-    left = any(outcome.was_interrupted for outcome in outcomes)
-    more = " + left" if left else ""
+    may_leave = any(
+        outcome.was_interrupted or any(each.left for each in outcome.subscribers if each.is_live)
+        for outcome in outcomes
+    )
+    more = " + left" if may_leave else ""
     return f"for every live subscriber: published = delivered + skipped{more}"
 
 
@@ -276,8 +371,8 @@ def _publisher_table(outcome: Outcome) -> Iterable[str]:
     """Return the lines of a table with one row for each publisher."""
     rows: list[Sequence[str]] = [["publisher", "", "published", "retried", "end"]]
     for each in outcome.publishers:
-        retried = 0 if each.report is None else each.report.retried
-        rows.append([each.id, each.behaviour, str(each.published), str(retried), each.end])
+        numbers = (str(each.published), str(each.retried))
+        rows.append([each.id, each.behaviour, *numbers, _end_words(each.end, each.program)])
     return table(rows, right_aligned=(2, 3))
 
 
@@ -287,11 +382,16 @@ def _subscriber_table(outcome: Outcome) -> Iterable[str]:
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", "end"]]
     for each in outcome.subscribers:
         buckets = add_up(each.report.latencies.values()) if each.report is not None else {}
-        doubled = 0 if each.report is None else each.report.doubled
-        numbers = (each.published, each.delivered, each.skipped, each.left, doubled)
+        numbers = (each.published, each.delivered, each.skipped, each.left, each.doubled)
         percentiles = [_format_ms(percentile_ms(buckets, share)) for share in (0.5, 0.99)]
-        rows.append([each.id, each.behaviour, *map(str, numbers), *percentiles, each.end])
+        end = _end_words(each.end, each.program)
+        rows.append([each.id, each.behaviour, *map(str, numbers), *percentiles, end])
     return table(rows, right_aligned=range(2, 9))
+
+
+def _end_words(end: str, program: ProgramResult | None) -> str:
+    """Return how a connection has ended and, for a program of the user, how its process has."""
+    return end if program is None else f"{end}; {describe_exit(program)}"
 
 
 def _latency_words(outcome: Outcome) -> str:

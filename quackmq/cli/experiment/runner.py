@@ -10,6 +10,9 @@ publishers publish until their time is over or they have published everything, s
 all peers terminate, and the counts are compared. `peer` is the program of a peer, `report` checks
 the counts.
 
+Programs of the user (`program`) have pipes too, but no control channel. A publisher among them
+begins at once, so it is started when all subscribers are ready.
+
 Whatever happens, no process is left behind, and the store is closed. SIGINT and SIGTERM end an
 experiment early and cleanly; its report says so.
 """
@@ -26,26 +29,20 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from quackmq.broker import Broker, Caller
+from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import limits
+from quackmq.cli.experiment.accounts import CALLER, Accounts
 from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.cli.experiment.peer_process import PeerProcess
 from quackmq.cli.experiment.plan import Experiment
-from quackmq.cli.experiment.report import (
-    MORTAL,
-    Outcome,
-    PublisherAccount,
-    Sample,
-    SubscriberAccount,
-)
+from quackmq.cli.experiment.program import ProgramProcess
+from quackmq.cli.experiment.report import MORTAL, Outcome, Sample
 from quackmq.errors import QuackTimeout
-from quackmq.model.topic import PartitionKey
 from quackmq.protocols.line.codec import Role
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore
 
-_CALLER: Final = Caller(client="experiment")
 #: Interval between two checks whether subscribers have caught up.
 _CHECK_S: Final = 0.02
 #: If δ is at most this long, a late subscriber returns when all entries have expired. If δ is
@@ -84,11 +81,12 @@ async def run(
     async with AsyncExitStack() as opened:
         store = await LocalStore.open(directory, LocalOptions(sync=sync))
         opened.push_async_callback(store.close)
-        broker = Broker(store)
+        # A program may choose topics of its own; they are created with the same policy.
+        broker = Broker(store, BrokerSettings(default_policy=experiment.policy))
         await broker.open()
         opened.push_async_callback(broker.close)
         for name in experiment.topic_names:
-            await broker.create_topic(_CALLER, name, partitions=1, policy=experiment.policy)
+            await broker.create_topic(CALLER, name, partitions=1, policy=experiment.policy)
         line_server = LineServer(
             broker, None, LineSettings(answer_ms=experiment.answer_ms, reading=experiment.reading)
         )
@@ -128,14 +126,18 @@ class _ExperimentRun:
         self._experiment = experiment
         self._broker = broker
         self._line_server = line_server
+        self._accounts = Accounts(broker, line_server)
         self._observer = observer
         self._stopping = stopping
         self._publishers: dict[str, PeerProcess] = {}
         #: The current process of each subscriber; `_former` has the first processes of late ones.
         self._subscribers: dict[str, PeerProcess] = {}
         self._former: list[PeerProcess] = []
+        #: The programs of the user.
+        self._programs: list[ProgramProcess] = []
         self._samples: list[Sample] = []
-        self._published = 0
+        #: The number of entries in each topic, at the last sample.
+        self._published: dict[str, int] = {}
         self._start_s = 0.0
 
     async def run(self) -> Outcome:
@@ -143,24 +145,10 @@ class _ExperimentRun:
         peers do not get ready, and QuackError if one ends too early."""
         experiment = self._experiment
         self._observer.progress(Progress(experiment, 0.0))
-        for part in experiment.subscribers():
-            self._subscribers[part.id] = await self._launch(part)
-        for part in experiment.publishers():
-            self._publishers[part.id] = await self._launch(part)
-        everybody = [*self._subscribers.values(), *self._publishers.values()]
-        await _wait_for_all(*(process.wait_for("ready") for process in everybody))
-        # Shorter ids first, so that p2 comes before p10.
-        found = sorted(
-            self._line_server.records(), key=lambda each: (each.role, len(each.id), each.id)
-        )
-        records = [str(record) for record in found]
+        records, start_ns = await self._connect_peers()
         self._observer.connected(experiment, records)
-
-        start_ns = time.monotonic_ns()
-        self._start_s = start_ns / 1e9
-        await self._disconnect_late_subscribers(start_ns)
-        for process in everybody:
-            process.send(["go", start_ns])
+        for process in self._publishers.values():
+            process.send(["go", time.monotonic_ns()])
         sampling = asyncio.get_running_loop().create_task(self._sample())
         try:
             await self._publish()
@@ -172,16 +160,41 @@ class _ExperimentRun:
         if not sampling.cancelled():
             sampling.result()  # it only ends by itself if it has failed
         await self._end(self._subscribers.values())
+        await self._stop_programs(Role.SUB)
         await self.end_processes()
         await self._await_disconnects()
-        return await self._account(records)
+        return await self._make_outcome(records)
 
     async def end_processes(self) -> None:
         """Kill all processes that are still running."""
         processes = [*self._former, *self._publishers.values(), *self._subscribers.values()]
         await asyncio.gather(*(process.kill() for process in processes))
+        await asyncio.gather(*(program.kill() for program in self._programs))
 
     # --- phases -----------------------------------------------------------------------------
+
+    async def _connect_peers(self) -> tuple[list[str], int]:
+        """Start all peers and wait until they have chosen their topics; then start the subscribers'
+        work. Return the connection records, and the start time."""
+        for part in self._experiment.subscribers():
+            self._subscribers[part.id] = await self._launch(part)
+        for part in self._experiment.publishers():
+            self._publishers[part.id] = await self._launch(part)
+        everybody = [*self._subscribers.values(), *self._publishers.values()]
+        await _wait_for_all(*(process.wait_for("ready") for process in everybody))
+        records = self._line_server.records()
+        await self._launch_programs(Role.SUB)
+        start_ns = time.monotonic_ns()
+        self._start_s = start_ns / 1e9
+        await self._disconnect_late_subscribers(start_ns)
+        for process in self._subscribers.values():
+            process.send(["go", start_ns])
+        await self._launch_programs(Role.PUB)
+        # A program may have ended already, so the server does not list it any more.
+        records += [each.record for each in self._programs if each.record is not None]
+        # Shorter ids first, so that p2 comes before p10.
+        records.sort(key=lambda each: (each.role, len(each.id), each.id))
+        return [str(record) for record in records], start_ns
 
     async def _launch(self, part: Part) -> PeerProcess:
         """Start a peer process and give the other ends of its pipes to the line server. Kill the
@@ -194,9 +207,34 @@ class _ExperimentRun:
             raise
         return process
 
+    async def _launch_programs(self, role: Role) -> None:
+        """Start the programs of the user that have this role, and wait until they have chosen their
+        topics, or until a signal. Raises QuackError if one does not."""
+        if self._stopping.is_set():
+            return
+        experiment = self._experiment
+        parts = experiment.publishers() if role is Role.PUB else experiment.subscribers()
+        ids = {part.id for part in parts}
+        for program in experiment.programs():
+            if program.role is role:
+                self._programs.append(
+                    await ProgramProcess.start(
+                        program, self._line_server.attach, experiment.command_ms
+                    )
+                )
+        for process in self._programs_of(role):
+            await self._wait_unless_stopped(process.wait_until_connected(ids), None)
+            if process.record is not None:
+                ids.add(process.record.id)
+
+    async def _stop_programs(self, role: Role) -> None:
+        is_interrupted = self._stopping.is_set()
+        await asyncio.gather(*(each.stop(is_interrupted) for each in self._programs_of(role)))
+
     async def _publish(self) -> None:
         """Wait until all publishers have published, or until a signal or the deadline; then end
-        them."""
+        them. Programs of the user have only the time of publishing."""
+        publishing_ends_s = time.monotonic() + self._experiment.seconds
         deadline_s = self._experiment.seconds + limits.EXPERIMENT_WAIT_MS / 1000
 
         async def all_are_done() -> None:
@@ -205,8 +243,17 @@ class _ExperimentRun:
                 *(process.wait_for("done") for process in self._publishers.values())
             )
 
+        async def all_programs_have_left() -> None:
+            await asyncio.gather(
+                *(each.wait_until_disconnected() for each in self._programs_of(Role.PUB))
+            )
+
         await self._wait_unless_stopped(all_are_done(), deadline_s)
         await self._end(self._publishers.values())
+        await self._wait_unless_stopped(
+            all_programs_have_left(), max(0.0, publishing_ends_s - time.monotonic())
+        )
+        await self._stop_programs(Role.PUB)
 
     async def _disconnect_late_subscribers(self, start_ns: int) -> None:
         """Start the late subscribers alone, and wait for their reports. They leave when they are
@@ -254,14 +301,21 @@ class _ExperimentRun:
                 continue
             if process.part.behaviour in MORTAL and await self._may_die(process):
                 return False
-            if process.part.behaviour not in MORTAL and await self._count_undelivered(process.part):
+            left = await self._accounts.count_leftovers(process.part.id, process.part.topics)
+            if process.part.behaviour not in MORTAL and left.undelivered:
+                return False
+        for program in self._programs_of(Role.SUB):
+            record = program.record
+            if record is None or program.has_disconnected:
+                continue
+            if (await self._accounts.count_leftovers(record.id, program.topics)).undelivered:
                 return False
         return True
 
     async def _may_die(self, process: PeerProcess) -> bool:
         """Return whether a silent or dying subscriber that is still running will end. It ends only
         if it gets more entries than it answers first."""
-        published = sum([(await self._topic_end(topic)) for topic in process.part.topics])
+        published = sum([(await self._accounts.topic_end(topic)) for topic in process.part.topics])
         return published > process.part.after
 
     async def _end(self, processes: Iterable[PeerProcess]) -> None:
@@ -281,69 +335,38 @@ class _ExperimentRun:
         while self._line_server.records() and time.monotonic() < end_s:
             await asyncio.sleep(_CHECK_S)
 
-    # --- the broker's side ------------------------------------------------------------------
+    # --- accounts ---------------------------------------------------------------------------
 
-    async def _topic_end(self, topic_name: str) -> int:
-        return (await self._broker.offsets(_CALLER, self._key(topic_name))).next
-
-    def _key(self, topic_name: str) -> PartitionKey:
-        return PartitionKey(self._broker.topic(topic_name).id, 0)
-
-    async def _count_undelivered(self, part: Part) -> int:
-        undelivered = 0
-        for topic in part.topics:
-            undelivered += (await self._broker.pushing.progress(_CALLER, part.id, topic)).lag
-        return undelivered
-
-    async def _account(self, records: Sequence[str]) -> Outcome:
+    async def _make_outcome(self, records: Sequence[str]) -> Outcome:
         """Return the outcome: the reports of the peers beside the counts of the broker."""
-        entries_by_topic = {
-            name: await self._topic_end(name) for name in self._experiment.topic_names
-        }
-        ends = {
-            (each.record.role, each.record.id): str(each.end)
-            for each in self._line_server.ended_connections()
-        }
-        publishers = [
-            PublisherAccount(
-                id=name,
-                behaviour=process.part.behaviour,
-                report=process.report,
-                end=ends.get((Role.PUB, name), "still connected"),
-            )
-            for name, process in self._publishers.items()
+        held = {name: await self._accounts.topic_end(name) for name in self._topic_names()}
+        publishers = [self._accounts.of_publisher(each) for each in self._publishers.values()]
+        publishers += [
+            self._accounts.of_publishing_program(each) for each in self._programs_of(Role.PUB)
         ]
         # From the plan: the second process of a late subscriber has the behaviour "steady".
-        behaviours = {part.id: part.behaviour for part in self._experiment.subscribers()}
-        subscribers = []
-        for name, process in self._subscribers.items():
-            skipped = lost = undelivered = 0
-            for topic in process.part.topics:
-                progress = await self._broker.pushing.progress(_CALLER, name, topic)
-                undelivered += progress.lag
-                lost += progress.counts.lost
-                skipped += progress.counts.skipped
-            subscribers.append(
-                SubscriberAccount(
-                    id=name,
-                    behaviour=behaviours[name],
-                    report=process.report,
-                    end=ends.get((Role.SUB, name), "still connected"),
-                    published=sum(entries_by_topic.values()),
-                    skipped=skipped,
-                    lost=lost,
-                    left=undelivered,
-                )
-            )
+        subscribers = [
+            await self._accounts.of_subscriber(self._subscribers[part.id], part.behaviour, held)
+            for part in self._experiment.subscribers()
+        ]
+        subscribers += [
+            await self._accounts.of_subscribing_program(each, held)
+            for each in self._programs_of(Role.SUB)
+        ]
         return Outcome(
             experiment=self._experiment,
             records=records,
             publishers=publishers,
             subscribers=subscribers,
-            held=entries_by_topic,
+            held=held,
             samples=self._samples,
             was_interrupted=self._stopping.is_set(),
         )
+
+    def _topic_names(self) -> list[str]:
+        """Return the topics of the experiment, with those that only programs have chosen."""
+        chosen = [topic for program in self._programs for topic in program.topics]
+        return list(dict.fromkeys([*self._experiment.topic_names, *chosen]))
 
     # --- progress --------------------------------------------------------------
 
@@ -354,23 +377,24 @@ class _ExperimentRun:
         every_s = max(experiment.slice_ms, experiment.subs * experiment.topics // 10) / 1000
         while True:
             now_s = time.monotonic() - self._start_s
-            published = live = 0
-            for name in experiment.topic_names:
-                end = await self._topic_end(name)
-                published += end
-                live += end - await self._broker.pushing.first_live(self._key(name))
-            self._published = published
+            live = 0
+            for name in self._topic_names():
+                end = await self._accounts.topic_end(name)
+                self._published[name] = end
+                live += end - await self._broker.pushing.first_live(self._accounts.key(name))
             # `live` can be negative: entries may be published and expire between the two reads.
-            self._samples.append(Sample(now_s, max(0, live), self._longest_backlog(published)))
+            self._samples.append(Sample(now_s, max(0, live), self._longest_backlog()))
             self._report_progress()
             await asyncio.sleep(every_s)
 
-    def _longest_backlog(self, published: int) -> int:
-        """Return the number of published entries that the slowest connected subscriber has neither
-        received nor skipped."""
+    def _longest_backlog(self) -> int:
+        """Return the number of entries in its topics that the slowest connected subscriber has
+        neither received nor skipped."""
         return max(
             (
-                published - record.entries - record.skipped
+                sum(self._published.get(topic, 0) for topic in record.topics)
+                - record.entries
+                - record.skipped
                 for record in self._line_server.records()
                 if record.role is Role.SUB
             ),
@@ -383,9 +407,14 @@ class _ExperimentRun:
             each.entries for each in self._line_server.records() if each.role is Role.SUB
         )
         seconds = time.monotonic() - self._start_s
-        self._observer.progress(Progress(self._experiment, seconds, self._published, delivered))
+        self._observer.progress(
+            Progress(self._experiment, seconds, sum(self._published.values()), delivered)
+        )
 
     # --- helpers ----------------------------------------------------------------------------
+
+    def _programs_of(self, role: Role) -> list[ProgramProcess]:
+        return [each for each in self._programs if each.program.role is role]
 
     def _late_subscribers(self) -> list[PeerProcess]:
         """Return the late subscribers that have not come back: a returned one is steady."""

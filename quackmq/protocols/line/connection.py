@@ -92,6 +92,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._unsent_line: bytes | None = None
         self._handler: Publisher | Subscriber | None = None
         self._end: End | None = None
+        self._end_detail = ""
+        self._has_begun = False
         self._is_pumping = False
         self._has_peer_closed = False
         #: Whether a rejection was logged. Later ones are debug messages, as a peer may repeat them.
@@ -244,6 +246,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if self._end is not None:
             return
         self._end = end
+        self._end_detail = detail
         self._has_ended = True
         self._delivered_at = None
         record = self.record
@@ -267,6 +270,21 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     @property
     def is_over(self) -> bool:
         return self._end is not None
+
+    @property
+    def how_ended(self) -> End | None:
+        """How the connection has ended; None while it lasts."""
+        return self._end
+
+    @property
+    def end_detail(self) -> str:
+        """More about how the connection has ended; may be empty."""
+        return self._end_detail
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the peer has chosen its topics. It stays true after the end."""
+        return self._has_begun
 
     @property
     def unread_bytes(self) -> int:
@@ -400,6 +418,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     async def _begin(self, handler: Publisher | Subscriber) -> None:
         await handler.begin(self._conversation.topics)
+        self._has_begun = True
         log.info("%s connected", self.record)
 
     async def _answer_outcome(self, work: Coroutine[Any, Any, EntryAnswer | None]) -> None:
