@@ -116,13 +116,13 @@ class LoopWatchdog:
         seen, self._line_counts = self._line_counts, Counter()
         common = seen.most_common(1)
         line = common[0][0] if common else ""
-        where = f", in {line}" if line else ""
+        location = f", in {line}" if line else ""
         collected_ms = round(self._collected_s * 1000)
         if self._collected_after == self._clock.last_beat_s and 2 * collected_ms > pause_ms:
-            return f"Python's garbage collector took {collected_ms} ms{where}"
+            return f"Python's garbage collector took {collected_ms} ms{location}"
         # Less than a quarter of the pause: the loop hardly ran.
         if 4 * cpu_ms < pause_ms:
-            return f"the machine was busy, or the process was stopped{where}"
+            return f"the machine was busy, or the process was stopped{location}"
         return line or "it is unknown which line ran"
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:

@@ -129,8 +129,8 @@ def release_topic(disk: Disk, topic_id: uuid.UUID, topic: str) -> None:
 
 def left_behind(disk: Disk) -> list[uuid.UUID]:
     """Return the deleted topics whose archive still exists."""
-    found = [_LEFT_BEHIND.fullmatch(name) for name in disk.list(ARCHIVE)]
-    return [uuid.UUID(name[1]) for name in found if name is not None]
+    matches = [_LEFT_BEHIND.fullmatch(name) for name in disk.list(ARCHIVE)]
+    return [uuid.UUID(match[1]) for match in matches if match is not None]
 
 
 def remove_left_behind(disk: Disk, topic_id: uuid.UUID) -> None:
@@ -268,8 +268,8 @@ def _check_without_manifest(disk: Disk, path: str, first_offset: int) -> None:
     """Check that files without a manifest can be dropped: the log must have all records that may be
     in them. Raises DamagedData."""
     for name in disk.list(path):
-        found = _FIRST_OFFSET.search(name)
-        if manifests.is_archive_name(name) and found and int(found[0]) < first_offset:
+        match = _FIRST_OFFSET.search(name)
+        if manifests.is_archive_name(name) and match and int(match[0]) < first_offset:
             raise DamagedData(
                 f"{path} contains {name}, the log begins at offset {first_offset}, and there is no "
                 f"{_MANIFEST}: restore it from a backup"

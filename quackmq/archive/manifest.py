@@ -104,7 +104,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        return sum(file.size for file in self.files) + sum(one.size for one in self.quarantined)
+        return sum(file.size for file in self.files) + sum(batch.size for batch in self.quarantined)
 
     @property
     def edge(self) -> ArchiveFile | None:
@@ -119,7 +119,7 @@ class Manifest:
 
     def quarantined_from(self, offset: int) -> Quarantined | None:
         """Return the first quarantined batch with an offset at or after this one, or None."""
-        index = bisect_right(self.quarantined, offset, key=lambda one: one.next_offset)
+        index = bisect_right(self.quarantined, offset, key=lambda batch: batch.next_offset)
         return self.quarantined[index] if index < len(self.quarantined) else None
 
 
@@ -156,8 +156,8 @@ def offered_name(plan: str, word: str) -> str:
 
 def parse_plan(name: str) -> str | None:
     """Return the plan under which a file is offered; None if it is not an offered file."""
-    found = _OFFERED_NAME.fullmatch(name)
-    return None if found is None else found[1]
+    match = _OFFERED_NAME.fullmatch(name)
+    return None if match is None else match[1]
 
 
 def is_archive_name(name: str) -> bool:
@@ -234,7 +234,7 @@ def trim(manifest: Manifest, before: int) -> Manifest:
         first_offset=before,
         next_offset=max(before, manifest.next_offset),
         files=tuple(file for file in manifest.files if file.next_offset > before),
-        quarantined=tuple(one for one in manifest.quarantined if one.next_offset > before),
+        quarantined=tuple(batch for batch in manifest.quarantined if batch.next_offset > before),
     )
 
 
@@ -245,7 +245,7 @@ def dropped_names(older: Manifest, newer: Manifest) -> tuple[str, ...]:
 
 
 def list_names(manifest: Manifest) -> list[str]:
-    return [one.name for one in _list_entries(manifest)]
+    return [entry.name for entry in _list_entries(manifest)]
 
 
 def _find_start(manifest: Manifest, names: Sequence[str], version: int) -> int:
@@ -299,12 +299,12 @@ def broken_rule(manifest: Manifest) -> str | None:
     begin, end = manifest.first_offset, manifest.next_offset
     if not 0 <= begin <= end or manifest.version < 0 or manifest.key.partition < 0:
         return f"version {manifest.version} with offsets {begin} to {end - 1} is impossible"
-    for one in _list_entries(manifest):
-        if not 0 <= one.first_offset < one.next_offset or one.size <= 0:
-            return f"{one.name} has offsets {one.first_offset} to {one.next_offset - 1}"
-        if not is_archive_name(one.name):
-            return f"{one.name!r} is not the name of a file in the archive"
-    if any(file.name[0] == "_" for file in files) or any(one.name[0] != "_" for one in batches):
+    for entry in _list_entries(manifest):
+        if not 0 <= entry.first_offset < entry.next_offset or entry.size <= 0:
+            return f"{entry.name} has offsets {entry.first_offset} to {entry.next_offset - 1}"
+        if not is_archive_name(entry.name):
+            return f"{entry.name!r} is not the name of a file in the archive"
+    if any(file.name[0] == "_" for file in files) or any(entry.name[0] != "_" for entry in batches):
         return "a file is named like a quarantined batch, or the reverse"
     if len(set(list_names(manifest))) != len(files) + len(batches):
         return "a name is listed twice"
@@ -373,8 +373,8 @@ def decode(data: bytes, source: str) -> Manifest:
     if len(data) > limits.ARCHIVE_MANIFEST_BYTES:
         raise DamagedData(f"{source}: {len(data)} bytes are too many for a manifest")
     body, last = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    found = _CHECKSUM_LINE.fullmatch(last)
-    if found is None or int(found[1], 16) != crc32c(body):
+    match = _CHECKSUM_LINE.fullmatch(last)
+    if match is None or int(match[1], 16) != crc32c(body):
         raise DamagedData(f"{source}: the manifest's checksum is wrong")
     try:
         fields = orjson.loads(data)
@@ -390,7 +390,7 @@ def decode(data: bytes, source: str) -> Manifest:
             fields["first_offset"],
             fields["next_offset"],
             tuple(ArchiveFile(**file) for file in fields["files"]),
-            tuple(Quarantined(**one) for one in fields["quarantined"]),
+            tuple(Quarantined(**entry) for entry in fields["quarantined"]),
         )
         rule = broken_rule(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -255,19 +255,19 @@ class ManifestRegistry:
         """Read all manifests, once, before anything else. A damaged or unreadable partition gets a
         problem; the others are opened all the same."""
         try:
-            found = await self.disk.run(partial(files.scan_archive, self.disk, topics), "archive")
+            scan = await self.disk.run(partial(files.scan_archive, self.disk, topics), "archive")
         except OSError as error:
             if self._failure is None:
                 log.error("the archive cannot be read: %s; the log is kept", error)
             self._failure = StorageError(f"the archive cannot be read: {error}")
             return
-        for name, damage in found.damaged.items():
+        for name, damage in scan.damaged.items():
             for number in range(topics[name].partitions):
                 key = PartitionKey(topics[name].id, number)
                 self._partitions[key] = PartitionArchive(key, name, self._lock(key), problem=damage)
             log.error("topic %s: %s; it is not archived, and its log is kept", name, damage)
         opening: list[PartitionArchive] = []
-        for name, numbers in found.partitions.items():
+        for name, numbers in scan.partitions.items():
             for number in numbers:
                 key = PartitionKey(topics[name].id, number)
                 # Until it is read, nothing may treat the archive as empty.
@@ -318,12 +318,12 @@ class ManifestRegistry:
             try:
                 offsets = await self._log.offsets(key)
                 begin = max(first_offset, offsets.first)
-                found = await self.disk.run(
+                manifest_on_disk = await self.disk.run(
                     partial(open_files, self.disk, key, topic, begin), "archive"
                 )
                 if partition.is_deleted:
                     raise UnknownTopic(f"topic {topic} was deleted")
-                await self._reconcile_with_log(partition, found)
+                await self._reconcile_with_log(partition, manifest_on_disk)
             except OSError as error:
                 partition.problem = _storage_error(partition, error)
                 raise partition.problem from error
@@ -333,39 +333,46 @@ class ManifestRegistry:
             partition.problem = None
             return partition.require_changeable()
 
-    async def _reconcile_with_log(self, partition: PartitionArchive, found: Manifest) -> None:
+    async def _reconcile_with_log(
+        self, partition: PartitionArchive, manifest_on_disk: Manifest
+    ) -> None:
         """Make log and archive meet after a crash between two of their changes. Raises DamagedData
         if records between them are missing."""
         key = partition.key
         first_in_log = (await self._log.offsets(key)).first
-        if not found.files:
-            start = max(found.first_offset, first_in_log)
-            found = dataclasses.replace(found, first_offset=start, next_offset=start)
-        partition.set_manifest(found, self._changed)
+        if not manifest_on_disk.files:
+            start = max(manifest_on_disk.first_offset, first_in_log)
+            manifest_on_disk = dataclasses.replace(
+                manifest_on_disk, first_offset=start, next_offset=start
+            )
+        partition.set_manifest(manifest_on_disk, self._changed)
         assert partition.manifest is not None
-        if found.files and found.next_offset < first_in_log:
+        if manifest_on_disk.files and manifest_on_disk.next_offset < first_in_log:
             raise DamagedData(
                 f"topic {partition.topic}, partition {key.partition}: the archive ends at offset "
-                f"{found.next_offset - 1}, the log begins at {first_in_log}: the records between "
-                "are missing; restore the archive from a backup, or trim to where the log begins",
+                f"{manifest_on_disk.next_offset - 1}, the log begins at {first_in_log}: the "
+                "records between are missing; restore the archive from a backup, or trim to where "
+                "the log begins",
                 first_in_log,
             )
         if first_in_log < partition.manifest.next_offset:
-            await self.disk.run(partial(self._verify_and_commit, found, first_in_log), "archive")
+            await self.disk.run(
+                partial(self._verify_and_commit, manifest_on_disk, first_in_log), "archive"
+            )
             end = (await self._log.offsets(key)).next
             await self._log.trim(key, min(end, partition.manifest.next_offset))
 
-    def _verify_and_commit(self, found: Manifest, first_in_log: int) -> None:
+    def _verify_and_commit(self, manifest_on_disk: Manifest, first_in_log: int) -> None:
         """In the archive lane, before the log deletes records from `first_in_log` on: check that
         all of them can be read from the archive, and make the manifest durable, since an earlier
         sync may have failed."""
-        for file in found.files:
+        for file in manifest_on_disk.files:
             if file.next_offset > first_in_log:
-                self.reader.verify(found, file)
-        for quarantined in found.quarantined:
+                self.reader.verify(manifest_on_disk, file)
+        for quarantined in manifest_on_disk.quarantined:
             if quarantined.next_offset > first_in_log:
-                self.reader.verify(found, quarantined)
-        files.commit(self.disk, found)
+                self.reader.verify(manifest_on_disk, quarantined)
+        files.commit(self.disk, manifest_on_disk)
 
     async def _change(
         self,

@@ -110,18 +110,18 @@ class TieredStore(DelegatingStore):
     ) -> OffsetTime | None:
         """Return the first record with a time, or a later one: search the archive first, then the
         log. Return None if there is none."""
-        found, searched = await self._search_archive(key, time_ms, kind, 0)
-        while found is None:
-            found = await self.inner.offset_for_time(key, time_ms, kind)
+        match, searched = await self._search_archive(key, time_ms, kind, 0)
+        while match is None:
+            match = await self.inner.offset_for_time(key, time_ms, kind)
             if (await self.inner.offsets(key)).first <= searched:
                 break
             # Meanwhile, unsearched records were archived and trimmed from the log.
-            found, searched = await self._search_archive(key, time_ms, kind, searched)
-        if found is None:
+            match, searched = await self._search_archive(key, time_ms, kind, searched)
+        if match is None:
             return None
         # The record may have been trimmed during the search: then return the first that is left.
         first = (await self.offsets(key)).first
-        return found._replace(offset=max(found.offset, first))
+        return match._replace(offset=max(match.offset, first))
 
     async def trim(self, key: PartitionKey, before: int) -> int:
         """Delete everything before an offset in archive and log; return the partition's first
@@ -178,8 +178,8 @@ class TieredStore(DelegatingStore):
         with self.registry.pin(key) as pin:
             unsearched = manifests.trim(pin.manifest, begin)
             search = partial(self._find_in_archive, unsearched, since_ms, kind)
-            found = await self.registry.disk.run(search, "read")
-            return found, max(first_in_log, pin.manifest.next_offset)
+            match = await self.registry.disk.run(search, "read")
+            return match, max(first_in_log, pin.manifest.next_offset)
 
     def _find_in_archive(
         self, manifest: Manifest, time_ms: int, kind: TimeKind

@@ -40,8 +40,8 @@ def inspect_directory(directory: Path, inspect: Callable[[], bool]) -> int:
         if error.errno == errno.ENOSPC:  # only writing the output can cause it
             flush_or_discard_output()
             return _print_error(f"cannot write the output: {error.strerror}")
-        where = error.filename or directory
-        return _print_error(f"cannot read {where}: {error.strerror or error}")
+        path = error.filename or directory
+        return _print_error(f"cannot read {path}: {error.strerror or error}")
 
 
 def is_stdout_closed() -> bool:

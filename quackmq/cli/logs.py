@@ -92,15 +92,15 @@ class TextFormatter(logging.Formatter):
         # Cut microseconds to milliseconds.
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         level = f"{record.levelname.lower():7}"
-        where = record.name.removeprefix("quackmq.").removeprefix("protocols.")
+        logger_name = record.name.removeprefix("quackmq.").removeprefix("protocols.")
         message = _CONTROL.sub(_escaped, record.getMessage())
         extras = "".join(f" {name}={_value(value)}" for name, value in _extras(record).items())
         if self._colours:
             moment = f"{_DIM}{moment}{_RESET}"
             level = f"{_colour(record.levelno)}{level}{_RESET}"
-            where = f"{_PLACE}{where}{_RESET}"
+            logger_name = f"{_PLACE}{logger_name}{_RESET}"
             extras = f"{_DIM}{extras}{_RESET}" if extras else ""
-        lines = [f"{moment} {level} {where}: {message}{extras}"]
+        lines = [f"{moment} {level} {logger_name}: {message}{extras}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
         return "\n".join(lines)
@@ -156,8 +156,8 @@ def _value(value: object) -> str:
     return text if _BARE.fullmatch(text) else '"' + text.replace('"', '\\"') + '"'
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return repr(found.group())[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match.group())[1:-1]
 
 
 def _colour(level: int) -> str:
@@ -170,5 +170,5 @@ def _variable(environment: Mapping[str, str], name: str, kind: Kind, default: st
     try:
         return str(kind.parse(text))
     except ValueError as error:
-        where = f"the environment variable {ENVIRONMENT_PREFIX}{name}"
-        raise InvalidSetting(f"{where}: {text!r} {error}") from None
+        source = f"the environment variable {ENVIRONMENT_PREFIX}{name}"
+        raise InvalidSetting(f"{source}: {text!r} {error}") from None

@@ -109,11 +109,11 @@ class Parser(argparse.ArgumentParser):
         """Reject unknown options here, where the options of the subcommand are known; the parent
         parser does not know them."""
         self._words = sys.argv[1:] if args is None else list(args)
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         for word in takewhile(lambda word: word != _NO_MORE_OPTIONS, unknown):
             if _is_option(word):
                 self.error(f"there is no option {word.partition('=')[0]!r}")
-        return found, unknown
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         message = self._find_misspelt_option() or message

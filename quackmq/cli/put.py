@@ -130,15 +130,15 @@ def _message_batches(words: list[str]) -> Iterator[list[bytes]]:
 def read_lines(fd: int) -> Iterator[list[bytes]]:
     """Yield lists of complete lines as they arrive. Raises RecordTooLarge for a line that
     exceeds the largest batch."""
-    rest = b""
+    incomplete_line = b""
     while data := os.read(fd, _READ_BYTES):
-        *whole, rest = (rest + data).split(b"\n")
-        if whole:
-            yield [line.removesuffix(b"\r") for line in whole]
-        if len(rest) > limits.BATCH_BYTES:
+        *complete_lines, incomplete_line = (incomplete_line + data).split(b"\n")
+        if complete_lines:
+            yield [line.removesuffix(b"\r") for line in complete_lines]
+        if len(incomplete_line) > limits.BATCH_BYTES:
             raise RecordTooLarge(f"a line of more than {limits.BATCH_BYTES} bytes")
-    if rest:
-        yield [rest]
+    if incomplete_line:
+        yield [incomplete_line]
 
 
 def _parse_header(text: str) -> tuple[str, str]:

@@ -69,13 +69,14 @@ def format_bytes(data: bytes | None) -> str:
     if data is None:
         return "null"
     part = data[: limits.SHOWN_BYTES]
-    rest = f"… ({len(data)} bytes)" if len(data) > len(part) else ""
+    ellipsis = f"… ({len(data)} bytes)" if len(data) > len(part) else ""
     try:
-        return repr(part.decode()) + rest
+        return repr(part.decode()) + ellipsis
     except UnicodeDecodeError as error:
-        if rest and len(part) - error.start < _LONGEST_CHARACTER_BYTES:  # cut within a character
-            return repr(part[: error.start].decode()) + rest
-    return f"0x{part.hex()}{rest}"
+        is_cut_within_character = len(part) - error.start < _LONGEST_CHARACTER_BYTES
+        if ellipsis and is_cut_within_character:
+            return repr(part[: error.start].decode()) + ellipsis
+    return f"0x{part.hex()}{ellipsis}"
 
 
 def format_time(timestamp_ms: int) -> str:
@@ -83,7 +84,7 @@ def format_time(timestamp_ms: int) -> str:
     if timestamp_ms == NO_TIMESTAMP:
         return "no time"
     try:
-        found = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{timestamp_ms} ms"
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

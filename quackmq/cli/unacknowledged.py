@@ -97,12 +97,12 @@ def _list(
 
 def _describe(answer: Any) -> str:
     """Return the lines that list the subscriptions, with their number and how to get more."""
-    place = f"{answer['topic']}, partition {answer['partition']}, offset {answer['offset']}"
+    message_name = f"{answer['topic']}, partition {answer['partition']}, offset {answer['offset']}"
     count = pluralize(answer["count"], "push subscription")
     if answer["count"]:
-        lines = [f"{place}: {count} not acknowledged"]
+        lines = [f"{message_name}: {count} not acknowledged"]
     else:
-        lines = [f"{place}: no push subscription waits for an acknowledgement"]
+        lines = [f"{message_name}: no push subscription waits for an acknowledgement"]
     listed = answer["subscriptions"]
     if listed:
         rows = [("subscription", "state", "sent", "last sent", "reason")]

@@ -210,8 +210,8 @@ class ZmqClient:
 
     def _timed_out(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
         """Return the error for a missing reply. For a put, it says that the outcome is unknown."""
-        what = encode_request(request).split(b" ", 1)[0].decode()
-        text = f"{what} {request.topic}: waited {deadline.duration_text()} for {waited_for}"
+        verb = encode_request(request).split(b" ", 1)[0].decode()
+        text = f"{verb} {request.topic}: waited {deadline.duration_text()} for {waited_for}"
         text += f", for {self.name} at {self._req_socket.address}"
         if isinstance(request, Put):
             text += "; its outcome is unknown"

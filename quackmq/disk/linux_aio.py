@@ -68,7 +68,7 @@ class KernelSync:
         )
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.add_reader(self._event, self._on_event)
-        self._on_done: Synced | None = None
+        self._on_synced: Synced | None = None
         self._request_buffer = ctypes.create_string_buffer(_IOCB.size)
         self._event_buffer = ctypes.create_string_buffer(_IO_EVENT.size)
         # The arguments are built once: building them costs more than the calls.
@@ -93,10 +93,10 @@ class KernelSync:
         except OSError:
             return None
 
-    def begin(self, descriptor: int, done: Synced) -> bool:
+    def begin(self, descriptor: int, on_synced: Synced) -> bool:
         """Start a sync, one at a time. Return whether the system accepted it; `done` is called when
         it ends."""
-        if self._on_done is not None:
+        if self._on_synced is not None:
             raise InternalError("a sync was started while another one was running")
         _IOCB.pack_into(
             self._request_buffer,
@@ -109,7 +109,7 @@ class KernelSync:
             self._system_call(*self._submit_arguments)
         except OSError:
             return False
-        self._on_done = done
+        self._on_synced = on_synced
         return True
 
     def _on_event(self) -> None:
@@ -118,10 +118,10 @@ class KernelSync:
             os.eventfd_read(self._event)
         except BlockingIOError:
             return  # nothing has ended
-        done, self._on_done = self._on_done, None
-        if done is None:
+        on_synced, self._on_synced = self._on_synced, None
+        if on_synced is None:
             raise InternalError("a sync ended that was never started")
-        done(self._read_result())
+        on_synced(self._read_result())
 
     def _read_result(self) -> OSError | None:
         """Return the error of the sync that ended, or None. An unknown result counts as failed."""

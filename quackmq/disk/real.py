@@ -73,10 +73,10 @@ class Disk(disk.Disk, Protocol):
     def is_fast_on_loop(self) -> bool:
         """Whether such writes are still fast, as recent calls of `run_on_loop` showed."""
 
-    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
-        """Sync a file outside the loop with the least overhead, one at a time; call `done` on the
-        loop. With `allow_blocking` nothing else is known to wait for the loop, so the loop may sync
-        by itself; then `done` has been called when this returns."""
+    def sync_soon(self, file: File, on_synced: Synced, allow_blocking: bool) -> None:
+        """Sync a file outside the loop with the least overhead, one at a time; call `on_synced` on
+        the loop. With `allow_blocking`, nothing else is known to wait for the loop, so the loop may
+        sync by itself. Then `on_synced` has been called when this returns."""
 
     def close(self) -> None: ...
 
@@ -218,8 +218,8 @@ class RealDisk:
                 reason = "being read by a tool, such as quackmq log or archive: wait for it"
             else:
                 reason = f"in use by a broker (process {holder}): stop it first"
-            other = ", or choose another directory" if operation == fcntl.LOCK_EX else ""
-            raise StoreLocked(f"{self._root} is {reason}{other}")
+            suggestion = ", or choose another directory" if operation == fcntl.LOCK_EX else ""
+            raise StoreLocked(f"{self._root} is {reason}{suggestion}")
         self._lock_descriptors.append(descriptor)
 
     def _check_writable(self, path: str) -> None:
@@ -256,25 +256,25 @@ class RealDisk:
             threads = self._lanes[lane] = _LaneThreads(lane, count, niceness)
         return threads
 
-    def sync_soon(self, file: File, done: Synced, allow_blocking: bool) -> None:
+    def sync_soon(self, file: File, on_synced: Synced, allow_blocking: bool) -> None:
         if not isinstance(file, RealFile):
             raise InternalError(f"{file} is not a file of this disk")
         started_s = time.monotonic()
         if allow_blocking and self._loop_sync_policy.may_wait(started_s):
-            self._sync_on_loop(file, done, started_s)
+            self._sync_on_loop(file, on_synced, started_s)
             return
 
-        def on_synced(error: OSError | None) -> None:
+        def record_and_report(error: OSError | None) -> None:
             ended_s = time.monotonic()
             self._loop_sync_policy.record_duration(ended_s - started_s, ended_s)
-            done(error)
+            on_synced(error)
 
         if not self._has_opened_kernel:
             self._kernel, self._has_opened_kernel = KernelSync.open(), True
-        if self._kernel is None or not self._kernel.begin(file.descriptor, on_synced):
-            self._lane_threads("flush").submit(file.sync, lambda _, error: on_synced(error))
+        if self._kernel is None or not self._kernel.begin(file.descriptor, record_and_report):
+            self._lane_threads("flush").submit(file.sync, lambda _, error: record_and_report(error))
 
-    def _sync_on_loop(self, file: RealFile, done: Synced, started_s: float) -> None:
+    def _sync_on_loop(self, file: RealFile, on_synced: Synced, started_s: float) -> None:
         failure: OSError | None = None
         try:
             file.sync()
@@ -282,7 +282,7 @@ class RealDisk:
             failure = error
         ended_s = time.monotonic()
         self._loop_sync_policy.record_duration(ended_s - started_s, ended_s)
-        done(failure)
+        on_synced(failure)
 
     def close(self) -> None:
         for threads in self._lanes.values():

@@ -151,14 +151,14 @@ def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[AbortedTr
     overlap it. `entries` must be whole, undamaged entries."""
     count = len(entries) // ABORTED_BYTES
     begin = bisect_left(range(count), first, key=lambda number: _read_entry(entries, number)[2])
-    found: list[AbortedTransaction] = []
+    aborted: list[AbortedTransaction] = []
     for number in range(begin, count):
         producer_id, first_offset, last_offset, stable_offset = _read_entry(entries, number)
         if first_offset <= last:
-            found.append(AbortedTransaction(producer_id, first_offset, last_offset))
+            aborted.append(AbortedTransaction(producer_id, first_offset, last_offset))
         if stable_offset > last:
-            return found, True
-    return found, False
+            return aborted, True
+    return aborted, False
 
 
 def trim_aborted(entries: bytearray, before: int) -> None:

@@ -64,8 +64,8 @@ def add_lease(note: str, lease_ms: int) -> str:
 
 def parse_lease_ms(metadata: str) -> int | None:
     """Return the lease in an offset's metadata, or None."""
-    found = _LEASE.match(metadata)
-    return None if found is None else int(found[1])
+    match = _LEASE.match(metadata)
+    return None if match is None else int(match[1])
 
 
 def publisher_group(publisher: str) -> str:

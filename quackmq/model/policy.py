@@ -316,10 +316,12 @@ def _find_field(config: str) -> dataclasses.Field[Any]:
     if name is None and config.startswith(CONFIG_PREFIX):
         name = config.removeprefix(CONFIG_PREFIX)
     if name is None or name not in fields:
-        known = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
-        near = difflib.get_close_matches(config[:_SHOWN_CHARS], known, n=1, cutoff=_SIMILARITY)
+        config_names = [*(CONFIG_PREFIX + name for name in fields), *CONFIG_ALIASES]
+        near = difflib.get_close_matches(
+            config[:_SHOWN_CHARS], config_names, n=1, cutoff=_SIMILARITY
+        )
         near = [CONFIG_PREFIX + config] if config in fields else near
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(config_names)}"
         raise InvalidPolicy(f"unknown config {config[:_SHOWN_CHARS]!r}: {hint}")
     return fields[name]
 

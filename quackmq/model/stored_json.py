@@ -21,25 +21,27 @@ NamedTupleT = TypeVar("NamedTupleT", bound=tuple[Any, ...])
 _SHOWN_BYTES = 200
 
 
-def decode_stored(value: bytes | msgspec.Raw, shape: type[T], what: str) -> T:
+def decode_stored(value: bytes | msgspec.Raw, shape: type[T], description: str) -> T:
     """Decode a JSON value into any type that msgspec supports. `what` names the value in an error.
     Raises DamagedStore."""
     try:
         return msgspec.json.decode(value, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = bytes(value)[:_SHOWN_BYTES]
-        raise DamagedStore(f"cannot decode {what} in the store: {error}: {shown!r}") from None
+        raise DamagedStore(
+            f"cannot decode {description} in the store: {error}: {shown!r}"
+        ) from None
 
 
 def decode_stored_object(
     value: bytes | msgspec.Raw,
     shape: type[NamedTupleT],
-    what: str,
+    description: str,
     optional: Collection[str] = (),
 ) -> NamedTupleT:
     """Decode a NamedTuple that was stored as a JSON object (`_asdict`). The fields in `optional`
     may be missing: an older version did not store them. Raises DamagedStore."""
-    fields = decode_stored(value, _fields_struct(shape, frozenset(optional)), what)
+    fields = decode_stored(value, _fields_struct(shape, frozenset(optional)), description)
     return shape(*msgspec.structs.astuple(fields))
 
 

@@ -400,13 +400,13 @@ def subscribed_note(start: Start, *, receipts: bool) -> str:
 
 def parse_start(metadata: str) -> Start:
     """Return the start position in an offset note; "end" if it has none, as from older clients."""
-    found = _START.search(metadata)
-    if found is None or found["word"] == "end":
+    match = _START.search(metadata)
+    if match is None or match["word"] == "end":
         return "end"
-    if found["word"] is not None:
+    if match["word"] is not None:
         return "beginning"
-    number = int(found["number"])
-    return Offset(number) if found["kind"] == "offset" else Time(number)
+    number = int(match["number"])
+    return Offset(number) if match["kind"] == "offset" else Time(number)
 
 
 def encode_start(start: Start) -> Any:

@@ -170,7 +170,9 @@ class _RowLists:
         self.headers += headers
         self.size += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         if any(headers):
-            self.size += sum(len(value) for some in headers for _, value in some if value)
+            self.size += sum(
+                len(value) for row_headers in headers for _, value in row_headers if value
+            )
         self.run_ends.append(len(self.offsets))
         self.runs.append(batch)
 
@@ -239,7 +241,7 @@ def _encode_headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
     """Return the column of headers: null for a record without headers."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS_TYPE)
-    return pa.array([some or None for some in headers], HEADERS_TYPE)
+    return pa.array([row_headers or None for row_headers in headers], HEADERS_TYPE)
 
 
 def _read_rows(

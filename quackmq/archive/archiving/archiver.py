@@ -358,11 +358,11 @@ class Archiver:
         """Archive partitions one after the other; return the sum of their results. A failing
         partition does not stop the others: its failure is recorded, and the first error is raised
         at the end."""
-        done = ArchiveResult()
+        result = ArchiveResult()
         errors: list[QuackError] = []
         for name, key in partitions:
             try:
-                done = done.plus(await self._archive_partition(name, key))
+                result = result.plus(await self._archive_partition(name, key))
             except NotFound:
                 self._forget(key)
             except QuackError as error:
@@ -370,19 +370,19 @@ class Archiver:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return done
+        return result
 
     async def _archive_partition(self, name: str, key: PartitionKey) -> ArchiveResult:
         """Archive one partition up to its current stable offset, file by file. Return the sum of
         the results."""
         end = (await self._store.inner.offsets(key)).stable
-        done = ArchiveResult()
+        result = ArchiveResult()
         previous_first = -1
         # Stop also if the last file did not advance: another attempt would not either.
         while previous_first < (first := (await self._measure_backlog(key)).first) < end:
-            done = done.plus(await self._archive_next_file(name, key, end))
+            result = result.plus(await self._archive_next_file(name, key, end))
             previous_first = first
-        return done
+        return result
 
     async def _archive_next_file(self, name: str, key: PartitionKey, end: int) -> ArchiveResult:
         """Archive at most one file of a partition, up to `end`; return the result."""

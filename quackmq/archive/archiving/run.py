@@ -284,7 +284,7 @@ def _add_file(current: Manifest, built: BuiltFile) -> Manifest:
     """Return the manifest with a new file. While the file was built, retention may have trimmed a
     part of its range, or all of it; then leave out that part."""
     file = built.file
-    entries = [one.entry for one in built.quarantined]
+    entries = [batch.entry for batch in built.quarantined]
     if current.next_offset == file.first_offset:
         return manifests.add(current, file, entries)
     # Retention has trimmed the whole range.

@@ -97,7 +97,9 @@ class Merger:
         self._finished_versions = {
             key: at for key, at in self._finished_versions.items() if key in manifest_by_key
         }
-        self._unreadable = {k: why for k, why in self._unreadable.items() if k in manifest_by_key}
+        self._unreadable = {
+            key: errors for key, errors in self._unreadable.items() if key in manifest_by_key
+        }
         self._failures.keep_only(manifest_by_key)
         end_by_key = {
             key: each.next_offset
@@ -166,7 +168,7 @@ class Merger:
         unreadable = self._unreadable.pop(manifest.key, {})
         if unreadable:
             names = {file.name for file in manifest.files}
-            unreadable = {name: why for name, why in unreadable.items() if name in names}
+            unreadable = {name: error for name, error in unreadable.items() if name in names}
         if unreadable:
             self._unreadable[manifest.key] = unreadable
         return frozenset(unreadable)

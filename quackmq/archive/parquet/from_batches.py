@@ -230,4 +230,6 @@ def _find_exact_times(rows: pa.RecordBatch, group: Sequence[CommittedBatch]) -> 
     times = [
         record.timestamp for entry in group for part in open_batch(entry.batch) for record in part
     ]
-    return pa.array([None if -GREATEST_MS < t < GREATEST_MS else t for t in times], pa.int64())
+    return pa.array(
+        [None if -GREATEST_MS < time_ms < GREATEST_MS else time_ms for time_ms in times], pa.int64()
+    )

@@ -159,9 +159,9 @@ class ArchiveReader:
                 if latest < time_ms or group.last_offset < manifest.first_offset:
                     continue
                 rows = self._row_group(manifest, file, index)
-                found = _find_time(rows, time_ms, is_append, manifest.first_offset)
-                if found is not None:
-                    return found
+                match = _find_time(rows, time_ms, is_append, manifest.first_offset)
+                if match is not None:
+                    return match
         return None
 
     def verify(self, manifest: Manifest, file: ArchiveFile | Quarantined) -> None:

@@ -140,11 +140,11 @@ class Archives:
         self._lifecycle.check_open()
         topic = self._topics.named(topic_name)
         numbers = range(from_partition, topic.partitions)
-        found = [
+        partitions = [
             await self._describe(PartitionKey(topic.id, number), self._registry.manifest)
             for number in numbers
         ]
-        return self._make_page(topic, _first_page(found), numbers)
+        return self._make_page(topic, _first_page(partitions), numbers)
 
     async def plan(
         self,
@@ -176,8 +176,8 @@ class Archives:
         self._lifecycle.check_open()
         active_plan = self._plans.get(plan_id)
         numbers = [number for number in active_plan.partitions if number >= from_partition]
-        found = _first_page(active_plan.partitions[number] for number in numbers)
-        return active_plan.describe(), self._make_page(active_plan.topic, found, numbers)
+        partitions = _first_page(active_plan.partitions[number] for number in numbers)
+        return active_plan.describe(), self._make_page(active_plan.topic, partitions, numbers)
 
     async def renew(self, caller: Caller, plan_id: str, for_ms: int) -> Plan:
         """Let a plan's lease end `for_ms` from now, even if that is earlier. Raise InvalidRequest
@@ -325,12 +325,12 @@ class Archives:
         )
 
     def _make_page(
-        self, topic: Topic, found: list[PartitionArchive], numbers: Sequence[int]
+        self, topic: Topic, partitions: list[PartitionArchive], numbers: Sequence[int]
     ) -> TopicArchive:
         """Return the partitions `found`, which are the first of `numbers`, as one page."""
-        next_partition = numbers[len(found)] if len(found) < len(numbers) else None
+        next_partition = numbers[len(partitions)] if len(partitions) < len(numbers) else None
         directory = self._disk.location(archive_files.topic_path(topic.name))
-        return TopicArchive(topic, directory, tuple(found), next_partition)
+        return TopicArchive(topic, directory, tuple(partitions), next_partition)
 
     # --- offered files ----------------------------------------------------------------------
 
@@ -449,11 +449,11 @@ def _find_size(manifest: Manifest, name: str) -> int | None:
     return sizes.get(name)
 
 
-def _first_page(found: Iterable[PartitionArchive]) -> list[PartitionArchive]:
+def _first_page(partitions: Iterable[PartitionArchive]) -> list[PartitionArchive]:
     """Return the first partitions, as many as fit into one response, but at least one."""
     page: list[PartitionArchive] = []
     files = 0
-    for each in found:
+    for each in partitions:
         files += len(each.files) + len(each.quarantined)
         if page and files > limits.ARCHIVE_PAGE_FILES:
             break
@@ -482,8 +482,8 @@ def _compare(
 
 def _with_partition(topic: str, partition: int, reason: str) -> str:
     """Prefix a reason with its topic and partition, unless it begins with them."""
-    where = f"topic {topic}, partition {partition}: "
-    return reason if reason.startswith(where) else f"{where}{reason}"
+    prefix = f"topic {topic}, partition {partition}: "
+    return reason if reason.startswith(prefix) else f"{prefix}{reason}"
 
 
 def _describe_quarantined(listed: Iterable[Manifest]) -> Iterator[str]:

@@ -452,9 +452,11 @@ class Groups:
             outcomes = [self._find_deletion_error(name, key) for key in keys]
             deletable = [index for index, outcome in enumerate(outcomes) if outcome is None]
             candidates = [(index, self._cursors.at(name, keys[index])) for index in deletable]
-            found = [(index, cursor) for index, cursor in candidates if cursor is not None]
-            removed = await self._set_cursors(name, [removal_of(cursor) for _, cursor in found])
-            for (index, _), outcome in zip(found, removed, strict=True):
+            stored_cursors = [(index, cursor) for index, cursor in candidates if cursor is not None]
+            removed = await self._set_cursors(
+                name, [removal_of(cursor) for _, cursor in stored_cursors]
+            )
+            for (index, _), outcome in zip(stored_cursors, removed, strict=True):
                 outcomes[index] = outcome
             return outcomes
 

@@ -68,10 +68,10 @@ class TopicPatterns:
         GroupLoading."""
         changes, names = self._catalog.changes, list(self._catalog.by_name)
         patterns = list(patterns)
-        found = await self._thread.find_matches(patterns, names)
+        matches = await self._thread.find_matches(patterns, names)
         return {
             pattern: PatternMatches(matching_names, changes)
-            for pattern, matching_names in zip(patterns, found, strict=True)
+            for pattern, matching_names in zip(patterns, matches, strict=True)
         }
 
     def close(self) -> None:
@@ -82,16 +82,16 @@ def find_matches(pattern: str, names: Iterable[str]) -> frozenset[str]:
     """Return the names that a pattern matches as a whole. Raise InvalidPattern."""
     compiled = _compile(pattern)
     deadline_s = time.thread_time() + limits.PATTERN_CPU_MS / 1000
-    found = []
+    matches = []
     for name in names:
         if compiled.fullmatch(name) is not None:
-            found.append(name)
+            matches.append(name)
         if time.thread_time() > deadline_s:
             raise InvalidPattern(
                 f"{pattern[:100]!r} takes more than {limits.PATTERN_CPU_MS} ms to match all names: "
                 "use a simpler regular expression"
             )
-    return frozenset(found)
+    return frozenset(matches)
 
 
 def _compile(pattern: str) -> Any:

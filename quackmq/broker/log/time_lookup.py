@@ -19,10 +19,10 @@ async def find_first_since(
     store: Store, decoded: DecodedBatches, key: PartitionKey, topic_name: str, timestamp_ms: int
 ) -> OffsetTime | None:
     """Return the first record whose timestamp is `timestamp_ms` or later; None if there is none."""
-    found = await store.offset_for_time(key, timestamp_ms)
-    if found is None:
+    match = await store.offset_for_time(key, timestamp_ms)
+    if match is None:
         return None
-    position = found.offset
+    position = match.offset
     while True:
         read = Read(key, position, limits.REGION_BYTES)
         (log_slice,) = await store.read([read], max_bytes=limits.REGION_BYTES)
@@ -30,7 +30,7 @@ async def find_first_since(
             position = log_slice.first_offset  # trimmed in the meantime
             continue
         if isinstance(log_slice.error, DamagedData):
-            return OffsetTime(position, found.timestamp_ms)
+            return OffsetTime(position, match.timestamp_ms)
         if log_slice.error is not None:
             raise log_slice.error
         if not log_slice.chunks:
@@ -56,7 +56,7 @@ async def find_latest(
     forward, doubling the step until there is no later record, and then halves the interval.
     """
     latest_ms = await _find_last_timestamp(store, key)
-    found, too_late_ms, step_ms = None, None, 1
+    latest, too_late_ms, step_ms = None, None, 1
     while too_late_ms is None or too_late_ms > latest_ms + 1:
         if too_late_ms is None:
             probe_ms = latest_ms + step_ms
@@ -67,10 +67,10 @@ async def find_latest(
         if later is None:
             too_late_ms = probe_ms
         else:
-            found, latest_ms = later, later.timestamp_ms
-    if found is None and latest_ms != NO_TIMESTAMP:
-        found = await find_first_since(store, decoded, key, topic_name, latest_ms)
-    return found
+            latest, latest_ms = later, later.timestamp_ms
+    if latest is None and latest_ms != NO_TIMESTAMP:
+        latest = await find_first_since(store, decoded, key, topic_name, latest_ms)
+    return latest
 
 
 async def _find_last_timestamp(store: Store, key: PartitionKey) -> int:

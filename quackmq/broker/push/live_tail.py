@@ -91,8 +91,8 @@ class LiveTails:
         if policy.live_for_ms is not None:
             # `before` returns the last append time that is too old: the next one is live.
             since_ms = self._clock.before(policy.live_for_ms) + 1
-            found = await self.store.offset_for_time(key, since_ms, "append")
-            first = end if found is None else max(first, min(found.offset, end))
+            match = await self.store.offset_for_time(key, since_ms, "append")
+            first = end if match is None else max(first, min(match.offset, end))
         if policy.live_entries is not None:
             first = max(first, end - policy.live_entries)
         return first
@@ -193,8 +193,8 @@ class LiveTail:
         if ages is None or (time_ms := ages.time_to_query(self._now_for(ages))) is None:
             return
         key = self.windows[partition].key
-        found = await self._store.offset_for_time(key, time_ms, "append")
-        ages.learn(found, self._now_for(ages))
+        match = await self._store.offset_for_time(key, time_ms, "append")
+        ages.learn(match, self._now_for(ages))
 
     def needs_ages(self, partition: int) -> bool:
         """Return whether `update_ages` must ask the store before `live_from` is up to date."""

@@ -108,15 +108,17 @@ class Unacknowledged:
         # One more than a page shows whether another page follows.
         candidates = await self._find_first_names(key, offset, after, limit + 1)
         topic = self._topics.of(key)
-        found = []
+        subscriptions = []
         for name in candidates[:limit]:
             subscription = self._registry.find(topic, name)
             if subscription is not None:
                 progress = subscription.partition_progress[key.partition]
                 if not progress.leases.is_done(offset):
-                    found.append(self._describe(progress, offset))
+                    subscriptions.append(self._describe(progress, offset))
         next_after = candidates[limit - 1] if len(candidates) > limit else None
-        return UnacknowledgedPage(self._holds.unacknowledged(key, offset), found, next_after)
+        return UnacknowledgedPage(
+            self._holds.unacknowledged(key, offset), subscriptions, next_after
+        )
 
     # --- helpers ------------------------------------------------------------------------------
 

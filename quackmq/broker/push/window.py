@@ -255,10 +255,10 @@ class Window:
             self._open_bytes += batch.opened_size
             # Keep the batch just opened, however large: a subscription is about to read it.
             while self._open_bytes > self._max_bytes and len(self._open_batches) > 1:
-                other = next(iter(self._open_batches))
-                del self._open_batches[other]
-                self._open_bytes -= other.opened_size
-                other.close()
+                oldest_batch = next(iter(self._open_batches))
+                del self._open_batches[oldest_batch]
+                self._open_bytes -= oldest_batch.opened_size
+                oldest_batch.close()
         return batch
 
     def _replace(self, index: int, sections: list[WindowBatch]) -> None:

@@ -142,8 +142,8 @@ class RetentionFacts:
         for ages in partition.ages:
             now_ms = partition.now_for(ages, self._clock)
             if (time_ms := ages.time_to_query(now_ms)) is not None:
-                found = await self._store.offset_for_time(partition.key, time_ms, "append")
-                ages.learn(found, now_ms)
+                match = await self._store.offset_for_time(partition.key, time_ms, "append")
+                ages.learn(match, now_ms)
 
     async def _measure(self, partition: Partition) -> None:
         """Ask the store for the size of the history, where it is not known. Then find again which

@@ -157,14 +157,14 @@ class AppendAgeIndex:
             return None
         return now_ms - self.age_ms + 1
 
-    def learn(self, found: OffsetTime | None, now_ms: int) -> None:
+    def learn(self, match: OffsetTime | None, now_ms: int) -> None:
         """Record the first entry at or after the time of `time_to_query`; None if there is none."""
-        if found is None or found.offset >= self._history_end:
+        if match is None or match.offset >= self._history_end:
             self.before = max(self.before, self._history_end)
             return
-        self.before = max(self.before, found.offset)
+        self.before = max(self.before, match.offset)
         soonest_ms = now_ms + max(1, self.age_ms // _GRAINS)
-        self._next_query_ms = max(soonest_ms, found.timestamp_ms + self.age_ms)
+        self._next_query_ms = max(soonest_ms, match.timestamp_ms + self.age_ms)
 
     def due_ms(self, now_ms: int) -> int:
         """Return when the next entry becomes old; a full `age_ms` from now if no entry is known."""

@@ -32,11 +32,11 @@ def check_turn(turn: Turn | None) -> None:
         raise InvalidRequest(f"turns are numbered from 0, not {turn.number}")
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
     """Raise InvalidRequest for a name that is empty, too long or not valid text."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} cannot be encoded as UTF-8") from None
+        raise InvalidRequest(f"{kind} cannot be encoded as UTF-8") from None
     if not 1 <= size <= limits.NAME_BYTES:
-        raise InvalidRequest(f"{what} takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}")
+        raise InvalidRequest(f"{kind} takes 1 to {limits.NAME_BYTES} bytes as UTF-8, not {size}")

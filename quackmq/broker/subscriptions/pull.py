@@ -353,19 +353,19 @@ class PullService:
                     else:
                         await acknowledgement
                     last_position = None
-                found = await self._find(subscription, partitions_in_order(subscription.progress))
-                if isinstance(found, NextMessage):
+                result = await self._find(subscription, partitions_in_order(subscription.progress))
+                if isinstance(result, NextMessage):
                     losses_are_normal = subscription.topic.policy.drops_oldest
-                    if raise_on_loss and found.lost and not losses_are_normal:
-                        subscription.raise_if_new_loss(found)
-                    subscription.progress = mark_sent(subscription.progress, found.position)
-                    subscription.lost_before = found.lost
-                    return subscription.make_message(found)
+                    if raise_on_loss and result.lost and not losses_are_normal:
+                        subscription.raise_if_new_loss(result)
+                    subscription.progress = mark_sent(subscription.progress, result.position)
+                    subscription.lost_before = result.lost
+                    return subscription.make_message(result)
             remaining_ms = math.ceil((deadline - loop.time()) * 1000)
             if remaining_ms <= 0:
                 return None
             try:
-                await subscription.waits.wait(self._read(found, max_bytes=1, wait_ms=remaining_ms))
+                await subscription.waits.wait(self._read(result, max_bytes=1, wait_ms=remaining_ms))
             except Moved:
                 continue
 

@@ -170,8 +170,8 @@ class SubscriptionService:
         self._lifecycle.check_open()
         topic_id = None if topic_name is None else self._topics.named(topic_name).id
         filters = (name, topic_id, after, limit)
-        found = self._pull.subscriptions(*filters) + self._push.subscriptions(*filters)
-        return sorted(found, key=lambda each: (each.name, each.topic_name))[:limit]
+        subscriptions = self._pull.subscriptions(*filters) + self._push.subscriptions(*filters)
+        return sorted(subscriptions, key=lambda each: (each.name, each.topic_name))[:limit]
 
     # --- for groups and leases ----------------------------------------------------------------
 

@@ -77,10 +77,10 @@ def _make_http_listener(broker: Broker, address: Address, settings: Settings) ->
 def _make_line_listener(
     broker: Broker, address: Address | UnixPath, settings: Settings
 ) -> Listener:
-    where = address.path if isinstance(address, UnixPath) else address
+    bind_address = address.path if isinstance(address, UnixPath) else address
     return LineServer(
         broker,
-        where,
+        bind_address,
         LineSettings(
             entry_bytes=settings.line_entry_bytes,
             answer_ms=settings.line_answer_ms,
@@ -226,11 +226,11 @@ async def _start_listener(
     """Start a listener; return the address that it is bound to. Raise OSError with a sentence for
     the user."""
     try:
-        where = await listener.start()
+        bound_address = await listener.start()
     except OSError as error:
         raise _listener_error(name, address, error) from error
-    assert where is not None, "a listener with an address is bound"
-    return UnixPath(where) if isinstance(where, str) else Address(*where)
+    assert bound_address is not None, "a listener with an address is bound"
+    return UnixPath(bound_address) if isinstance(bound_address, str) else Address(*bound_address)
 
 
 def _listener_error(name: str, address: Address | UnixPath, error: OSError) -> OSError:

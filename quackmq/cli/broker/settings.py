@@ -320,8 +320,8 @@ def _most_similar_setting(key: str, setting_names: Iterable[str]) -> str:
     return max(alike, key=lambda name: _similarity(key, name), default=key)
 
 
-def _similarity(word: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, word, other).ratio()
+def _similarity(word: str, known_name: str) -> float:
+    return difflib.SequenceMatcher(None, word, known_name).ratio()
 
 
 def _toml_text(value: object, kind: Kind, origin: str) -> str:
@@ -357,18 +357,18 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterable[str]:
             yield f"the environment variable {variable} is not a setting: did you mean {meant!r}?"
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known_names: Iterable[str]) -> str:
     """Return ": did you mean …?" with the known word that was probably meant, or "" if there is
     none."""
-    near = nearest(word, known)
+    near = nearest(word, known_names)
     return f": did you mean {near!r}?" if near else ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known_names: Iterable[str]) -> str | None:
     """Return the known word that was probably meant, or None."""
-    known = list(known)
+    known_names = list(known_names)
     # The cutoff accepts one or two wrong letters in a word of usual length.
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(word, known_names, n=1, cutoff=0.75)
     # In a short word, two swapped letters make the ratio too low.
-    near = near or [each for each in known if sorted(each) == sorted(word)]
+    near = near or [each for each in known_names if sorted(each) == sorted(word)]
     return near[0] if near else None

@@ -175,8 +175,8 @@ def _check_address(protocol: str, address_text: str | None) -> str:
     parse = parse_address_or_path if protocol == "line" else parse_advertised_address
     plain = address_text.removeprefix(_TCP) if protocol in ("zmq", "xpub") else address_text
     try:
-        for one in plain.split(",") if protocol == "kafka" else [plain]:
-            parse(one)
+        for broker_address in plain.split(",") if protocol == "kafka" else [plain]:
+            parse(broker_address)
     except ValueError as error:
         raise InvalidRequest(f"--address: {address_text!r} {error}") from None
     return address_text

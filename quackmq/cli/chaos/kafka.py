@@ -64,9 +64,11 @@ class BadKafkaClient:
             if error.code() in _NOTHING:
                 return None
             raise translate_error(error, "a message")
-        found, partition, offset = message.topic(), message.partition(), message.offset()
-        assert found is not None, "a message has a topic"
-        return PendingMessage(found, f"{found}/{partition}/{offset}", message.value() or b"")
+        topic_name, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic_name is not None, "a message has a topic"
+        return PendingMessage(
+            topic_name, f"{topic_name}/{partition}/{offset}", message.value() or b""
+        )
 
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         if self._consumer is None:

@@ -199,7 +199,8 @@ class _Sockets:
 def _find_own_host(proxy: Address) -> str:
     """Return this machine's address on the route to the proxy. Connecting a UDP socket sends
     nothing."""
-    family, kind, protocol, _, where = socket.getaddrinfo(*proxy, type=socket.SOCK_DGRAM)[0]
+    addresses = socket.getaddrinfo(*proxy, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, socket_address = addresses[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)
+        probe.connect(socket_address)
         return str(probe.getsockname()[0])

@@ -123,8 +123,8 @@ class ArchiveDirectory:
 
     def first_file(self, partition: ArchivedPartition) -> int | None:
         """Return the first offset of the partition's files, listed or not; None without files."""
-        found = [_FILE.match(name) for name in self.disk.list(partition.path)]
-        return min((int(name[1]) for name in found if name is not None), default=None)
+        matches = [_FILE.match(name) for name in self.disk.list(partition.path)]
+        return min((int(match[1]) for match in matches if match is not None), default=None)
 
     def unlisted_files(
         self, partition: ArchivedPartition, manifest: Manifest | None

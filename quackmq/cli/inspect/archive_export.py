@@ -164,20 +164,20 @@ class Exporter:
 
     def export(self, partitions: list[ArchivedPartition]) -> None:
         """Export the partitions. Raises DamagedData unless damage is skipped."""
-        found = [
+        selected = [
             (partition, manifest)
             for partition in partitions
             if (manifest := self._manifest(partition))
         ]
-        if not found:
+        if not selected:
             topic = partitions[0].topic
             raise InvalidRequest(
                 f"nothing of topic {topic} is archived yet; while the broker runs, "
                 f"POST /v1/topics/{topic}/archive/now archives its records"
             )
-        self._total = sum(manifest.size for _, manifest in found)
-        parts = [self._export_partition(partition, manifest) for partition, manifest in found]
-        first = found[0][1]
+        self._total = sum(manifest.size for _, manifest in selected)
+        parts = [self._export_partition(partition, manifest) for partition, manifest in selected]
+        first = selected[0][1]
         self._target.finish(
             {
                 "kind": KIND,
@@ -418,9 +418,9 @@ class _Target:
         return size, f"{checksum:08x}"
 
 
-def _prepend(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _prepend(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
-    yield from rest
+    yield from others
 
 
 def _compute_checksum(path: Path) -> tuple[int, int]:

@@ -163,10 +163,10 @@ class Importer:
 
     def _group_by_partition(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
         """Group the rows by partition, each in order."""
-        found: dict[int, list[Row]] = {}
+        rows_by_partition: dict[int, list[Row]] = {}
         for number, row in enumerate(chunk, done):
-            found.setdefault(self._choose_partition(row, number), []).append(row)
-        return found
+            rows_by_partition.setdefault(self._choose_partition(row, number), []).append(row)
+        return rows_by_partition
 
     def _choose_partition(self, row: Row, number: int) -> int:
         if not self._by_key and row.partition is not None:
@@ -204,7 +204,7 @@ def _build_batches(producer: Any, rows: Sequence[Row]) -> Iterator[Any]:
 
 
 def _append_row(batch: Any, row: Row) -> bool:
-    taken = batch.append(
+    appended = batch.append(
         timestamp=row.timestamp_ms, key=row.key, value=row.value, headers=row.headers
     )
-    return taken is not None
+    return appended is not None

@@ -45,7 +45,7 @@ def list_partitions(
 ) -> bool:
     """Print the archived partitions as a table or as JSON; return whether a manifest is damaged. A
     partition without a manifest has no archive yet and is left out."""
-    found: list[tuple[ArchivedPartition, Manifest]] = []
+    partitions: list[tuple[ArchivedPartition, Manifest]] = []
     findings: list[Finding] = []
     for partition in archived.partitions(selector):
         try:
@@ -54,16 +54,20 @@ def list_partitions(
             findings.append(_damage_finding(error))
             continue
         if manifest is not None:
-            found.append((partition, manifest))
+            partitions.append((partition, manifest))
     if as_json:
-        print(orjson.dumps(_as_json(found, findings), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(_as_json(partitions, findings), option=orjson.OPT_INDENT_2).decode())
         return bool(findings)
     rows: list[Sequence[str]] = [(*_HEADINGS, "FROM", "TO")]
-    rows += [row for one in found for row in _format_rows(*one, with_files=with_files)]
+    rows += [
+        row
+        for partition, manifest in partitions
+        for row in _format_rows(partition, manifest, with_files=with_files)
+    ]
     print("\n".join(table(rows, right_aligned=_NUMBERS)))
-    for _, manifest in found:
-        for one in manifest.quarantined:
-            print(_quarantine_finding(manifest, one))
+    for _, manifest in partitions:
+        for batch in manifest.quarantined:
+            print(_quarantine_finding(manifest, batch))
     for finding in findings:
         print(finding)
     return bool(findings)
@@ -107,7 +111,7 @@ def _format_times(listed: Sequence[ArchiveFile]) -> tuple[str, str]:
 
 
 def _as_json(
-    found: Sequence[tuple[ArchivedPartition, Manifest]], findings: Sequence[Finding]
+    partitions: Sequence[tuple[ArchivedPartition, Manifest]], findings: Sequence[Finding]
 ) -> dict[str, Any]:
     """Return what `ls --json` prints."""
     return {
@@ -123,23 +127,23 @@ def _as_json(
                 "records": manifest.records,
                 "bytes": manifest.size,
                 "files": [asdict(file) for file in manifest.files],
-                "quarantined": [asdict(one) for one in manifest.quarantined],
+                "quarantined": [asdict(batch) for batch in manifest.quarantined],
             }
-            for partition, manifest in found
+            for partition, manifest in partitions
         ],
         "findings": [asdict(finding) for finding in findings],
     }
 
 
-def _quarantine_finding(manifest: Manifest, one: Quarantined) -> Finding:
+def _quarantine_finding(manifest: Manifest, batch: Quarantined) -> Finding:
     """Return the finding for a quarantined batch. It is not damage."""
-    path = f"{ArchivedPartition(manifest.topic, manifest.key.partition).path}/{one.name}"
+    path = f"{ArchivedPartition(manifest.topic, manifest.key.partition).path}/{batch.name}"
     return Finding(
         Kind.POISON,
         path,
-        f"kept raw, because it cannot be decoded: {one.reason}",
-        first_offset=one.first_offset,
-        next_offset=one.next_offset,
+        f"kept raw, because it cannot be decoded: {batch.reason}",
+        first_offset=batch.first_offset,
+        next_offset=batch.next_offset,
     )
 
 
@@ -316,10 +320,10 @@ class _PartitionVerification:
             if file.name in self._checked:
                 continue
             # Collect the findings first: they are void if the manifest was replaced meanwhile.
-            found = list(self._check(manifest, file))
-            if found and self._has_changed(manifest):
+            findings = list(self._check(manifest, file))
+            if findings and self._has_changed(manifest):
                 raise _ManifestReplaced
-            yield from found
+            yield from findings
             self._checked.add(file.name)
             self._tally.files += 1
             self._tally.bytes += file.size
@@ -382,9 +386,10 @@ def _describe_wrong_rows(
     steps = pc.subtract(offsets.slice(1), offsets.slice(0, len(offsets) - 1))
     if rows.num_rows > 1 and pc.min(steps).as_py() < 1:
         return f"offsets {first} to {last} are not ascending"
-    found = {(topic.as_py(), partition.as_py()) for topic, partition in _first_and_last_rows(rows)}
-    if found != {expected}:
-        return f"the rows belong to {', '.join(f'{t}:{p}' for t, p in sorted(found))}"
+    owners = {(topic.as_py(), partition.as_py()) for topic, partition in _first_and_last_rows(rows)}
+    if owners != {expected}:
+        names = [f"{topic}:{partition}" for topic, partition in sorted(owners)]
+        return f"the rows belong to {', '.join(names)}"
     return None
 
 
@@ -401,7 +406,7 @@ def _damage_finding(error: DamagedData) -> Finding:
 
 def _summary_line(tally: _Tally) -> str:
     """Return the last line: how much was found, and how much was checked."""
-    found = [
+    results = [
         pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
         *([pluralize(tally.poison, "quarantined batch", "es")] if tally.poison else []),
         *([pluralize(tally.notes, "note")] if tally.notes else []),
@@ -412,4 +417,4 @@ def _summary_line(tally: _Tally) -> str:
         pluralize(tally.records, "record"),
         pluralize(tally.bytes, "byte"),
     ]
-    return f"{', '.join(found)} in {', '.join(checked)}"
+    return f"{', '.join(results)} in {', '.join(checked)}"

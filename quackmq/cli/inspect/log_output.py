@@ -187,25 +187,25 @@ def dump(
     """Print the batches of the selected partitions, from offset `start` on, and damaged ranges in
     their place. Return whether there is damage. `limit` is the number of batches or, with records,
     of records."""
-    damaged = _print_findings(inspection)
+    is_damaged = _print_findings(inspection)
     remaining = limit
     for topic, log in _select_logs(inspection, selector):
         name = f"{topic.name}:{log.key.partition}"
         # Batches before the first offset are trimmed; their files may not be removed yet.
-        for found in inspection.segments.batches(log, max(start, log.first_offset)):
+        for batch_or_finding in inspection.segments.batches(log, max(start, log.first_offset)):
             if remaining == 0:
-                return damaged
-            if isinstance(found, Finding):
-                damaged = True
-                print(f"{name} {found}")
+                return is_damaged
+            if isinstance(batch_or_finding, Finding):
+                is_damaged = True
+                print(f"{name} {batch_or_finding}")
                 continue
-            print(f"{name} {_batch_line(found, log.first_offset)}")
+            print(f"{name} {_batch_line(batch_or_finding, log.first_offset)}")
             printed = 1
             if with_records:
                 first_offset = max(start, log.first_offset)
-                printed = _print_records(found.batch, first_offset, remaining)
+                printed = _print_records(batch_or_finding.batch, first_offset, remaining)
             remaining = None if remaining is None else remaining - printed
-    return damaged
+    return is_damaged
 
 
 def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
@@ -216,25 +216,25 @@ def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Top
             yield from ((topic, log) for log in _logs_of(inspection, topic))
         return
     name, colon, number = text.partition(":")
-    found = inspection.catalog.topics.get(name)
-    if found is None:
+    selected_topic = inspection.catalog.topics.get(name)
+    if selected_topic is None:
         raise UnknownTopic(f"there is no topic {name!r} in the directory")
     if not colon:
-        yield from ((found, log) for log in _logs_of(inspection, found))
+        yield from ((selected_topic, log) for log in _logs_of(inspection, selected_topic))
         return
-    if not (number.isascii() and number.isdigit() and int(number) < found.partitions):
-        partitions = pluralize(found.partitions, "partition")
+    if not (number.isascii() and number.isdigit() and int(number) < selected_topic.partitions):
+        partitions = pluralize(selected_topic.partitions, "partition")
         raise UnknownPartition(f"topic {name} has {partitions}, not {number!r}")
-    yield found, inspection.logs[PartitionKey(found.id, int(number))]
+    yield selected_topic, inspection.logs[PartitionKey(selected_topic.id, int(number))]
 
 
-def _batch_line(segment_batch: StoredBatch, first_offset: int) -> str:
+def _batch_line(stored_batch: StoredBatch, first_offset: int) -> str:
     """Return a line about one batch: its offsets, place, producer and times. `first_offset` is the
     first offset of the partition; a batch may start before it."""
-    batch = segment_batch.batch
+    batch = stored_batch.batch
     parts = [
         f"offsets {batch.base_offset} to {batch.next_offset - 1}",
-        f"{batch.size} bytes at {segment_batch.path}:{segment_batch.position}",
+        f"{batch.size} bytes at {stored_batch.path}:{stored_batch.position}",
         f"compression {batch.compression}",
         f"leader epoch {batch.leader_epoch}",
     ]
@@ -288,28 +288,28 @@ def _record_line(record: Record) -> str:
 def dump_journal(inspection: Inspection, limit: int | None) -> bool:
     """Print up to `limit` frames of the journal, and findings in their place. Return whether there
     is damage."""
-    damaged = _print_findings(inspection, but_journal=True)
+    is_damaged = _print_findings(inspection, but_journal=True)
     remaining = limit
-    for found in inspection.journal():
+    for frame_or_finding in inspection.journal():
         if remaining == 0:
-            return damaged
-        if isinstance(found, Finding):
-            damaged = damaged or found.kind is Kind.DAMAGE
-            print(found)
+            return is_damaged
+        if isinstance(frame_or_finding, Finding):
+            is_damaged = is_damaged or frame_or_finding.kind is Kind.DAMAGE
+            print(frame_or_finding)
             continue
-        damaged = _print_frame(inspection, found) or damaged
+        is_damaged = _print_frame(inspection, frame_or_finding) or is_damaged
         remaining = None if remaining is None else remaining - 1
-    return damaged
+    return is_damaged
 
 
-def _print_frame(inspection: Inspection, found: FrameAt) -> bool:
+def _print_frame(inspection: Inspection, frame_at: FrameAt) -> bool:
     """Print one frame and its entries. Entries from the first undecodable one on are missing.
     Return whether there is such an entry."""
-    (slot, position), frame, behind = found
+    (slot, position), frame, is_after_checkpoint = frame_at
     print(
         f"{slot_path(slot)}:{position} frame {frame.number}, run {frame.run}, {frame.size} bytes, "
         f"sync {frame.sync.name.lower()}, synced through {frame.synced_through}, "
-        f"{'behind' if behind else 'covered by'} the checkpoint"
+        f"{'behind' if is_after_checkpoint else 'covered by'} the checkpoint"
     )
     try:
         for entry in entries_of(frame.payload):
@@ -341,8 +341,8 @@ def _entry_line(inspection: Inspection, entry: Entry) -> str:
 
 
 def _describe_boundary(boundary: TransactionBoundary) -> str:
-    what = "begins" if boundary.marker is None else f"{boundary.marker.name.lower()}s"
-    return f", {boundary.offset} {what} a transaction of producer {boundary.producer_id}"
+    verb = "begins" if boundary.marker is None else f"{boundary.marker.name.lower()}s"
+    return f", {boundary.offset} {verb} a transaction of producer {boundary.producer_id}"
 
 
 def _partition_name(inspection: Inspection, key: PartitionKey) -> str:
@@ -374,7 +374,7 @@ def verify(inspection: Inspection, *, deep: bool) -> bool:
 
 def _summary_line(tally: Tally) -> str:
     """Return the last line: how much was found, and how much was checked."""
-    found = [
+    results = [
         pluralize(tally.damage, "damaged range") if tally.damage else "no damage",
         *([pluralize(tally.poison, "undecodable batch", "es")] if tally.poison else []),
         *([pluralize(tally.notes, "note")] if tally.notes else []),
@@ -386,4 +386,4 @@ def _summary_line(tally: Tally) -> str:
         pluralize(tally.bytes, "byte"),
         pluralize(tally.frames, "frame"),
     ]
-    return f"{', '.join(found)} in {', '.join(checked)}"
+    return f"{', '.join(results)} in {', '.join(checked)}"

@@ -69,8 +69,8 @@ class Source:
         listed = _list_files(path)
         total = sum(each.path.stat().st_size for each in listed)
         digest = hashlib.sha256()
-        done = 0
-        found: list[_File] = []
+        read_bytes = 0
+        files: list[_File] = []
         partitions = 0
         for each in listed:
             size = checksum = 0
@@ -79,16 +79,16 @@ class Source:
                     digest.update(piece)
                     size += len(piece)
                     checksum = crc32c(piece, checksum)
-                    show_progress(done + size, total)
-            done += size
+                    show_progress(read_bytes + size, total)
+            read_bytes += size
             # The sizes mark where files end: the same bytes in other files are another source.
             digest.update(size.to_bytes(8))
             if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
                 raise DamagedData(f"{each.path} does not match the {MANIFEST} of the export")
             rows, named = _count_rows_and_partitions(each.path)
-            found.append(_File(each.path, rows))
+            files.append(_File(each.path, rows))
             partitions = max(partitions, named)
-        return cls(tuple(found), digest.hexdigest(), partitions)
+        return cls(tuple(files), digest.hexdigest(), partitions)
 
     def records(self, start: int) -> Iterator[Row]:
         """Yield the records from number `start` on."""
@@ -121,14 +121,14 @@ def _list_files(path: Path) -> list[_ListedFile]:
             "quackmq archive export"
         )
     # Names that start with "_" or "." are no data, for Spark and Hive, too.
-    found = [
+    paths = [
         each
         for each in sorted(path.rglob("*.parquet"))
         if not any(part.startswith(("_", ".")) for part in each.relative_to(path).parts)
     ]
-    if not found:
+    if not paths:
         raise InvalidRequest(f"there is no .parquet file in {path}")
-    return [_ListedFile(each) for each in found]
+    return [_ListedFile(each) for each in paths]
 
 
 def _list_files_of_export(path: Path) -> list[_ListedFile]:
@@ -244,11 +244,11 @@ def _read_rows(path: Path, start: int) -> Iterator[Row]:
 def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yield the rows of a batch as records. Columns that are missing are None. The exact timestamp,
     which an export has for times that `timestamp` cannot express, is preferred."""
-    there = set(batch.schema.names)
+    column_names = set(batch.schema.names)
     nothing: Sequence[Any] = [None] * batch.num_rows
 
     def column(name: str) -> pa.Array | None:
-        return batch.column(name) if name in there else None
+        return batch.column(name) if name in column_names else None
 
     keys = nothing if (key := column("key")) is None else _bytes(key)
     headers = nothing if (header_column := column("headers")) is None else header_column.to_pylist()
@@ -265,8 +265,8 @@ def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[Row]:
 def _bytes(column: pa.Array) -> list[bytes | None]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-    return found
+    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return values
 
 
 def _times_ms(column: pa.Array) -> list[int | None]:
@@ -275,17 +275,21 @@ def _times_ms(column: pa.Array) -> list[int | None]:
         unit = pa.timestamp("ms", column.type.tz)
         # Unsafe: cut off finer digits instead of failing.
         column = column.cast(unit, safe=False)
-    found: list[int | None] = column.cast(pa.int64()).to_pylist()
-    return found
+    times: list[int | None] = column.cast(pa.int64()).to_pylist()
+    return times
 
 
-def _pairs(told: Sequence[Any] | None) -> Headers:
-    return [] if told is None else [(_text(one["key"]), _data(one["value"])) for one in told]
+def _pairs(headers: Sequence[Any] | None) -> Headers:
+    return (
+        []
+        if headers is None
+        else [(_text(header["key"]), _data(header["value"])) for header in headers]
+    )
 
 
-def _text(told: str | bytes) -> str:
-    return told.decode() if isinstance(told, bytes) else told
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
-def _data(told: str | bytes | None) -> bytes | None:
-    return told.encode() if isinstance(told, str) else told
+def _data(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -60,12 +60,12 @@ class Browser:
     def get(self, timeout: float) -> Message:
         """Return the next message. Raises QuackTimeout or UnknownTopic."""
         deadline = self._client.session.start_call(timeout)
-        what = f"a message of topic {self._topic.name}"
+        waited_for = f"a message of topic {self._topic.name}"
         while True:
             record = self._consumer.poll(deadline.slice_s())
             if record is None:
                 if deadline.has_passed():
-                    raise deadline.timeout_error(what)
+                    raise deadline.timeout_error(waited_for)
                 self._check_partitions(deadline)
                 continue
             error = record.error()
@@ -75,7 +75,7 @@ class Browser:
                 *RECOVERABLE,
                 KafkaError._PARTITION_EOF,
             }:
-                raise translate_error(error, what, deadline)
+                raise translate_error(error, waited_for, deadline)
 
     def _check_partitions(self, deadline: Deadline) -> None:
         """Check for added partitions now and then, and read them from offset 0. If the broker does

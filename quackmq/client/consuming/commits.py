@@ -79,14 +79,14 @@ class Commits:
     ) -> None:
         """Commit and wait for the result; try again while the group rebalances. `poll` receives
         results and rebalance events. Raises QuackTimeout."""
-        what = f"offsets in topic {self._topic} to be committed"
+        waited_for = f"offsets in topic {self._topic} to be committed"
         while True:
-            error = self._commit_once(consumer, offsets, note, deadline, what, poll)
+            error = self._commit_once(consumer, offsets, note, deadline, waited_for, poll)
             if error is None:
                 return
             # A member that the group has just removed joins again while it polls.
             if not is_not_member(error) or deadline.has_passed():
-                raise _translate_commit_error(error, what, deadline)
+                raise _translate_commit_error(error, waited_for, deadline)
             poll()
 
     def _commit_once(
@@ -95,14 +95,14 @@ class Commits:
         offsets: Mapping[int, int],
         note: str,
         deadline: Deadline,
-        what: str,
+        waited_for: str,
         poll: Callable[[], None],
     ) -> KafkaError | None:
         """Send one commit and wait for its result. Return its error, or None if it succeeded. An
         error of sending is returned, too. Raises QuackTimeout."""
         while not self.is_idle:
             if deadline.has_passed():
-                raise deadline.timeout_error(what)
+                raise deadline.timeout_error(waited_for)
             poll()
         # An earlier commit may have had the same offsets. Take its result now, so that it is not
         # mistaken for the result of this commit.
@@ -116,16 +116,16 @@ class Commits:
                 if partitions == offsets:
                     return error
             if deadline.has_passed():
-                raise deadline.timeout_error(what)
+                raise deadline.timeout_error(waited_for)
             poll()
 
 
-def _translate_commit_error(error: KafkaError, what: str, deadline: Deadline) -> QuackError:
+def _translate_commit_error(error: KafkaError, waited_for: str, deadline: Deadline) -> QuackError:
     """Translate an error. A fatal error always means that another instance has fenced this
     member; librdkafka reports the cause only once."""
     if error.fatal() or error.code() == KafkaError._FATAL:
-        return MemberFenced(f"{what}: {error.str()}")
-    return translate_error(error, what, deadline)
+        return MemberFenced(f"{waited_for}: {error.str()}")
+    return translate_error(error, waited_for, deadline)
 
 
 def leave(consumer: Consumer, deadline: Deadline, poll_others: Callable[[], None]) -> None:

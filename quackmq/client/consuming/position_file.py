@@ -91,14 +91,14 @@ class PositionFile:
         """Take over the position from its current owner and return it. `resolve` maps the
         current position, or None, to the start. Raises QuackTimeout or UnusableDirectory."""
         with self._usable(), self._current_file(deadline) as current_fd:
-            found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
-            if found is not None:
+            current_position = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
+            if current_position is not None:
                 # Write only the first word. The second is the position, which its owner may be
                 # storing at this moment.
-                os.pwrite(current_fd, _WORDS.pack(1, found)[:8], _RETIRED_AT)
+                os.pwrite(current_fd, _WORDS.pack(1, current_position)[:8], _RETIRED_AT)
                 # Read again: the owner may have advanced until it was retired.
-                found = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
-            position = resolve(found)
+                current_position = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
+            position = resolve(current_position)
             self._replace(position)
         return position
 
@@ -205,12 +205,12 @@ def _parse(data: bytes, topic_id: bytes) -> int | None:
     NewerFormat."""
     if len(data) < _HEADER.size + _WORDS.size:
         return None
-    magic, checksum, found = _HEADER.unpack_from(data)
-    if magic == _OLD_MAGIC or zlib.crc32(found) != checksum:
+    magic, checksum, stored_topic_id = _HEADER.unpack_from(data)
+    if magic == _OLD_MAGIC or zlib.crc32(stored_topic_id) != checksum:
         return None
     if magic != _MAGIC:
         raise NewerFormat(
             f"the position file has the unknown format {magic!r}: it was written by another version"
         )
     _, position = _WORDS.unpack_from(data, _HEADER.size)
-    return position if found == topic_id and position >= 0 else None
+    return position if stored_topic_id == topic_id and position >= 0 else None

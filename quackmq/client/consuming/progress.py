@@ -167,15 +167,15 @@ class Progress:
 
     def in_hand(self, holder: object) -> Record | None:
         """Return the message that a holder has in hand, or None."""
-        found = self._in_hand.get(holder)
-        return None if found is None else found[0].record
+        entry = self._in_hand.get(holder)
+        return None if entry is None else entry[0].record
 
     def put_back(self, holder: object) -> None:
         """Put the message of a holder back to the front of the buffer."""
         with self._lock:
-            found = self._in_hand.pop(holder, None)
-            if found is not None:
-                self._buffer_again(found[0])
+            entry = self._in_hand.pop(holder, None)
+            if entry is not None:
+                self._buffer_again(entry[0])
 
     # --- done messages -----------------------------------------------------------------------
 
@@ -212,10 +212,10 @@ class Progress:
     def _finish(self, holder: object) -> None:
         """Mark a holder's message as done, and store the position that follows from that."""
         # In the other modes, the position does not depend on whether messages are done.
-        found = self._in_hand.pop(holder, None)
-        if found is None or self.mode is not Mode.REPEAT:
+        entry = self._in_hand.pop(holder, None)
+        if entry is None or self.mode is not Mode.REPEAT:
             return
-        state = found[0].state
+        state = entry[0].state
         # In the usual case no other message is unfinished, and the position need not be computed.
         is_all_done = not self._in_hand and not state.to_redeliver
         self._store_done(state, state.delivered_end if is_all_done else self._compute_done(state))

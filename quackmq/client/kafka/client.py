@@ -414,9 +414,11 @@ class Client:
         """
         configs = {_config_name(name): _config_text(value) for name, value in policies.items()}
         # -1 is Kafka's number for the broker's default.
-        wanted = -1 if partitions is None else partitions
+        partition_count = -1 if partitions is None else partitions
         try:
-            self.session.cluster.create_topic(topic, wanted, configs, self._deadline(timeout))
+            self.session.cluster.create_topic(
+                topic, partition_count, configs, self._deadline(timeout)
+            )
         except TopicExists:
             if not exist_ok:
                 raise

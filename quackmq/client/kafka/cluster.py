@@ -286,9 +286,9 @@ class Cluster:
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=_request_timeout_s(deadline),
         )
-        what = f"the offsets of topic {topic.name}"
+        waited_for = f"the offsets of topic {topic.name}"
         offsets = {
-            each.partition: self._wait_for_result(future, what, deadline).offset
+            each.partition: self._wait_for_result(future, waited_for, deadline).offset
             for each, future in futures.items()
         }
         return [offsets[partition] for partition in range(topic.partitions)]
@@ -371,19 +371,19 @@ class Cluster:
         request = ConsumerGroupTopicPartitions(
             group, to_topic_partitions(topic.name, offsets, note)
         )
-        what = f"offsets of {group} to be committed"
+        waited_for = f"offsets of {group} to be committed"
         try:
             result = self._request_group(
                 group,
                 lambda admin: admin.alter_consumer_group_offsets(
                     [request], request_timeout=NEVER_S
                 ),
-                what,
+                waited_for,
                 deadline,
             )
             for each in result.topic_partitions:
                 if each.error is not None:
-                    raise translate_error(each.error, what, deadline)
+                    raise translate_error(each.error, waited_for, deadline)
         except NameInOtherMode:
             raise name_in_other_mode(group) from None
 
@@ -394,9 +394,9 @@ class Cluster:
         request again if an attempt gets no answer. Raises QuackTimeout, or the error of a
         partition."""
         request = ConsumerGroupTopicPartitions(group, partitions)
-        what = f"what {group} has committed"
+        waited_for = f"what {group} has committed"
         while True:
-            self._await_coordinator(group, what, deadline)
+            self._await_coordinator(group, waited_for, deadline)
             attempt_deadline = Deadline(
                 min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
             )
@@ -406,20 +406,20 @@ class Cluster:
                     lambda admin: admin.list_consumer_group_offsets(
                         [request], require_stable=True, request_timeout=NEVER_S
                     ),
-                    what,
+                    waited_for,
                     attempt_deadline,
                 )
                 break
             except QuackTimeout:
                 if deadline.has_passed():
-                    raise self._no_answer_error(what, deadline) from None
+                    raise self._no_answer_error(waited_for, deadline) from None
         results: list[TopicPartition] = result.topic_partitions or []
         for each in results:
             if each.error is not None:
-                raise translate_error(each.error, what, deadline)
+                raise translate_error(each.error, waited_for, deadline)
         return results
 
-    def _await_coordinator(self, group: str, what: str, deadline: Deadline) -> None:
+    def _await_coordinator(self, group: str, waited_for: str, deadline: Deadline) -> None:
         """Wait until the group's coordinator has answered for the first time. Raises
         QuackTimeout. A cluster that has just started elects coordinators first. librdkafka may
         abort the process if it is asked for offsets then (its issue 5040), but not if it is
@@ -429,10 +429,10 @@ class Cluster:
                 min(deadline.remaining_s(), limits.CLIENT_REQUEST_RETRY_MS / 1000)
             )
             try:
-                self._describe_group(group, what, attempt_deadline)
+                self._describe_group(group, waited_for, attempt_deadline)
             except QuackTimeout:
                 if deadline.has_passed():
-                    raise self._no_answer_error(what, deadline) from None
+                    raise self._no_answer_error(waited_for, deadline) from None
                 time.sleep(limits.CLIENT_SHORT_POLL_MS / 1000)
                 continue
             except QuackError as error:
@@ -445,12 +445,12 @@ class Cluster:
         result = self._describe_group(group, f"the members of {group}", deadline)
         return [each.group_instance_id for each in result.members if each.group_instance_id]
 
-    def _describe_group(self, group: str, what: str, deadline: Deadline) -> Any:
+    def _describe_group(self, group: str, waited_for: str, deadline: Deadline) -> Any:
         """Return the description of a group. Raises QuackTimeout."""
         return self._request_group(
             group,
             lambda admin: admin.describe_consumer_groups([group], request_timeout=NEVER_S),
-            what,
+            waited_for,
             deadline,
         )
 

@@ -89,14 +89,14 @@ class Diagnostics:
 
     def explain_error(self, error: KafkaError) -> QuackError | None:
         """Translate an error; None for errors from which librdkafka recovers."""
-        what = f"messages of topic {self._topic.name} for {self._name}"
+        waited_for = f"messages of topic {self._topic.name} for {self._name}"
         code = error.code()
         if error.fatal() or code == KafkaError._FATAL:
             return MemberFenced(
-                f"{what}: {error.str()}; another process uses a copy of {self._directory}"
+                f"{waited_for}: {error.str()}; another process uses a copy of {self._directory}"
             )
         if code in RECOVERABLE:
-            log.debug("%s: %s", what, error)
+            log.debug("%s: %s", waited_for, error)
             return None
         if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             return name_in_other_mode(self._name)
@@ -106,7 +106,7 @@ class Diagnostics:
             except QuackError as explanation:
                 return explanation
             return None
-        return translate_error(error, what) if not error.retriable() else None
+        return translate_error(error, waited_for) if not error.retriable() else None
 
     def next_existing_offset(self, record: Record, offset: int) -> int:
         """Return where to continue after the next offset was deleted. Raises OffsetOutOfRange
@@ -136,16 +136,18 @@ class Diagnostics:
         self, deadline: Deadline, *, has_joined: bool, has_partitions: bool
     ) -> QuackError:
         """Return the error that explains why no message arrived."""
-        what = f"a message of topic {self._topic.name} for {self._name}"
+        waited_for = f"a message of topic {self._topic.name} for {self._name}"
         try:
             self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
         except QuackTimeout:
             words = self._config.connection_errors.suffix()
-            return deadline.timeout_error(f"{what}: no answer from {self._config.address}{words}")
+            return deadline.timeout_error(
+                f"{waited_for}: no answer from {self._config.address}{words}"
+            )
         except QuackError as explanation:
             return explanation
         if has_partitions:
-            return deadline.timeout_error(what)
+            return deadline.timeout_error(waited_for)
         if not has_joined:
             return QuackTimeout(
                 f"waited {deadline.duration_text()} to join the readers of topic "

@@ -232,8 +232,8 @@ class Numbered:
         self, topic: str, positions: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
         """Return the message ids for positions; None where librdkafka did not report a position."""
-        known = [position for position in positions if position is not None]
-        is_recreated = self._cluster.is_recreated(topic, known)
+        known_positions = [position for position in positions if position is not None]
+        is_recreated = self._cluster.is_recreated(topic, known_positions)
         topic_id = self._cluster.topic(topic, deadline, refresh=is_recreated).id
         return [
             None if position is None else message_id(topic_id, position) for position in positions
@@ -263,12 +263,12 @@ class Numbered:
         )
 
     def _translate_failure(
-        self, exception: KafkaException, what: str, deadline: Deadline
+        self, exception: KafkaException, awaited: str, deadline: Deadline
     ) -> QuackError:
         """Translate an error. A timeout names the last connection error; ProducerFenced names the
         other process as the cause."""
         error = kafka_error(exception)
-        waited_for = f"{self._config.address} {what}"
+        waited_for = f"{self._config.address} {awaited}"
         if error is None:
             return QuackError(f"{waited_for}: {exception}")
         translation = translate_error(error, waited_for, deadline)

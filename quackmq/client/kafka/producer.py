@@ -198,8 +198,8 @@ class Publisher:
             return self.timeout_error(topic, deadline)
         if error.code() == KafkaError.TOPIC_EXCEPTION:
             return illegal_topic_name(topic)
-        what = f"{self._address} to accept a message for topic {topic}"
-        return translate_error(error, what, deadline)
+        waited_for = f"{self._address} to accept a message for topic {topic}"
+        return translate_error(error, waited_for, deadline)
 
     def timeout_error(self, topic: str, deadline: Deadline) -> QuackError:
         return deadline.timeout_error(

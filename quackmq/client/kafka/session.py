@@ -412,12 +412,12 @@ class Session:
     def _poll_others(self, topic: str) -> None:
         """Poll the readers of other topics: they are members of the same group, and a new member
         waits for them."""
-        for other, reader in list(self._readers.items()):
-            lock = self._reader_lock(other)
+        for other_topic, reader in list(self._readers.items()):
+            lock = self._reader_lock(other_topic)
             # A reader whose lock is taken is in a call, which polls itself.
-            if other != topic and lock.acquire(blocking=False):
+            if other_topic != topic and lock.acquire(blocking=False):
                 try:
-                    if self._readers.get(other) is reader:
+                    if self._readers.get(other_topic) is reader:
                         reader.poll_group()
                 finally:
                     lock.release()

@@ -74,15 +74,15 @@ class ProcessedOffsets:
                 self.close()
                 raise
 
-    def has(self, topic_id: uuid.UUID, place: RecordPosition) -> bool:
+    def has(self, topic_id: uuid.UUID, position: RecordPosition) -> bool:
         with self._lock:
-            ranges = self._ranges.get((topic_id, place.partition))
-            return ranges is not None and ranges.has(place.offset)
+            ranges = self._ranges.get((topic_id, position.partition))
+            return ranges is not None and ranges.has(position.offset)
 
-    def add(self, topic_id: uuid.UUID, place: RecordPosition) -> None:
+    def add(self, topic_id: uuid.UUID, position: RecordPosition) -> None:
         """Mark a message as processed, on disk. Raises UnusableDirectory or ClientClosed, and then
         nothing has changed."""
-        partition, offset = place
+        partition, offset = position
         with self._writing:
             if self._own is not None:
                 if self._file < 0:

@@ -168,10 +168,10 @@ class Receiver:
     def done(self, message: ProxyMessage) -> None:
         """Mark a message as done, then acknowledge it. Raises ClientClosed or UnusableDirectory,
         and then the message is not done."""
-        topic_id, place = parse_message_id(message.id)
+        topic_id, position = parse_message_id(message.id)
         with self._changed:
             self._check()
-        self._processed.add(topic_id, place)
+        self._processed.add(topic_id, position)
         with self._changed:
             if message.id in self._in_hand:
                 self._release(message)
@@ -302,17 +302,17 @@ class Receiver:
 
     def _accept(self, topic: str, token: str, content: bytes) -> bool:
         """Return whether a message is done. A new one is buffered if there is room."""
-        topic_id, place = parse_message_id(token)
+        topic_id, position = parse_message_id(token)
         with self._changed:
             # In this order: a message is marked as done before it leaves `_in_hand`.
             if token in self._in_hand:
                 return False
             # The acknowledgement did not reach the proxy, or it would not send the message again.
-            if self._processed.has(topic_id, place):
+            if self._processed.has(topic_id, position):
                 self._acks.setdefault(topic, {})[token] = None
                 return True
             if topic in self._topics and self._has_room(len(content)):
-                message = ProxyMessage(token, topic, content, *place)
+                message = ProxyMessage(token, topic, content, *position)
                 self._in_hand[token] = None
                 self._in_hand_bytes += len(content)
                 self._inbox.append(message)
@@ -362,8 +362,8 @@ class Receiver:
             if not ids:
                 self._acks.pop(request.topic, None)
             self._changed.notify_all()
-        for topic_id, place in marks:
-            self._processed.add_before(topic_id, place)
+        for topic_id, position in marks:
+            self._processed.add_before(topic_id, position)
 
 
 class _Sockets:

@@ -127,9 +127,9 @@ def check_heartbeat(heartbeat: Heartbeat) -> None:
         raise InvalidRequest(f"invalid member epoch {epoch}: use {LEAVE_TEMPORARILY_EPOCH} or more")
     if not heartbeat.member_id and epoch != JOIN_EPOCH:
         raise InvalidRequest("a member without an id must join: send epoch 0")
-    for what, name in (("member", heartbeat.member_id), ("instance", instance_id or "")):
+    for kind, name in (("member", heartbeat.member_id), ("instance", instance_id or "")):
         if len(name) > limits.NAME_BYTES:
-            raise InvalidGroup(f"a {what} id may have at most {limits.NAME_BYTES} characters")
+            raise InvalidGroup(f"a {kind} id may have at most {limits.NAME_BYTES} characters")
     if instance_id == "" or rack_id == "":
         raise InvalidRequest("an instance id or rack id must not be empty: leave it out")
     if len(rack_id or "") > limits.NAME_BYTES:
@@ -139,9 +139,9 @@ def check_heartbeat(heartbeat: Heartbeat) -> None:
     if epoch == JOIN_EPOCH:
         _check_joining(heartbeat)
     if heartbeat.assignor is not None and heartbeat.assignor not in ASSIGNORS:
-        known = ", ".join(ASSIGNORS)
+        assignor_names = ", ".join(ASSIGNORS)
         raise UnsupportedAssignor(
-            f"unknown assignor {heartbeat.assignor[:100]!r}: use one of {known}"
+            f"unknown assignor {heartbeat.assignor[:100]!r}: use one of {assignor_names}"
         )
     if len(heartbeat.pattern or "") > limits.PATTERN_CHARS:
         raise InvalidPattern(

@@ -95,8 +95,8 @@ class SubscribedTopics:
         topics = self._topics_by_subscription.get(subscription)
         if topics is None:
             names = subscription.topics.union(self._matching_topics(subscription.pattern))
-            found = (self._catalog.by_name.get(name) for name in sorted(names))
-            topics = {topic.id: topic.partitions for topic in found if topic is not None}
+            named_topics = (self._catalog.by_name.get(name) for name in sorted(names))
+            topics = {topic.id: topic.partitions for topic in named_topics if topic is not None}
             self._topics_by_subscription[subscription] = topics
         return topics
 

@@ -25,6 +25,7 @@ _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]*)`")
 _WRONG_TYPE: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 #: For example ``Expected `int` >= 0`` and ``Expected `array` of length <= 10``.
 _OUT_OF_BOUNDS: Final = re.compile(r"Expected `([^`]+)` (?:of length )?(?:(>=|<=|>|<) )?(\d+)$")
+_NO_MATCH: Final = re.compile(r"Expected `([^`]+)` matching regex (.+)$")
 #: Starts the path of a policy's field. In a policy, null means no bound.
 _POLICY_PATH: Final = ".policy."
 #: How similar a wrong name and a suggested name must be, from 0 to 1.
@@ -77,6 +78,9 @@ def _translate(mistake: str, path: str, body: bytes) -> str:
         bound += _UNIT_BY_TYPE.get(type_name, "")
         value = _quote_value(body, path, type_name)
         return f"{field} must be {_type_in_words(type_name)} of {bound}, got {value}"
+    if match := _NO_MATCH.search(mistake):
+        value = _quote_value(body, path, match[1])
+        return f"{field} must be {_type_in_words(match[1])} that matches {match[2]}, got {value}"
     if match := _UNKNOWN_FIELD.search(mistake):
         return f"unknown field `{match[1]}`{place}"
     if match := _MISSING_FIELD.search(mistake):
@@ -125,8 +129,8 @@ def _make_hint(mistake: str, path: str, types: list[inspect.Type]) -> str:
         return f"; allowed here: {', '.join(names)}"
     if mistake.startswith("Invalid enum value"):
         values = [value for type_info in types for value in _allowed_values(type_info)]
-        others = f", or an object of {' or '.join(names)}" if names else ""
-        return f"; it is one of {', '.join(values)}{others}"
+        object_hint = f", or an object of {' or '.join(names)}" if names else ""
+        return f"; it is one of {', '.join(values)}{object_hint}"
     if mistake.startswith("Expected `int` ") and path.startswith(_POLICY_PATH):
         return "; null is for no bound"
     return ""
@@ -145,13 +149,13 @@ def _types_at(type_info: inspect.Type, path: str) -> Iterator[inspect.Type]:
         step = _STEP.match(path)
         if step is None:
             return
-        rest = path[step.end() :]
+        remaining_path = path[step.end() :]
         if step[1] is None and isinstance(type_info, inspect.ListType):
-            yield from _types_at(type_info.item_type, rest)
+            yield from _types_at(type_info.item_type, remaining_path)
         elif isinstance(type_info, inspect.StructType):
             for field in type_info.fields:
                 if field.encode_name == step[1]:
-                    yield from _types_at(field.type, rest)
+                    yield from _types_at(field.type, remaining_path)
 
 
 def _field_names(type_info: inspect.Type) -> list[str]:

@@ -333,9 +333,9 @@ class Receiver:
             # The request is complete. A request for another protocol may be answered in HTTP. This
             # parser has ended, so a new one parses the following bytes.
             self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if len(rest) and self.accepts_requests:
-                self._parse(rest)
+            unparsed = data[upgrade.args[0] :]
+            if len(unparsed) and self.accepts_requests:
+                self._parse(unparsed)
         except httptools.HttpParserCallbackError as error:
             log.error("a request of %s failed", self._caller.address, exc_info=error.__context__)
             self.refuse(500, "error", "internal error: see the broker's log")
@@ -467,12 +467,12 @@ def _no_route_response(method: str, path: str, match: RouteMatch | None) -> Resp
     return failure_response(404, "unknown_route", message, path)
 
 
-def _foreign_page(where: str, evidence: str) -> HttpFailure:
+def _foreign_page(site: str, evidence: str) -> HttpFailure:
     """Return the failure for a request that a web page of `where` may have made. `evidence` says
     which header shows that.
     """
     message = (
-        f"requests by web pages of {where} are refused ({evidence}). If the page is this broker's "
+        f"requests by web pages of {site} are refused ({evidence}). If the page is this broker's "
         "own under another name, add the name to the setting http_names"
     )
     return HttpFailure(403, "not_allowed", message)

@@ -242,8 +242,8 @@ def _check_names(parameters: Mapping[str, Any], expected: Parameters) -> None:
     if unknown:
         name = min(unknown)[:_SHOWN_CHARS]
         near = difflib.get_close_matches(name, expected.names, n=1)
-        others = f"the parameters are {', '.join(sorted(expected.names)) or 'none'}"
-        hint = f"did you mean {near[0]!r}?" if near else others
+        parameter_list = f"the parameters are {', '.join(sorted(expected.names)) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else parameter_list
         raise InvalidRequest(f"unknown parameter {name!r}: {hint}")
 
 

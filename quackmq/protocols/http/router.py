@@ -116,14 +116,14 @@ def _walk(node: _Node, segments: list[str], values: list[str]) -> _Node | None:
     # Prefer the literal segment. If no route is found behind it, try the named one.
     literal = node.literal.get(first)
     if literal is not None:
-        found = _walk(literal, rest, values)
-        if found is not None:
-            return found
+        match = _walk(literal, rest, values)
+        if match is not None:
+            return match
     if node.named is None or not first:
         return None
     values.append(first)
-    found = _walk(node.named, rest, values)
-    if found is None:
+    match = _walk(node.named, rest, values)
+    if match is None:
         # This way leads to no route, so its value does not count.
         values.pop()
-    return found
+    return match

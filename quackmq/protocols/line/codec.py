@@ -590,11 +590,11 @@ _NO_TEXT: Final = re.compile(rb"[\x00-\x0c\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 
 def _parse_entry(line: bytes, entry_bytes: int) -> Entry:
     """Parse the line of an entry. Raise ProtocolError or RecordTooLarge."""
-    _, topic, *rest = line.split(b" ", 2)
-    if not rest or not rest[0].startswith(b"[") or not rest[0].endswith(b"]"):
+    _, topic, *entry_words = line.split(b" ", 2)
+    if not entry_words or not entry_words[0].startswith(b"[") or not entry_words[0].endswith(b"]"):
         raise ProtocolError(
             f"{abbreviate(line)} is no entry: write topic K [entry], with one space between words"
         )
-    content = unescape(rest[0][1:-1])
+    content = unescape(entry_words[0][1:-1])
     check_size(len(content), entry_bytes)
     return Entry(parse_topic(topic), content)

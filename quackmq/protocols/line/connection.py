@@ -118,8 +118,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not self._channel:
             # TCP must send an answer at once, and not wait for more bytes.
-            own = transport.get_extra_info("socket")
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer_socket = transport.get_extra_info("socket")
+            peer_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
 
     def _on_opened(self) -> None:

@@ -25,7 +25,7 @@ _ESCAPE: Final = re.compile(rb"\\.?", re.DOTALL)
 
 
 def escape(content: bytes) -> bytes:
-    return _TO_ESCAPE.sub(lambda found: _ESCAPE_BY_BYTE[found.group()], content)
+    return _TO_ESCAPE.sub(lambda match: _ESCAPE_BY_BYTE[match.group()], content)
 
 
 def unescape(written: bytes) -> bytes:
@@ -33,7 +33,7 @@ def unescape(written: bytes) -> bytes:
     if b"\\" not in written:
         return written
     try:
-        return _ESCAPE.sub(lambda found: _BYTE_BY_ESCAPE[found.group()], written)
+        return _ESCAPE.sub(lambda match: _BYTE_BY_ESCAPE[match.group()], written)
     except KeyError as error:
         unknown = repr(error.args[0].decode(errors="replace"))
         raise ProtocolError(

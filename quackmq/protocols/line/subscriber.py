@@ -93,12 +93,12 @@ class SubscriberPeer(Protocol):
 class _SubscribedTopic:
     """A topic of a subscriber, and the channel through which its entries come."""
 
-    __slots__ = ("channel", "name", "place", "read_error")
+    __slots__ = ("channel", "name", "index", "read_error")
 
-    def __init__(self, name: str, place: int, channel: Channel) -> None:
+    def __init__(self, name: str, index: int, channel: Channel) -> None:
         self.name = name
         #: Its place among the topics of the subscriber, for `Turns`.
-        self.place = place
+        self.index = index
         self.channel = channel
         #: Why the last try to read its entries failed; empty if it did not.
         self.read_error = ""
@@ -157,8 +157,8 @@ class Subscriber:
         self._turns = Turns()
         self._ready = self._turns.ready
         try:
-            for place, name in enumerate(topic_names):
-                await self._open_channel(place, name)
+            for index, name in enumerate(topic_names):
+                await self._open_channel(index, name)
         except BaseException:
             await self._close_channels()
             raise
@@ -173,10 +173,10 @@ class Subscriber:
             partition=request.partition,
             caller=self._peer.caller,
         )
-        found = await queue.getentry(request.last)
-        if isinstance(found, int):
-            return NoEntry(request.topic, found)
-        number, timestamp_ms, publisher_id, content = found
+        entry = await queue.getentry(request.last)
+        if isinstance(entry, int):
+            return NoEntry(request.topic, entry)
+        number, timestamp_ms, publisher_id, content = entry
         is_long = len(content) > self._server.settings.entry_bytes
         return NumberedEntry(
             request.topic,
@@ -217,35 +217,35 @@ class Subscriber:
 
     # --- internal ---------------------------------------------------------------------------
 
-    async def _open_channel(self, place: int, name: str) -> None:
+    async def _open_channel(self, index: int, name: str) -> None:
         """Open the channel of a topic. Raise BrokerClosing if the subscriber has disconnected
         meanwhile.
         """
-        on_change = partial(self._on_change, place)
+        on_change = partial(self._on_change, index)
         pushing = self._server.broker.pushing
         channel = await pushing.open(self._peer.caller, self._name, name, on_change)
         # If `close` has begun meanwhile, it does not know this channel.
         if self._closing is not None:
             await channel.close()
         self._check_open()
-        self._topics[place] = _SubscribedTopic(name, place, channel)
-        self._turns.add(place)
+        self._topics[index] = _SubscribedTopic(name, index, channel)
+        self._turns.add(index)
         if channel.has_due():
-            self._turns.prefer(place)
+            self._turns.prefer(index)
 
     def _check_open(self) -> None:
         if self._closing is not None:
             raise BrokerClosing("the subscriber has disconnected meanwhile")
 
-    def _on_change(self, place: int) -> None:
+    def _on_change(self, index: int) -> None:
         """Send the next entry, because a topic may have one. The channel calls this."""
-        self._turns.add(place)
+        self._turns.add(index)
         if self._unanswered is None:
             self.send_next()
 
-    def _send_next_of(self, place: int) -> None:
+    def _send_next_of(self, index: int) -> None:
         """Send the next entry of a topic, if there is one. Start a task if it is on disk."""
-        topic = self._topics.get(place)
+        topic = self._topics.get(index)
         if topic is None:
             return
         try:
@@ -276,7 +276,7 @@ class Subscriber:
                 self._send(topic, leased[0])
             elif leased:  # meanwhile the peer has sent a message, or is slow
                 topic.channel.nack(leased[0])
-                self._turns.prefer(topic.place)
+                self._turns.prefer(topic.index)
 
     async def _make_durable(self, topic: _SubscribedTopic) -> None:
         """Make the last answer durable. If that fails, try again until it succeeds: the next entry
@@ -316,7 +316,7 @@ class Subscriber:
     def _send(self, topic: _SubscribedTopic, leased: LeasedEntry) -> None:
         """Send an entry, or skip it if it does not fit into a line."""
         if not topic.channel.is_idle:
-            self._turns.add(topic.place)
+            self._turns.add(topic.index)
         self._unanswered = topic, leased
         try:
             self._peer.deliver(*self._encoded_lines.encode_once(topic.name, leased))
@@ -331,7 +331,7 @@ class Subscriber:
 
     def _remove_topic(self, topic: _SubscribedTopic, error: NotFound) -> None:
         log.warning("sub %s gets no more entries of topic %s: %s", self._name, topic.name, error)
-        del self._topics[topic.place]
+        del self._topics[topic.index]
         self._deleted_topics.append(topic)
 
     async def _close(self) -> None:

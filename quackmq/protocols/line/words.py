@@ -21,23 +21,23 @@ def parse_id(word: bytes) -> str:
     return parse_name("id", word, shared_limits.NAME_BYTES)
 
 
-def parse_name(what: str, word: bytes, most_bytes: int) -> str:
+def parse_name(kind: str, word: bytes, most_bytes: int) -> str:
     """Return an id or a topic, which `what` says. Raise InvalidRequest if it is invalid."""
     if not 1 <= len(word) <= most_bytes:
         raise InvalidRequest(
-            f"the {what} takes 1 to {most_bytes} bytes, not {len(word)}; words are separated by "
+            f"the {kind} takes 1 to {most_bytes} bytes, not {len(word)}; words are separated by "
             "one space"
         )
     try:
         name = word.decode()
     except UnicodeDecodeError:
-        raise ProtocolError(f"the {what} {abbreviate(word)} is not UTF-8") from None
+        raise ProtocolError(f"the {kind} {abbreviate(word)} is not UTF-8") from None
     if not name.isprintable():
-        raise InvalidRequest(f"the {what} {name!r} has control characters in it")
+        raise InvalidRequest(f"the {kind} {name!r} has control characters in it")
     return name
 
 
-def parse_number(what: str, word: bytes) -> int:
+def parse_number(kind: str, word: bytes) -> int:
     """Return a whole number, perhaps negative. Raise ProtocolError for any other word. Only the
     shortest form of a number is accepted.
     """
@@ -45,8 +45,8 @@ def parse_number(what: str, word: bytes) -> int:
     if digits.isdigit() and len(digits) <= _DIGITS and b"%d" % int(word) == word:
         return int(word)
     if not word:
-        raise ProtocolError(f"the {what} is empty; words are separated by one space")
-    raise ProtocolError(f"the {what} {abbreviate(word)} is not a whole number")
+        raise ProtocolError(f"the {kind} is empty; words are separated by one space")
+    raise ProtocolError(f"the {kind} {abbreviate(word)} is not a whole number")
 
 
 def abbreviate(line: bytes) -> str:

@@ -443,7 +443,7 @@ class _Audit:
         only those with a record count as lost."""
         kind, span = row["kind"], Span(row["first_offset"], row["next_offset"])
         partition_name = f"{read_partition.topic}/{read_partition.partition}"
-        place = f"{partition_name} for {row['subscription']}: {_format_offsets(span)}"
+        location = f"{partition_name} for {row['subscription']}: {_format_offsets(span)}"
         count = row["records"]
         if kind == "taken":
             verdict.records += count
@@ -459,7 +459,7 @@ class _Audit:
             reason = "deleted before they were read" if kind == "lost" else "by its receipts"
         if count:
             verdict.faults[kind] += count
-            self._record_finding(kind, f"{place}: {reason}", count)
+            self._record_finding(kind, f"{location}: {reason}", count)
 
     def _record_latencies(self, latencies: DataFrame, topics: Mapping[str, str]) -> None:
         """Store the percentiles of latency in the verdicts, and the distribution for the picture.
@@ -557,8 +557,8 @@ def _describe_partition(
     # Reported offsets before the first and after the last record are holes too.
     ends = [Span(reported.first, read.first), Span(read.next, reported.next)]
     holes += [span for span in ends if span.size > 0]
-    whole = Span(min(reported.first, read.first), max(reported.next, read.next))
-    return ReadPartition(topic, topic_id, partition, whole, Spans(holes))
+    union = Span(min(reported.first, read.first), max(reported.next, read.next))
+    return ReadPartition(topic, topic_id, partition, union, Spans(holes))
 
 
 def _describe_finding(row: Any) -> str:

@@ -294,21 +294,21 @@ def _parse_end(raw: RawOptions) -> Boundary:
 
 def _parse_boundary(
     raw: RawOptions,
-    which: str,
+    side: str,
     default: Literal["earliest", "latest"],
     words: tuple[str, ...],
     or_latest: bool,
 ) -> Boundary:
     """Parse a start or end. A time for all partitions takes precedence over a time for each
     partition, and both over offsets, as in Spark's Kafka source."""
-    time_ms = raw.number(f"{which}Timestamp", 0, _GREATEST_NUMBER)
+    time_ms = raw.number(f"{side}Timestamp", 0, _GREATEST_NUMBER)
     if time_ms is not None:
-        return Times(f"{which}Timestamp", time_ms, {}, or_latest)
-    name = f"{which}OffsetsByTimestamp"
+        return Times(f"{side}Timestamp", time_ms, {}, or_latest)
+    name = f"{side}OffsetsByTimestamp"
     text = raw.text(name)
     if text is not None:
         return Times(name, None, _parse_numbers(name, text, least=0), or_latest)
-    name = f"{which}Offsets"
+    name = f"{side}Offsets"
     text = raw.text(name)
     if text is None:
         return default

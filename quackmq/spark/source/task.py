@@ -132,8 +132,8 @@ class _Task:
             files = {
                 key: list_current_files(self._broker, piece.topic, piece.topic_id).get(key, ())
             }
-        rest = Range(piece.topic, piece.topic_id, piece.partition, offset, piece.next)
-        return plan_pieces([rest], files)
+        unread = Range(piece.topic, piece.topic_id, piece.partition, offset, piece.next)
+        return plan_pieces([unread], files)
 
     # --- the log ----------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class Everything(msgspec.Struct, forbid_unknown_fields=True):
     ratio: float = 0.0
     is_live: bool = False
     name: Annotated[str, msgspec.Meta(max_length=3)] = ""
+    topic: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")] = "ducks"
     counts: Annotated[list[int], msgspec.Meta(max_length=2)] = []
     count_by_name: dict[str, int] = {}
 
@@ -90,6 +91,7 @@ class Everything(msgspec.Struct, forbid_unknown_fields=True):
         ('{"is_live": 1}', "field `is_live` must be true or false, got 1"),
         ('{"name": 3}', "field `name` must be a string, got 3"),
         ('{"name": "duck"}', 'field `name` must be a string of at most 3 characters, got "duck"'),
+        ('{"topic": "a b"}', "field `topic` must be a string that matches '^[a-z]+$', got \"a b\""),
         ('{"counts": {}}', "field `counts` must be a list, got {}"),
         ('{"counts": [1, "x"]}', 'field `counts[1]` must be a whole number, got "x"'),
         ('{"counts": [1, 2, 3]}', "field `counts` must be a list of at most 2 items, got [1,2,3]"),

@@ -237,9 +237,9 @@ async def _start_offsets(request: Request, topic: Topic, partition: int | None) 
         # A partition without a message of this time is read from its end.
         starts = {number: each.next for number, each in offsets.items()}
         for key in keys:
-            found = await broker.offset_for_time(caller, key, timestamp_ms)
-            if found is not None:
-                starts[key.partition] = found.offset
+            match = await broker.offset_for_time(caller, key, timestamp_ms)
+            if match is not None:
+                starts[key.partition] = match.offset
         return starts
     if offset is not None:
         end = max(each.next for each in offsets.values())
@@ -349,9 +349,9 @@ def _decode_event_id(token: str) -> tuple[uuid.UUID, dict[int, int]]:
         # Add the padding that `encode_event_id` has removed.
         packed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         version, topic_bytes = _HEAD.unpack_from(packed)
-        count, rest = divmod(len(packed) - _HEAD.size, _OFFSET_BYTES)
+        count, extra_bytes = divmod(len(packed) - _HEAD.size, _OFFSET_BYTES)
         offsets = struct.unpack_from(f">{count}Q", packed, _HEAD.size)
-        if version != _VERSION or rest or not offsets or max(offsets) >= 2**63:
+        if version != _VERSION or extra_bytes or not offsets or max(offsets) >= 2**63:
             raise ValueError("not an event id")
     except (ValueError, binascii.Error, struct.error):
         raise InvalidMessageId(

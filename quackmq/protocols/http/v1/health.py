@@ -109,7 +109,7 @@ def _health(request: Request, status: Literal["live", "ready"]) -> Health:
             f"{failure.topic_name}, partition {failure.partition}: {failure.error}"
             for failure in request.broker.retention_failures()
         ],
-        [str(held) for held in request.broker.held_back.all()],
+        [str(held_back) for held_back in request.broker.held_back.all()],
         [
             f"{name}, topic {topic_name}: {reason}"
             for (name, topic_name), reason in islice(

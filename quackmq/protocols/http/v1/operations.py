@@ -295,11 +295,11 @@ def check_content_type(request: Request, body: Body) -> str:
     return content_type
 
 
-def cut_page(found: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
+def cut_page(items: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
     """Return the first `limit` elements, and the last of them if more follow: the next page
     begins after it."""
-    page = found[:limit]
-    return page, page[-1] if len(found) > limit else None
+    page = items[:limit]
+    return page, page[-1] if len(items) > limit else None
 
 
 _encode: Final = msgspec.json.Encoder().encode

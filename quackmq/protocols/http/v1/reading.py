@@ -145,19 +145,21 @@ async def get_entry(request: Request) -> Response:
         partition=PARTITION.require(request),
         caller=request.caller,
     )
-    found = await queue.getentry(LAST.require(request))
-    if isinstance(found, int):
-        return json_response(200, EntryAnswer(found, None))
-    timestamp_ms = None if found.timestamp_ms == NO_TIMESTAMP else found.timestamp_ms
-    text, base64_text = text_or_base64(found.content)
+    entry_or_number = await queue.getentry(LAST.require(request))
+    if isinstance(entry_or_number, int):
+        return json_response(200, EntryAnswer(entry_or_number, None))
+    timestamp_ms = (
+        None if entry_or_number.timestamp_ms == NO_TIMESTAMP else entry_or_number.timestamp_ms
+    )
+    text, base64_text = text_or_base64(entry_or_number.content)
     assert text is not None, "an entry has content, perhaps an empty one"
-    entry = QueueEntryShape(
+    shape = QueueEntryShape(
         timestamp_ms=timestamp_ms,
-        publisher=found.publisher_id,
+        publisher=entry_or_number.publisher_id,
         value=text,
         value_base64=base64_text,
     )
-    return json_response(200, EntryAnswer(found.number, entry))
+    return json_response(200, EntryAnswer(entry_or_number.number, shape))
 
 
 # --- acknowledgements -----------------------------------------------------------------------------

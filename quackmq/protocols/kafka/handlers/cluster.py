@@ -82,11 +82,11 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
     return own
 
 
-def unsupported_api_versions(own: Api) -> bytearray:
+def unsupported_api_versions(api: Api) -> bytearray:
     """Return the response to an unknown version of ApiVersions, in the oldest form. It names the
     versions that the client may try instead.
     """
-    fields = {"error_code": ErrorCode.unsupported_version, "api_keys": _version_ranges([own])}
+    fields = {"error_code": ErrorCode.unsupported_version, "api_keys": _version_ranges([api])}
     return write_response(API_VERSIONS, 0, fields)
 
 

@@ -423,6 +423,6 @@ def _requested_partitions(call: Call, topics: Any) -> Iterable[tuple[Topic, int]
             yield from ((topic, partition) for partition in range(topic.partitions))
         return
     for requested in topics:
-        found = call.broker.topics().get(requested.topic)
-        if found is not None:
-            yield from ((found, partition) for partition in requested.partitions)
+        existing_topic = call.broker.topics().get(requested.topic)
+        if existing_topic is not None:
+            yield from ((existing_topic, partition) for partition in requested.partitions)

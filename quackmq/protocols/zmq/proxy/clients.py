@@ -311,7 +311,7 @@ async def _resolve_host(name: str) -> set[str]:
     """Return the IP addresses of a host name. Raise Unreachable if there are none."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"there is no host {name}: {error}") from None
-    return {_normalize_host(str(address[4][0])) for address in found}
+    return {_normalize_host(str(address[4][0])) for address in addresses}
