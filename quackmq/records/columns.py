@@ -1,12 +1,11 @@
-"""Record batches as Arrow columns and back: for Parquet and for Spark.
+"""Record batches as Arrow columns: for Parquet and for Spark.
 
 The columns have the names and types of Spark's Kafka source, followed by those of the producer. A
 column is null for a null key or value, no headers, no producer, no sequence number. A record
 without a timestamp has -1 ms. Microseconds reach 292,000 years either way; a timestamp beyond that
 is set to the nearest one.
 
-Promised: `from_arrow` turns the result of `to_arrow` into batches with the same records at the same
-offsets. Not promised: that they are divided into the same batches.
+`quackmq.archive.parquet.to_batches` turns such columns into batches again.
 
 pyarrow takes 40 MB and a fifth of a second to load, so only this module imports it.
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,8 +22,8 @@ import pyarrow.compute as pc
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest
-from quackmq.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP, Batch, Headers
-from quackmq.records.codec import NO_EPOCH, BatchWriter, open_batch
+from quackmq.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, Batch
+from quackmq.records.codec import open_batch
 
 
 def constant(value: int | bytes, kind: pa.DataType) -> pa.Scalar:
@@ -85,62 +83,6 @@ def to_arrow(
         return pa.RecordBatch.from_pylist([], schema=SCHEMA)
     columns = [pa.concat_arrays(parts) for parts in zip(*chunks, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def from_arrow(
-    rows: pa.RecordBatch,
-    *,
-    compression: str = "none",
-    base_offset: int = 0,
-    default_timestamp_ms: int = NO_TIMESTAMP,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    batch_bytes: int = limits.ENCODED_BATCH_BYTES,
-) -> list[bytes]:
-    """Return batches of about `batch_bytes` before compression; a larger record gets its own batch.
-
-    The column `value` is required. `key`, `headers`, `timestamp`, `timestampType` and `offset` are
-    used if present; other columns are ignored, since the arguments name the producer. With `offset`
-    the records keep their offsets, including gaps; else they are numbered from `base_offset`.
-    Raises RecordTooLarge for a record that no batch can hold, InvalidRequest for columns of other
-    types and for offsets that do not grow."""
-    batches: list[bytes] = []
-    writer: BatchWriter | None = None
-    first = last = count = 0
-    append_time: int | None = None
-    sequence = base_sequence
-    for offset, timestamp_ms, kind, key, value, headers in _read_rows(
-        rows, base_offset, default_timestamp_ms
-    ):
-        if writer is not None and offset <= last:
-            raise InvalidRequest(f"offset {offset} follows {last}: sort the rows by offset")
-        # A batch has one kind of time. If it is the broker's, the batch has one time.
-        batch_time = timestamp_ms if kind == 1 else None
-        if (
-            writer is None
-            or batch_time != append_time
-            or not writer.add(offset - first, timestamp_ms, key, value, headers)
-        ):
-            if writer is not None:
-                batches.append(writer.finish(first))
-                if sequence != NO_SEQUENCE:
-                    sequence = (sequence + count) & _GREATEST_SEQUENCE
-            writer = BatchWriter(
-                compression=compression,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=sequence,
-                append_time=batch_time is not None,
-                batch_bytes=batch_bytes,
-            )
-            writer.add(0, timestamp_ms, key, value, headers)
-            first, append_time, count = offset, batch_time, 0
-        last = offset
-        count += 1
-    if writer is not None:
-        batches.append(writer.finish(first))
-    return batches
 
 
 class _RowLists:
@@ -242,66 +184,3 @@ def _encode_headers(headers: list[list[tuple[str, bytes | None]]]) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), HEADERS_TYPE)
     return pa.array([row_headers or None for row_headers in headers], HEADERS_TYPE)
-
-
-def _read_rows(
-    rows: pa.RecordBatch, base_offset: int, default_timestamp_ms: int
-) -> Iterator[tuple[int, int, int, bytes | None, bytes | None, Headers]]:
-    """Yield offset, timestamp, its type, key, value and headers of every row."""
-    count = rows.num_rows
-    if rows.schema.get_field_index("value") < 0:
-        raise InvalidRequest("the rows have no column `value`")
-    offsets: Iterable[int] = range(base_offset, base_offset + count)
-    if (column := _find_column(rows, "offset", pa.int64())) is not None:
-        if column.null_count:
-            raise InvalidRequest("a row has no offset")
-        offsets = column.to_pylist()
-    times: list[int] = [default_timestamp_ms] * count
-    if (column := _find_column(rows, "timestamp", _MILLISECONDS)) is not None:
-        times = [
-            default_timestamp_ms if time is None else time
-            for time in column.cast(pa.int64()).to_pylist()
-        ]
-    kinds = _find_column(rows, "timestampType", pa.int32())
-    keys = _find_column(rows, "key", pa.binary())
-    values = _find_column(rows, "value", pa.binary())
-    return zip(
-        offsets,
-        times,
-        [0] * count if kinds is None else kinds.to_pylist(),
-        [None] * count if keys is None else keys.to_pylist(),
-        values.to_pylist(),
-        _read_headers(_find_column(rows, "headers", HEADERS_TYPE), count),
-        strict=True,
-    )
-
-
-def _find_column(rows: pa.RecordBatch, name: str, expected: pa.DataType) -> Any:
-    """Return a column, cast to the expected type; None if it is missing. Raises InvalidRequest."""
-    index = rows.schema.get_field_index(name)
-    if index < 0:
-        return None
-    column = rows.column(index)
-    if column.type == expected:
-        return column
-    try:
-        # Not safe: microseconds are truncated to milliseconds.
-        return column.cast(expected, safe=expected != _MILLISECONDS)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidRequest(f"column `{name}` is {column.type}, not {expected}: {error}") from (
-            error
-        )
-
-
-def _read_headers(column: Any, count: int) -> Iterable[Headers]:
-    """Return the headers of each row; () for a row without any. Raises InvalidRequest for a header
-    without a name."""
-    if column is None or column.null_count == count:
-        return [()] * count
-    names, values = column.flatten().flatten()
-    if names.null_count:
-        raise InvalidRequest("a header has no name")
-    # The pairs of all rows, one after the other; each row takes as many as it has.
-    pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
-    lengths = column.value_lengths().to_pylist()
-    return [tuple(islice(pairs, length)) if length else () for length in lengths]

@@ -1,4 +1,4 @@
-"""Record batches as Arrow columns: the types that readers rely on, and the way back."""
+"""Record batches as Arrow columns: the types that readers rely on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 
 from quackmq import limits
-from quackmq.errors import CorruptBatch, InvalidRequest, RecordTooLarge
-from quackmq.records.batch import COMPRESSIONS, NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
-from quackmq.records.codec import decode, encode
-from quackmq.records.columns import HEADERS_TYPE, SCHEMA, constant, from_arrow, to_arrow
+from quackmq.errors import CorruptBatch, InvalidRequest
+from quackmq.records.batch import NO_TIMESTAMP, TIMESTAMP_TYPE_FLAG, Batch, Record
+from quackmq.records.codec import encode
+from quackmq.records.columns import SCHEMA, constant, to_arrow
 from tests.kit.batches import batch_of, record_bytes
-from tests.kit.tables import each
 
 NOON_MS = 1_700_000_000_000
 
@@ -26,10 +25,6 @@ def batch(*records: Record, **fields: Any) -> Batch:
 def column(rows: pa.RecordBatch, name: str) -> list[Any]:
     values: list[Any] = rows.column(name).to_pylist()
     return values
-
-
-def opened(batches: list[bytes]) -> list[list[Record]]:
-    return [decode(Batch.peek(data)) for data in batches]
 
 
 @pytest.mark.parametrize(
@@ -179,122 +174,3 @@ def test_more_than_arrow_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InvalidRequest, match="fewer"):
         to_arrow(without_end())
     assert opened < 30
-
-
-# --- and back ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_rows_become_the_same_records_at_the_same_offsets(compression: str) -> None:
-    run = [
-        batch(Record(0, NOON_MS, b"k", b"v", (("a", b"1"), ("b", None))), base_offset=5),
-        batch(Record(0, NO_TIMESTAMP, None, None), Record(0, 7, b"", b""), base_offset=9),
-    ]
-    (records,) = opened(from_arrow(to_arrow(run), compression=compression))
-    assert records == [record for one in run for record in decode(one)]
-    assert [record.offset for record in records] == [5, 9, 10]
-
-
-def test_a_slice_of_rows_is_read_as_that() -> None:
-    records = [Record(i, i, b"%d" % i, b"v", (("n", b"%d" % i),) * (i % 3)) for i in range(20)]
-    rows = to_arrow([batch(*records)]).slice(5, 7)
-    assert opened(from_arrow(rows)) == [records[5:12]]
-
-
-def test_rows_are_split_at_the_size_asked_for() -> None:
-    records = [Record(i, i, None, bytes(1_000)) for i in range(100)]
-    batches = from_arrow(to_arrow([batch(*records)]), batch_bytes=10_000)
-    assert len(batches) > 10
-    assert all(len(data) <= 10_000 for data in batches)
-    assert sum(opened(batches), []) == records
-
-
-def test_a_record_above_the_size_asked_for_is_a_batch_of_its_own() -> None:
-    records = [Record(i, i, None, bytes(size)) for i, size in enumerate([10, 50_000, 10])]
-    batches = from_arrow(to_arrow([batch(*records)]), batch_bytes=1_000)
-    assert opened(batches) == [[record] for record in records]
-
-
-def test_a_record_that_no_batch_can_hold_is_refused_unless_it_shrinks() -> None:
-    rows = pa.RecordBatch.from_pydict({"value": pa.array([bytes(limits.BATCH_BYTES)])})
-    with pytest.raises(RecordTooLarge):
-        from_arrow(rows)
-    assert len(from_arrow(rows, compression="zstd")) == 1
-
-
-def test_offsets_too_far_apart_for_one_batch_are_split() -> None:
-    offsets = [3, 4, 4 + limits.RECORDS_PER_BATCH]
-    rows = pa.RecordBatch.from_pydict({"offset": offsets, "value": [b"a", b"b", b"c"]})
-    assert [[r.offset for r in one] for one in opened(from_arrow(rows))] == [[3, 4], offsets[2:]]
-
-
-def test_times_of_the_broker_stay_its_own() -> None:
-    rows = pa.RecordBatch.from_pydict(
-        {
-            "timestamp": pa.array([1, 1, 2, 2, 3], pa.timestamp("ms", tz="UTC")),
-            "timestampType": [1, 1, 1, 0, 0],
-            "value": [b"a", b"b", b"c", b"d", b"e"],
-        }
-    )
-    batches = [Batch.parse(data) for data in from_arrow(rows)]
-    assert [one.timestamp_type for one in batches] == [1, 1, 0]
-    assert [one.base_offset for one in batches] == [0, 2, 3]
-    times = [[record.timestamp_ms for record in decode(one)] for one in batches]
-    assert times == [[1, 1], [2], [2, 3]]
-
-
-def test_values_alone_are_enough() -> None:
-    rows = pa.RecordBatch.from_pydict({"value": [b"a", None]})
-    (records,) = opened(from_arrow(rows, base_offset=7, default_timestamp_ms=99))
-    assert records == [Record(7, 99, None, b"a"), Record(8, 99, None, None)]
-
-
-def test_a_producers_numbers_run_through_its_batches_and_wrap() -> None:
-    rows = pa.RecordBatch.from_pydict({"value": [bytes(100)] * 5})
-    batches = [
-        Batch.parse(data)
-        for data in from_arrow(
-            rows, producer_id=3, producer_epoch=1, base_sequence=2**31 - 3, batch_bytes=350
-        )
-    ]
-    assert [one.record_count for one in batches] == [2, 2, 1]
-    assert [one.base_sequence for one in batches] == [2**31 - 3, 2**31 - 1, 1]
-    assert {(one.producer_id, one.producer_epoch) for one in batches} == {(3, 1)}
-
-
-def test_columns_of_related_types_are_taken() -> None:
-    pair = pa.struct([pa.field("key", pa.large_string(), nullable=False), ("value", pa.binary())])
-    rows = pa.RecordBatch.from_pydict(
-        {
-            "offset": pa.array([1], pa.int32()),
-            "timestamp": pa.array([1_700_000_000_000_999], pa.timestamp("us")),
-            "key": pa.array(["text"]),
-            "value": pa.array([b"v"], pa.large_binary()),
-            "headers": pa.array([[("a", b"b")]], pa.list_(pa.field("element", pair))),
-            "other": pa.array([1.5]),
-        }
-    )
-    assert opened(from_arrow(rows)) == [[Record(1, NOON_MS, b"text", b"v", (("a", b"b"),))]]
-
-
-@each(
-    "columns",
-    [
-        {"key": [b"k"]},
-        {"value": [1.5]},
-        {"value": [b"v"], "offset": ["first"]},
-        {"value": [b"v"], "offset": pa.array([None], pa.int64())},
-        {"value": [b"v", b"v"], "offset": [2, 2]},
-        {"value": [b"v", b"v"], "offset": [2, 1]},
-        {"value": [b"v"], "timestamp": [True]},
-        {"value": [b"v"], "headers": ["a=b"]},
-        {"value": [b"v"], "headers": pa.array([[(None, b"v")]], HEADERS_TYPE)},
-    ],
-)
-def test_columns_that_make_no_records_are_refused(columns: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest):
-        from_arrow(pa.RecordBatch.from_pydict(columns))
-
-
-def test_no_rows_are_no_batches() -> None:
-    assert from_arrow(to_arrow([])) == []
