@@ -38,15 +38,12 @@ from quackmq.model import limits
 from quackmq.model.topic import AbortedTransaction, PartitionKey
 from quackmq.records.batch import (
     CONTROL_FLAG,
-    CRC_POSITION,
-    CRC_START,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_OVERHEAD,
     NO_SEQUENCE,
     TRANSACTIONAL_FLAG,
     Batch,
     Buffer,
+    seal_batch,
 )
 
 __all__ = [
@@ -69,7 +66,6 @@ __all__ = [
 
 #: A batch with neither bit does not concern transactions.
 TRANSACTION_FLAGS: Final = TRANSACTIONAL_FLAG | CONTROL_FLAG
-_CRC: Final = struct.Struct(">I")
 #: The only record of a marker, in Kafka's format: 17 bytes, of which key and value vary.
 #:
 #:     length 16, attributes, timestamp and offset delta 0, key length 4 | version i16 | type i16
@@ -256,14 +252,18 @@ def marker_batch(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int
         *(_MARKER_HEAD, _MARKER_VERSION, marker),
         *(_MARKER_VALUE_LENGTH, _MARKER_VERSION, 0, 0),
     )
-    length = HEADER_BYTES - LENGTH_OVERHEAD + len(record)
-    header = HEADER.pack(
-        *(0, length, -1, 2, 0, TRANSACTION_FLAGS, 0),
-        *(timestamp_ms, timestamp_ms, producer_id, epoch, NO_SEQUENCE, 1),
+    return seal_batch(
+        record,
+        base_offset=0,
+        attributes=TRANSACTION_FLAGS,
+        last_offset_delta=0,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=NO_SEQUENCE,
+        record_count=1,
     )
-    batch = bytearray(header + record)
-    _CRC.pack_into(batch, CRC_POSITION, crc32c(batch[CRC_START:]))
-    return bytes(batch)
 
 
 def read_marker(batch: Batch) -> Marker:

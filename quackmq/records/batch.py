@@ -46,6 +46,8 @@ LENGTH_OVERHEAD: Final = 12
 #: The position of the checksum, and the position from which on it covers the batch.
 CRC_POSITION: Final = 17
 CRC_START: Final = 21
+#: The version of the format that every batch must have.
+MAGIC: Final = 2
 _ATTRIBUTES: Final = struct.Struct(">h")
 #: Producer id, epoch and base sequence, which are adjacent in a batch header.
 _PRODUCER: Final = struct.Struct(">qhi")
@@ -63,6 +65,8 @@ COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _LAST_COMPRESSION: Final = len(COMPRESSIONS) - 1
 
 NO_PRODUCER_ID: Final = -1
+#: No producer epoch, or no leader epoch: no broker has appended the batch yet.
+NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
 
@@ -122,7 +126,7 @@ class Batch(NamedTuple):
         fields = _unpack_header(view)
         # The fields are those of the header, in order: 1 is the length, 3 the format version, 5 the
         # attributes, 6 the last offset delta, 12 the record count.
-        if fields[3] != 2:
+        if fields[3] != MAGIC:
             raise _not_version_2(fields[3])
         size = fields[1] + LENGTH_OVERHEAD
         if size != available:
@@ -164,6 +168,31 @@ class Batch(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL_FLAG)
+
+
+def seal_batch(
+    records: Buffer,
+    *,
+    base_offset: int,
+    attributes: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    record_count: int,
+) -> bytes:
+    """Return a batch of encoded records: a header with these fields and its checksum, and the
+    records. The checksum covers the header's fields after it, so these are packed twice."""
+    length = HEADER_BYTES - LENGTH_OVERHEAD + len(records)
+    before_crc = (base_offset, length, NO_EPOCH, MAGIC)
+    after_crc = (
+        *(attributes, last_offset_delta, base_timestamp, max_timestamp),
+        *(producer_id, producer_epoch, base_sequence, record_count),
+    )
+    crc = crc32c(records, crc32c(HEADER.pack(*before_crc, 0, *after_crc)[CRC_START:]))
+    return b"".join((HEADER.pack(*before_crc, crc, *after_crc), records))
 
 
 def stamp(buffer: bytearray | memoryview, position: int, base_offset: int, epoch: int) -> None:

@@ -53,6 +53,8 @@ from quackmq.records.batch import (
     HEADER,
     HEADER_BYTES,
     LENGTH_OVERHEAD,
+    MAGIC,
+    NO_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
@@ -64,8 +66,6 @@ from quackmq.records.batch import (
 )
 from quackmq.records.inflate import inflate
 
-NO_EPOCH: Final = -1
-
 #: More bytes than aiokafka's parser can read past the end: two varints of ten bytes.
 _PADDING: Final = bytes(32)
 _CRC: Final = struct.Struct(">I")
@@ -74,7 +74,6 @@ _TIMESTAMPS: Final = struct.Struct(">qq")
 #: The header in two parts: before the bytes that its checksum covers, and those bytes.
 _SINGLE_HEAD: Final = struct.Struct(">qiibI")
 _SINGLE_FIELDS: Final = struct.Struct(">hiqqqhii")
-_MAGIC: Final = 2
 _PLAIN_START: Final = bytes((0, 0, 0, 1))
 _NO_HEADERS: Final = bytes(1)
 #: Above this size, the fast path saves too little to matter.
@@ -155,7 +154,7 @@ def _encode_plain(fields: bytes, value: bytes) -> bytes:
     3.2. `fields` are the header's fields that the checksum covers."""
     covered = b"".join((fields, _encode_plain_head(len(value)), value, _NO_HEADERS))
     length = len(covered) + CRC_START - LENGTH_OVERHEAD
-    return _SINGLE_HEAD.pack(0, length, NO_EPOCH, _MAGIC, crc32c(covered)) + covered
+    return _SINGLE_HEAD.pack(0, length, NO_EPOCH, MAGIC, crc32c(covered)) + covered
 
 
 @lru_cache(maxsize=1024)

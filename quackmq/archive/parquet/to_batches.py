@@ -20,20 +20,18 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.errors import DamagedData
 from quackmq.records.batch import (
-    CRC_START,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_OVERHEAD,
+    NO_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     TIMESTAMP_TYPE_FLAG,
+    seal_batch,
 )
-from quackmq.records.codec import NO_EPOCH, BatchWriter
+from quackmq.records.codec import BatchWriter
 from quackmq.records.columns import constant
 
 #: Numbers whose varints are looked up: all usual lengths and deltas.
@@ -101,17 +99,19 @@ class _HeaderFields(NamedTuple):
     record_count: int
 
     def encode(self, content: memoryview) -> bytes:
-        """Return the batch: the header with its checksum, and the records. The checksum covers the
-        header's fields after the checksum field, so these are packed twice."""
-        length = HEADER_BYTES - LENGTH_OVERHEAD + len(content)
-        head = (self.offset, length, NO_EPOCH, 2)
-        checked = (
-            *(TIMESTAMP_TYPE_FLAG * self.timestamp_type, self.last_offset - self.offset),
-            *(self.base_time, self.greatest_time),
-            *(self.producer_id, self.epoch, self.sequence, self.record_count),
+        """Return the batch with these fields and these encoded records."""
+        return seal_batch(
+            content,
+            base_offset=self.offset,
+            attributes=TIMESTAMP_TYPE_FLAG * self.timestamp_type,
+            last_offset_delta=self.last_offset - self.offset,
+            base_timestamp=self.base_time,
+            max_timestamp=self.greatest_time,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            record_count=self.record_count,
         )
-        crc = crc32c(content, crc32c(HEADER.pack(*head, 0, *checked)[CRC_START:]))
-        return b"".join((HEADER.pack(*head, crc, *checked), content))
 
 
 def _make_header_fields(

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka import codec as compressors
-from crc32c import crc32c
 
 from quackmq import limits
 from quackmq.archive.parquet.to_batches import (
@@ -30,14 +29,12 @@ from quackmq.archive.parquet.to_batches import (
 from quackmq.errors import RecordTooLarge
 from quackmq.records.batch import (
     COMPRESSIONS,
-    CRC_START,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_OVERHEAD,
+    NO_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    seal_batch,
 )
-from quackmq.records.codec import NO_EPOCH
 from quackmq.records.columns import constant
 from quackmq.spark.sink.partitioner import Numbers
 
@@ -95,7 +92,7 @@ def encode(rows: Rows, batch_bytes: int, compression: str = "none") -> Iterator[
         starts.tolist(), ends.tolist(), first_times, greatest_times, strict=True
     ):
         content = data[positions[start] : positions[end]]
-        batch = _seal_batch(content, compression, end - start, first_ms, greatest_ms)
+        batch = _compress_batch(content, compression, end - start, first_ms, greatest_ms)
         yield EncodedBatch(int(rows.partitions[start]), batch)
 
 
@@ -180,7 +177,7 @@ def _batch_times(times_ms: Numbers | int, starts: Numbers) -> tuple[list[int], l
     return times_ms[starts].tolist(), np.maximum.reduceat(times_ms, starts).tolist()
 
 
-def _seal_batch(
+def _compress_batch(
     content: memoryview, compression: str, count: int, first_ms: int, greatest_ms: int
 ) -> bytes:
     """Compress the records; return them as a batch with its header. Raise RecordTooLarge.
@@ -193,14 +190,18 @@ def _seal_batch(
     )
     if HEADER_BYTES + len(compressed) > limits.BATCH_BYTES:
         raise _too_large_error(len(compressed), limits.BATCH_BYTES - HEADER_BYTES)
-    # Base offset, length, leader epoch, and version 2 of the format.
-    log_fields = (0, HEADER_BYTES - LENGTH_OVERHEAD + len(compressed), NO_EPOCH, 2)
-    checksummed_fields = (
-        *(COMPRESSIONS.index(compression), count - 1, first_ms, greatest_ms),
-        *(NO_PRODUCER_ID, NO_EPOCH, NO_SEQUENCE, count),
+    return seal_batch(
+        compressed,
+        base_offset=0,
+        attributes=COMPRESSIONS.index(compression),
+        last_offset_delta=count - 1,
+        base_timestamp=first_ms,
+        max_timestamp=greatest_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        record_count=count,
     )
-    crc = crc32c(compressed, crc32c(HEADER.pack(*log_fields, 0, *checksummed_fields)[CRC_START:]))
-    return b"".join((HEADER.pack(*log_fields, crc, *checksummed_fields), compressed))
 
 
 def _too_large_error(size: int, max_bytes: int) -> RecordTooLarge:
