@@ -161,14 +161,15 @@ def _encode_plain(fields: bytes, value: bytes) -> bytes:
 def _encode_plain_head(value_bytes: int) -> bytes:
     """Return the bytes before the value: the record's length, no attributes, both deltas 0, no key,
     and the value's length."""
-    size = _encode_varint(value_bytes)
+    # The zigzag form of a number of 0 or more is twice the number.
+    size = encode_varint(value_bytes << 1)
     record_bytes = len(_PLAIN_START) + len(size) + value_bytes + len(_NO_HEADERS)
-    return _encode_varint(record_bytes) + _PLAIN_START + size
+    return encode_varint(record_bytes << 1) + _PLAIN_START + size
 
 
-def _encode_varint(number: int) -> bytes:
-    """Encode a number of 0 or more as a zigzag varint."""
-    zigzag = number << 1
+def encode_varint(zigzag: int) -> bytes:
+    """Encode a zigzag number as a varint: seven bits per byte, the lowest first. All bytes but the
+    last have the highest bit set."""
     encoded = bytearray()
     while zigzag >= 0x80:
         encoded.append(zigzag & 0x7F | 0x80)

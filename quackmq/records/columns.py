@@ -7,7 +7,8 @@ is set to the nearest one.
 
 `quackmq.archive.parquet.to_batches` turns such columns into batches again.
 
-pyarrow takes 40 MB and a fifth of a second to load, so only this module imports it.
+pyarrow takes 40 MB and a fifth of a second to load, so only this module and `column_encoding`
+import it.
 """
 
 from __future__ import annotations

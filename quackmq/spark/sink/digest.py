@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from quackmq.archive.parquet.to_batches import encode_headers
+from quackmq.records.column_encoding import encode_headers
 from quackmq.spark.sink.encode import Rows
 from quackmq.spark.sink.partitioner import Numbers
 

@@ -1,7 +1,7 @@
 """Encode rows that Spark writes as record batches, each for one partition.
 
-`quackmq.records.codec` defines the layout of the records. This module computes it with the same
-steps over whole columns as `quackmq.archive.parquet.to_batches`. Rows have no offsets and no
+`quackmq.records.codec` defines the layout of the records. This module computes it with steps over
+whole columns (`quackmq.records.column_encoding`), as the archive does. Rows have no offsets and no
 sequence numbers yet, so one pass encodes all partitions of a chunk. The rows are sorted by
 partition, and a batch ends where its partition ends.
 
@@ -20,12 +20,6 @@ import pyarrow.compute as pc
 from aiokafka import codec as compressors
 
 from quackmq import limits
-from quackmq.archive.parquet.to_batches import (
-    encode_headers,
-    encode_length_varints,
-    encode_varints,
-    value_positions,
-)
 from quackmq.errors import RecordTooLarge
 from quackmq.records.batch import (
     COMPRESSIONS,
@@ -34,6 +28,12 @@ from quackmq.records.batch import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     seal_batch,
+)
+from quackmq.records.column_encoding import (
+    encode_headers,
+    encode_length_varints,
+    encode_varints,
+    value_positions,
 )
 from quackmq.records.columns import constant
 from quackmq.spark.sink.partitioner import Numbers
