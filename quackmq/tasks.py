@@ -30,9 +30,13 @@ class TaskSet:
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task. If nobody awaits it, it must handle its own errors."""
         task = asyncio.get_running_loop().create_task(work)
+        self.hold(task)
+        return task
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Hold a running task until it ends. The loop itself has only a weak reference to it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work to its end, also if the caller is cancelled; return its result."""
@@ -52,6 +56,11 @@ class TaskSet:
         """Wait until all tasks have ended, also those that start meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def finish_within(self, timeout_s: float) -> None:
+        """Wait for the running tasks for at most `timeout_s`. The tasks themselves go on."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
 
 def report_bugs(task: asyncio.Task[Any]) -> None:

@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "quackmq.serving": BASE | {"quackmq.broker", "quackmq.loop_clock"},
     "quackmq.protocols": VALUES
-    | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.serving"},
+    | {"quackmq", "quackmq.broker", "quackmq.loop_clock", "quackmq.serving", "quackmq.tasks"},
     "quackmq.client": VALUES | CODECS | {"quackmq.model.subscription", "quackmq.disk.syncing"},
     "quackmq.spark": VALUES
     | CODECS

@@ -19,7 +19,7 @@ PEERS = 20
 #: The attributes of each server that refer to its peers, besides `connections`.
 SHARED_STATE = {
     "kafka": ("_waiting_for_room", "waiting_for_memory"),
-    "line": ("_subscriber_connections", "_tasks"),
+    "line": ("_subscriber_connections", "tasks"),
     "xpub": ("_subscriber_by_client", "_feed_by_topic"),
 }
 

@@ -45,6 +45,7 @@ from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import EncodedLines, Subscriber
 from quackmq.serving.connection import Admission, ConnectionBounds, ServedConnection
 from quackmq.serving.first_bytes import MistakenPeers, WireProtocol, recognize_protocol
+from quackmq.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class ServerContext(Admission, Protocol):
     encoded_lines: EncodedLines
     joint_writes: JointWrites
     mistaken: MistakenPeers
+    #: The work that a closing server waits for.
+    tasks: TaskSet
 
     def add_ended(self, record: ConnectionRecord, end: End) -> None:
         """Record the end of a connection whose peer had given its id."""
@@ -74,9 +77,6 @@ class ServerContext(Admission, Protocol):
         """
 
     def unregister_subscriber(self, name: str, connection: Connection) -> None: ...
-
-    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine for which a closing server waits."""
 
 
 class Connection(ServedConnection, asyncio.BufferedProtocol):
@@ -252,7 +252,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         record = self.record
         self._log_end(record, end, detail)
         if self._handler is not None:
-            self._server.run_task(self._handler.close())
+            self._server.tasks.start(self._handler.close())
         if record is not None:
             self._server.add_ended(record, end)
         if self._conversation.state is not State.OVER:
@@ -377,7 +377,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._transport.write(encode(Rejection(describe_error(event.error))))
         elif isinstance(event, GetEntry):
             assert isinstance(self._handler, Subscriber), "a publisher's request is out of order"
-            self._server.run_task(self._answer_outcome(self._handler.get_entry(event)))
+            self._server.tasks.start(self._answer_outcome(self._handler.get_entry(event)))
         elif event is Word.TERMINATE:
             self.end(End.TERMINATED)
         else:
@@ -408,7 +408,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
                 work: Coroutine[Any, Any, None] = handler.choose(event.topic)
             else:
                 work = self._begin(handler)
-            self._server.run_task(self._answer_outcome(work))
+            self._server.tasks.start(self._answer_outcome(work))
 
     def _make_handler(self, peer: Connect) -> Publisher | Subscriber:
         if peer.role is Role.PUB:

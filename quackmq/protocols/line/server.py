@@ -8,10 +8,7 @@ Call it only from the loop that started it.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
 
 from quackmq.broker import Broker, Connected
 from quackmq.protocols.line import limits
@@ -21,6 +18,7 @@ from quackmq.protocols.line.records import ConnectionRecord, End, EndedConnectio
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.line.subscriber import EncodedLines
 from quackmq.serving.server import Address, Bounds, Server
+from quackmq.tasks import TaskSet
 
 
 class LineServer(Server[Connection]):
@@ -42,7 +40,8 @@ class LineServer(Server[Connection]):
         self.joint_writes = JointWrites()
         self._subscriber_connections: dict[str, Connection] = {}
         self._ended: deque[EndedConnection] = deque(maxlen=limits.LINE_ENDED)
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: The work of connections that `close` waits for.
+        self.tasks = TaskSet()
 
     @property
     def bounds(self) -> Bounds:
@@ -65,8 +64,7 @@ class LineServer(Server[Connection]):
         """Let every peer finish its current message, send `terminate`, and close."""
         self.broker.connections.discard(self._list_connected)
         await super().close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.tasks.finish()
 
     def records(self) -> list[ConnectionRecord]:
         """Return a record of every connected peer that has given its id, sorted by role, id and
@@ -100,12 +98,6 @@ class LineServer(Server[Connection]):
     def unregister_subscriber(self, name: str, connection: Connection) -> None:
         if self._subscriber_connections.get(name) is connection:
             del self._subscriber_connections[name]
-
-    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine; `close` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # --- internal ---------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from quackmq.protocols.zmq.queue_handlers import (
     error_reply,
     put_reply,
 )
+from quackmq.tasks import TaskSet
 
 #: A request's frame, or the error with which the decoder refused the request.
 _Request = bytes | QuackError
@@ -52,7 +53,7 @@ class Connection(Peer):
         self._waiting_requests: dict[zmtp.Envelope | None, deque[_Request] | None] = {}
         #: The number of unfinished requests.
         self._requests = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         #: Tasks that only wait for a message, and may be cancelled.
         self._waiting_tasks: set[asyncio.Task[Any]] = set()
 
@@ -148,12 +149,12 @@ class Connection(Peer):
         reply = self._handle_request(self, request)
         if isinstance(reply, asyncio.Future):
             if isinstance(reply, asyncio.Task):
-                self._hold_task(reply)
+                self._tasks.hold(reply)
             reply.add_done_callback(partial(self._on_put_done, envelope, request))
         elif isinstance(reply, tuple):
             self._send_reply(envelope, request, reply)
         else:
-            self._run_task(self._reply_when_done(envelope, request, reply))
+            self._tasks.start(self._reply_when_done(envelope, request, reply))
 
     def _on_put_done(
         self, envelope: zmtp.Envelope | None, frame: bytes, put: asyncio.Future[AppendResult]
@@ -164,14 +165,6 @@ class Connection(Peer):
         self, envelope: zmtp.Envelope | None, frame: bytes, pending: Coroutine[Any, Any, Reply]
     ) -> None:
         self._send_reply(envelope, frame, await pending)
-
-    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        self._hold_task(self._loop.create_task(work))
-
-    def _hold_task(self, task: asyncio.Task[Any]) -> None:
-        """Keep a reference to a task until it is done: the loop itself keeps only a weak one."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _finish_request(self, request: _Request) -> None:
         """Stop counting a request, and read on if reading was stopped."""
@@ -188,7 +181,7 @@ class Connection(Peer):
         read at present, do both later.
         """
         if not self._may_send(reply):
-            self._run_task(self._send_reply_later(envelope, request, reply))
+            self._tasks.start(self._send_reply_later(envelope, request, reply))
             return
         self._write(envelope, reply)
         waiting = self._waiting_requests[envelope]

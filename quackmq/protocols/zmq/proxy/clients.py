@@ -41,6 +41,7 @@ from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.proxy.callback_connection import CallbackConnection, Target
 from quackmq.protocols.zmq.proxy.host_limiter import PerHostLimiter
 from quackmq.protocols.zmq.proxy.retransmission import Multicast, Retransmission
+from quackmq.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Clients:
         self._locks = NamedLocks()
         self._large_slots = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
         self._hello_limiter = PerHostLimiter(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanups = TaskSet()
         self._is_closing = False
 
     async def load(self) -> None:
@@ -97,8 +98,7 @@ class Clients:
                 for retransmission in by_topic.values()
             )
         )
-        if self._cleanups:
-            await asyncio.wait(self._cleanups)
+        await self._cleanups.finish()
         for connection in self._connections.values():
             connection.close()
 
@@ -231,9 +231,7 @@ class Clients:
             del self._retransmissions[client]
             self._connections.pop(client).close()
         if not self._is_closing:
-            task = asyncio.get_running_loop().create_task(self._delete_address(client, topic))
-            self._cleanups.add(task)
-            task.add_done_callback(self._cleanups.discard)
+            self._cleanups.start(self._delete_address(client, topic))
 
     async def _delete_address(self, client: str, topic: str) -> None:
         """Delete the address of a subscription that ended without `goodbye`, for example because

@@ -23,6 +23,7 @@ from quackmq.model.topic import PartitionKey, Topic
 from quackmq.protocols.zmq import limits
 from quackmq.protocols.zmq.codec.proxy_language import ids_subscription
 from quackmq.protocols.zmq.codec.zmtp import MORE, frame_head
+from quackmq.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Feed:
         self._broker = broker
         self._on_end = on_end
         self._readers: list[_PartitionReader] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._plain_first_frame = frame_head(MORE, len(topic.name)) + topic.name.encode()
         first_frame = ids_subscription(topic.name)
         self._ids_first_frame = frame_head(MORE, len(first_frame)) + first_frame
@@ -74,12 +75,10 @@ class Feed:
         self._start_readers(0)
 
     def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def wait_stopped(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
 
     def add_with_ids(self, receiver: Receiver) -> None:
         """Send the messages with ids to a receiver, from the present position on."""
@@ -107,9 +106,7 @@ class Feed:
         for partition in range(len(self._readers), self.topic.partitions):
             reader = _PartitionReader(partition, start)
             self._readers.append(reader)
-            task = asyncio.get_running_loop().create_task(self._run(reader))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._run(reader))
 
     async def _run(self, reader: _PartitionReader) -> None:
         """Read a partition until the topic is deleted or the broker closes; retry after errors."""

@@ -29,6 +29,7 @@ from quackmq.protocols.zmq.connection import Peer, large_bytes
 from quackmq.protocols.zmq.server import ZmtpServer
 from quackmq.records.batch import NO_TIMESTAMP, Record
 from quackmq.serving.rate_limited_log import RateLimitedLog
+from quackmq.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class XsubServer(ZmtpServer):
         self.refused = RateLimitedLog(
             log, "%d messages of PUB sockets were not published, the last: %s", time
         )
-        self._publishing: set[asyncio.Task[None]] = set()
+        self._publishing = TaskSet()
 
     def make_connection(self, channel: str = "") -> Publisher:
         return Publisher(self)
@@ -58,13 +59,10 @@ class XsubServer(ZmtpServer):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limits.ZMQ_DRAIN_MS / 1000
         await super().close()
-        if self._publishing:
-            await asyncio.wait(self._publishing, timeout=max(0.0, deadline - loop.time()))
+        await self._publishing.finish_within(max(0.0, deadline - loop.time()))
 
     def start_publishing(self, publisher: Publisher) -> None:
-        task = asyncio.get_running_loop().create_task(publisher.publish_pending())
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
+        self._publishing.start(publisher.publish_pending())
 
 
 class Publisher(Peer):
