@@ -103,6 +103,9 @@ RECEIPTS_PER_BATCH: Final = 1_000
 #: example if the disk accepts no writes, done offsets between the ranges count as acknowledged,
 #: too. There may be more ranges if leased entries separate them.
 PENDING_RECEIPT_RANGES: Final = 4_096
+#: Push subscriptions of a partition that are sorted by their durable low-water marks before other
+#: tasks run. It takes about 2 ms.
+HOLDS_SORTED: Final = 256
 #: Push subscriptions that one page of those which have not acknowledged an entry examines. It takes
 #: about 5 ms.
 UNACKNOWLEDGED_EXAMINED: Final = 1_000

@@ -40,7 +40,9 @@ MOST_MS = 40
 POLICY = Policy(live_for_ms=600_000, live_entries=20, keep_for_ms=2 * DAY_MS, keep_bytes=10**7)
 #: Every topic is looked at for what is due; to make files takes the disk long, so few have any.
 ARCHIVED = 50
-NOT_ARCHIVED = dataclasses.replace(POLICY, archive_after_ms=None, archive_bytes=None)
+NOT_ARCHIVED = dataclasses.replace(
+    POLICY, archive_after_ms=None, archive_bytes=None, archive_after_live_ms=None
+)
 
 
 @asynccontextmanager

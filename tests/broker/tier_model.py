@@ -16,7 +16,11 @@ from tests.broker.tiers import Tiers
 from tests.kit.support import batch_of
 
 #: Topics of these tests are archived when a test says so.
-MANUAL: dict[str, Any] = {"archive_after_ms": None, "archive_bytes": None}
+MANUAL: dict[str, Any] = {
+    "archive_after_ms": None,
+    "archive_bytes": None,
+    "archive_after_live_ms": None,
+}
 Step = tuple[Any, ...]
 
 

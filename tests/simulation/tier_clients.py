@@ -280,6 +280,9 @@ class _Watched:
 
 
 class _NoHolds:
+    async def sort_push(self, key: PartitionKey) -> None:
+        return
+
     def lowest_hold(self, key: PartitionKey) -> int | None:
         return None
 

@@ -88,6 +88,7 @@ class Unacknowledged:
         Raise UnknownTopic, UnknownPartition, or OffsetOutOfRange beyond the end."""
         if await self._is_deleted(key, offset):
             return 0
+        await self._holds.sort_push(key)
         await self._skip_old(key, offset)
         return self._holds.unacknowledged(key, offset)
 

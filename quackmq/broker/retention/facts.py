@@ -39,6 +39,9 @@ class Holders(NamedTuple):
 class Holds(Protocol):
     """The cursors that keep retention from deleting the entries after them."""
 
+    async def sort_push(self, key: PartitionKey) -> None:
+        """Prepare the other calls, which would take long otherwise. Let other tasks run."""
+
     def lowest_hold(self, key: PartitionKey) -> int | None:
         """Return the lowest such cursor in a partition; None if there is none."""
 
@@ -86,6 +89,7 @@ class RetentionFacts:
 
     async def load(self, partition: Partition) -> None:
         """Load all facts that the policy of a new partition needs."""
+        await self._holds.sort_push(partition.key)
         offsets = await self._store.offsets(partition.key)
         in_log = offsets
         if self._archive is not None:
@@ -97,6 +101,7 @@ class RetentionFacts:
 
     async def update(self, partition: Partition) -> bool:
         """Update the facts of a partition. Return whether another call may find more."""
+        await self._holds.sort_push(partition.key)
         now_ms = self._clock.now_ms()
         partition.apply_offsets(await self._store.offsets(partition.key), now_ms)
         self.apply_manifest(partition)

@@ -6,19 +6,22 @@ have not passed it. A push subscription holds from its *durable* low-water mark 
 left, the entries that it has acknowledged count as consumed at once.
 
 The cursors of a partition are sorted at the first query and then kept in order, so that later
-queries do not walk over all subscriptions. Code that changes a subscription, a cursor or a group's
-setting reports the change here. Only push subscriptions with acknowledged entries above their
-durable low-water marks are examined one by one.
+queries do not walk over all subscriptions. A partition may have many thousand push subscriptions:
+call `sort_push` before the first query, which lets other tasks run meanwhile. Code that changes a
+subscription, a cursor or a group's setting reports the change here. Only push subscriptions with
+acknowledged entries above their durable low-water marks are examined one by one.
 
 Not thread-safe: call from the broker's event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import Final
 
+from quackmq.broker import limits
 from quackmq.broker.push.push_subscription import PartitionProgress
 from quackmq.broker.retention.facts import Holders
 from quackmq.broker.retention.hold_order import HoldOrder
@@ -45,6 +48,9 @@ class Holds:
         #: For each of these orders, the push subscriptions that may have acknowledged entries above
         #: their durable low-water marks.
         self._uneven: dict[PartitionKey, set[str]] = {}
+        #: The order that `sort_push` is building; one at a time.
+        self._unfinished: _UnfinishedOrder | None = None
+        self._sort_lock = asyncio.Lock()
         cursors.on_change = self._cursor_changed
 
     # --- questions --------------------------------------------------------------------------
@@ -120,6 +126,38 @@ class Holds:
                 cursors[name] = cursor.offset
         return cursors
 
+    # --- sorting in portions ------------------------------------------------------------------
+
+    async def sort_push(self, key: PartitionKey) -> None:
+        """Sort the push subscriptions of a partition, unless they are sorted. Let other tasks run
+        in between. A query before this has ended sorts all of them at once."""
+        if key in self._push_orders or key.topic_id not in self._push.by_topic:
+            return
+        async with self._sort_lock:
+            unfinished = self._unfinished = _UnfinishedOrder(key)
+            try:
+                await self._sort_in_portions(unfinished)
+            finally:
+                self._unfinished = None
+            # Without subscriptions there is no order. A query may have made one meanwhile.
+            if unfinished.order and key not in self._push_orders:
+                self._push_orders[key] = unfinished.order
+                self._uneven[key] = unfinished.uneven
+
+    async def _sort_in_portions(self, unfinished: _UnfinishedOrder) -> None:
+        """Add the present push subscriptions of a partition to its order. Stop if a query makes an
+        order meanwhile. Subscriptions that are added later report themselves."""
+        key = unfinished.key
+        names = tuple(self._push.by_topic.get(key.topic_id, ()))
+        for start in range(0, len(names), limits.HOLDS_SORTED):
+            if key in self._push_orders:
+                return
+            for name in names[start : start + limits.HOLDS_SORTED]:
+                subscription = self._push.find(key.topic_id, name)
+                if subscription is not None:
+                    unfinished.add(subscription.partition_progress[key.partition])
+            await asyncio.sleep(0)
+
     # --- changes ----------------------------------------------------------------------------
 
     def set_group(self, name: str, is_holding: bool) -> None:
@@ -138,6 +176,8 @@ class Holds:
 
     def push_moved(self, key: PartitionKey, name: str, mark: int | None) -> None:
         """Apply a durable low-water mark that moved; None if the subscription has ended."""
+        if self._unfinished is not None and self._unfinished.key == key:
+            self._unfinished.order.move(name, mark)
         order = self._push_orders.get(key)
         if order is not None:
             order.move(name, mark)
@@ -148,6 +188,8 @@ class Holds:
 
     def push_changed(self, key: PartitionKey, name: str) -> None:
         """Follow acknowledgements of a push subscription that are not durable yet."""
+        if self._unfinished is not None and self._unfinished.key == key:
+            self._unfinished.uneven.add(name)
         uneven = self._uneven.get(key)
         if uneven is not None:
             uneven.add(name)
@@ -203,6 +245,25 @@ class Holds:
         if subscription is None and name not in self._groups:
             return None
         return cursor.offset
+
+
+class _UnfinishedOrder:
+    """The order of a partition's push subscriptions while they are added in portions. Changes of
+    subscriptions are applied to it meanwhile."""
+
+    __slots__ = ("key", "order", "uneven")
+
+    def __init__(self, key: PartitionKey) -> None:
+        self.key = key
+        self.order = HoldOrder({})
+        self.uneven: set[str] = set()
+
+    def add(self, progress: PartitionProgress) -> None:
+        """Add a subscription with its present durable low-water mark."""
+        name = progress.subscription.name
+        self.order.move(name, progress.durable_mark)
+        if not _is_even(progress):
+            self.uneven.add(name)
 
 
 def _is_even(progress: PartitionProgress) -> bool:
