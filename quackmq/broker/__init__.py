@@ -26,7 +26,7 @@ from quackmq.broker.queue_registrations import Registrations
 from quackmq.broker.settings import BrokerSettings, Caller
 from quackmq.broker.staging.series import CommittedTurn, Turn
 from quackmq.broker.staging.service import Staging
-from quackmq.broker.staging.stage import CommittedStage, Receipt, StageDescription
+from quackmq.broker.staging.stage import CommittedStage, PartSummary, StageDescription
 from quackmq.broker.staging.stage_log import StagedBatch
 from quackmq.broker.topic_defaults import TopicDefault, TopicDefaults
 from quackmq.broker.topic_queue import QueueEntry, TopicQueue
@@ -115,7 +115,7 @@ __all__ = [
     "Put",
     "Reading",
     "QueueEntry",
-    "Receipt",
+    "PartSummary",
     "Registrations",
     "StageDescription",
     "StagedBatch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quackmq.broker import Broker, Receipt, StagedBatch
+from quackmq.broker import Broker, PartSummary, StagedBatch
 from tests.broker.support import (
     CALLER,
     TOPIC,
@@ -25,6 +25,6 @@ def staged(broker: Broker, *values: bytes, topic: str = TOPIC, partition: int = 
 
 async def stage(
     broker: Broker, *values: bytes, key: str = KEY, part: str = "a", number: int = 0, at: int = 0
-) -> Receipt:
+) -> PartSummary:
     batches = [staged(broker, *values, partition=at)]
     return await broker.staging.stage(CALLER, key, part, number, batches)

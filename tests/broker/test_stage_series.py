@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from quackmq.broker import Broker, CommittedTurn, Receipt, Turn
+from quackmq.broker import Broker, CommittedTurn, PartSummary, Turn
 from quackmq.broker import limits as broker_limits
 from quackmq.broker.staging.series import SeriesRegistry
 from quackmq.errors import (
@@ -29,16 +29,16 @@ from tests.kit.support import Clock
 SERIES = "query"
 
 
-async def write(broker: Broker, value: bytes, turn: int, run: str = "a") -> Receipt:
+async def write(broker: Broker, value: bytes, turn: int, run: str = "a") -> PartSummary:
     key, part = f"{turn}/{run}", uuid4().hex
     batches = [staged(broker, value)]
     return await broker.staging.stage(CALLER, key, part, 0, batches, Turn(SERIES, turn))
 
 
-async def commit(broker: Broker, turn: int, *receipts: Receipt, run: str = "a") -> bool:
+async def commit(broker: Broker, turn: int, *summaries: PartSummary, run: str = "a") -> bool:
     """Whether it was made before."""
     committed = await broker.staging.commit(
-        CALLER, f"{turn}/{run}", receipts, turn=Turn(SERIES, turn)
+        CALLER, f"{turn}/{run}", summaries, turn=Turn(SERIES, turn)
     )
     return committed.repeated
 
@@ -103,8 +103,8 @@ async def test_a_series_tells_the_topics_of_its_last_turn(pond: Pond) -> None:
             staged(broker, b"b"),
             staged(broker, b"c", partition=1),
         ]
-        receipt = await broker.staging.stage(CALLER, "k", "p", 0, batches, turn)
-        await broker.staging.commit(CALLER, "k", [receipt], turn=turn)
+        summary = await broker.staging.stage(CALLER, "k", "p", 0, batches, turn)
+        await broker.staging.commit(CALLER, "k", [summary], turn=turn)
     async with pond.open() as broker:
         last = broker.staging.series(CALLER)[SERIES]
         assert (last.records, last.topics) == (3, tuple(sorted((TOPIC, OTHER_TOPIC))))
@@ -115,9 +115,9 @@ async def test_a_series_tells_the_topics_of_its_last_turn(pond: Pond) -> None:
 async def test_two_that_commit_a_turn_at_once_add_it_once(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipts = {run: await write(broker, run.encode(), 0, run) for run in "abc"}
+        summaries = {run: await write(broker, run.encode(), 0, run) for run in "abc"}
         repeated = await asyncio.gather(
-            *(commit(broker, 0, receipt, run=run) for run, receipt in receipts.items())
+            *(commit(broker, 0, summary, run=run) for run, summary in summaries.items())
         )
         assert sorted(repeated) == [False, True, True]
         assert len(await committed_values(broker)) == 1
@@ -136,13 +136,13 @@ async def test_stages_that_writers_left_make_room_for_new_ones(pond: Pond) -> No
     async with pond.open() as broker:
         await topics(broker)
         for run in range(broker_limits.STAGES_PER_SERIES + 2):
-            receipt = await write(broker, b"%d" % run, 0, str(run))
+            summary = await write(broker, b"%d" % run, 0, str(run))
             pond.clock.advance(1)
         runs = sorted(each.key for each in broker.staging.all(CALLER))
         assert runs == ["0/2", "0/3", "0/4", "0/5"]
         with pytest.raises(UnknownStage):
             await broker.staging.commit(CALLER, "0/0", turn=Turn(SERIES, 0))
-        assert not await commit(broker, 0, receipt, run="5")
+        assert not await commit(broker, 0, summary, run="5")
         assert broker.staging.all(CALLER) == []
         assert await committed_values(broker) == [b"5"]
 
@@ -150,17 +150,17 @@ async def test_stages_that_writers_left_make_room_for_new_ones(pond: Pond) -> No
 async def test_a_stage_of_a_series_survives_a_restart_as_what_it_is(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipt = await write(broker, b"x", 2)
+        summary = await write(broker, b"x", 2)
     async with pond.open() as broker:
         (stage,) = broker.staging.all(CALLER)
         assert stage.turn == Turn(SERIES, 2)
         with pytest.raises(StageConflict):
-            await broker.staging.commit(CALLER, "2/a", [receipt])
+            await broker.staging.commit(CALLER, "2/a", [summary])
         with pytest.raises(StageConflict):
-            await broker.staging.commit(CALLER, "2/a", [receipt], turn=Turn(SERIES, 3))
+            await broker.staging.commit(CALLER, "2/a", [summary], turn=Turn(SERIES, 3))
         with pytest.raises(StageConflict):
             await broker.staging.stage(CALLER, "2/a", "p", 0, [staged(broker, b"y")])
-        assert not await commit(broker, 2, receipt)
+        assert not await commit(broker, 2, summary)
         assert await committed_values(broker) == [b"x"]
 
 
@@ -169,11 +169,11 @@ async def test_a_series_is_remembered_longer_than_a_key_and_forgotten_when_told(
 ) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipt = await write(broker, b"x", 0)
-        await commit(broker, 0, receipt)
+        summary = await write(broker, b"x", 0)
+        await commit(broker, 0, summary)
         pond.clock.advance(broker_limits.STAGE_SERIES_REMEMBERED_MS - 1)
         await broker.clean()
-        assert await commit(broker, 0, receipt)
+        assert await commit(broker, 0, summary)
         pond.clock.advance(broker_limits.STAGE_EXPIRY_INTERVAL_MS)
         await broker.clean()
         assert broker.staging.series(CALLER) == {}

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from quackmq.broker import Broker, CommittedStage, StagedBatch, StageDescription
 from quackmq.broker import limits as broker_limits
-from quackmq.broker.staging.stage import digest_receipts
+from quackmq.broker.staging.stage import digest_summaries
 from quackmq.broker.topics import HIDDEN_PREFIX
 from quackmq.errors import (
     StageConflict,
@@ -69,7 +69,7 @@ async def test_a_commit_shows_all_parts_at_once(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
         await broker.subscribe(CALLER, NAME, TOPIC, "beginning")
-        receipts = [
+        summaries = [
             await broker.staging.stage(
                 CALLER,
                 KEY,
@@ -83,9 +83,9 @@ async def test_a_commit_shows_all_parts_at_once(pond: Pond) -> None:
             )
             for part in ("a", "b")
         ]
-        committed = await broker.staging.commit(CALLER, KEY, receipts)
+        committed = await broker.staging.commit(CALLER, KEY, summaries)
         assert committed == CommittedStage(
-            digest_receipts(receipts), 8, pond.clock.now_ms, repeated=False
+            digest_summaries(summaries), 8, pond.clock.now_ms, repeated=False
         )
         seen = [b"a1", b"a3", b"a4", b"b1", b"b3", b"b4"]
         assert await committed_values(broker) == seen
@@ -105,7 +105,7 @@ async def test_parts_that_the_commit_does_not_name_come_to_nothing(pond: Pond) -
         assert await committed_values(broker) == [b"second try", b"first try"]
 
 
-async def test_without_receipts_all_parts_are_committed(pond: Pond) -> None:
+async def test_without_summaries_all_parts_are_committed(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
         await stage(broker, b"a", part="a")
@@ -192,12 +192,12 @@ async def test_commits_at_the_same_time_do_not_mix(pond: Pond) -> None:
 async def test_a_repeated_commit_is_answered_like_the_first(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
-        first = await broker.staging.commit(CALLER, KEY, [receipt])
-        again = await broker.staging.commit(CALLER, KEY, [receipt])
+        summary = await stage(broker, b"a")
+        first = await broker.staging.commit(CALLER, KEY, [summary])
+        again = await broker.staging.commit(CALLER, KEY, [summary])
         assert again == first._replace(repeated=True)
     async with pond.open() as broker:
-        again = await broker.staging.commit(CALLER, KEY, [receipt])
+        again = await broker.staging.commit(CALLER, KEY, [summary])
         assert again == first._replace(repeated=True)
         assert broker.staging.describe(CALLER, KEY) == first
         assert await committed_values(broker) == [b"a"]
@@ -206,14 +206,14 @@ async def test_a_repeated_commit_is_answered_like_the_first(pond: Pond) -> None:
 async def test_a_key_is_not_committed_with_other_contents(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         other = await stage(broker, b"b", key="other")
-        await broker.staging.commit(CALLER, KEY, [receipt])
-        for wrong in ([other], [], [receipt, other]):
+        await broker.staging.commit(CALLER, KEY, [summary])
+        for wrong in ([other], [], [summary, other]):
             with pytest.raises(StageConflict):
                 await broker.staging.commit(CALLER, KEY, wrong)
         with pytest.raises(StageConflict):
-            await broker.staging.commit(CALLER, KEY, [receipt], contents="something else")
+            await broker.staging.commit(CALLER, KEY, [summary], contents="something else")
         with pytest.raises(StageConflict):
             await stage(broker, b"late", part="late")
         with pytest.raises(StageConflict):
@@ -238,7 +238,7 @@ async def test_contents_that_are_named_may_be_staged_anew(pond: Pond) -> None:
 async def test_nothing_can_be_committed_too(pond: Pond) -> None:
     async with pond.open() as broker:
         assert await broker.staging.commit(CALLER, KEY, []) == CommittedStage(
-            digest_receipts([]), 0, pond.clock.now_ms
+            digest_summaries([]), 0, pond.clock.now_ms
         )
         assert (await broker.staging.commit(CALLER, KEY, [])).repeated
         with pytest.raises(UnknownStage):
@@ -323,18 +323,18 @@ async def test_a_stage_that_is_left_goes_by_itself(pond: Pond) -> None:
 async def test_a_stage_survives_a_restart(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
-        receipts = [
+        summaries = [
             await stage(broker, b"a", b"b"),
             await stage(broker, b"c", part="b", at=1),
         ]
         before = broker.staging.describe(CALLER, KEY)
         assert isinstance(before, StageDescription)
-        assert before.parts == tuple(receipts)
+        assert before.parts == tuple(summaries)
         assert before.batches == 2
     async with pond.open() as broker:
         assert broker.staging.describe(CALLER, KEY) == before
         assert set(broker.topics()) == {TOPIC, OTHER_TOPIC}
-        await broker.staging.commit(CALLER, KEY, receipts)
+        await broker.staging.commit(CALLER, KEY, summaries)
         assert await committed_values(broker) == [b"a", b"b"]
         assert await committed_values(broker, partition=1) == [b"c"]
 
@@ -343,13 +343,13 @@ async def test_a_crash_finds_a_stage_as_it_was_or_committed(tmp_path: Path) -> N
     directory = tmp_path / "pond"
     async with Pond("local", directory, Clock()).open() as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         shutil.copytree(directory, tmp_path / "before")
-        await broker.staging.commit(CALLER, KEY, [receipt])
+        await broker.staging.commit(CALLER, KEY, [summary])
         shutil.copytree(directory, tmp_path / "after")
     for name in ("before", "after"):
         async with Pond("local", tmp_path / name, Clock()).open() as broker:
-            committed = await broker.staging.commit(CALLER, KEY, [receipt])
+            committed = await broker.staging.commit(CALLER, KEY, [summary])
             assert committed.repeated is (name == "after")
             assert await committed_values(broker) == [b"a"]
 
@@ -358,16 +358,16 @@ async def test_a_crash_in_the_middle_of_a_commit_leaves_the_stage_as_it_was() ->
     store = HaltingStore(Clock())
     async with open_broker(store) as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         store.halts_at_states = True
         with pytest.raises(StoreReadOnly):
-            await broker.staging.commit(CALLER, KEY, [receipt])
+            await broker.staging.commit(CALLER, KEY, [summary])
         assert await stable(broker) == 0, "the copy is there, its marker is not"
     store.halts_at_states = store.is_halted = False
     async with open_broker(store) as broker:
         assert await stable(broker) == 2
         assert await committed_values(broker) == []
-        assert not (await broker.staging.commit(CALLER, KEY, [receipt])).repeated
+        assert not (await broker.staging.commit(CALLER, KEY, [summary])).repeated
         assert await committed_values(broker) == [b"a"]
 
 
@@ -393,13 +393,13 @@ async def test_a_commit_that_fails_is_undone_and_can_be_asked_for_again() -> Non
     store = FailingStore(Clock())
     async with open_broker(store) as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         gone = [staged(broker, b"b", topic=OTHER_TOPIC)]
         await broker.staging.stage(CALLER, KEY, "b", 0, gone)
         await broker.delete_topic(CALLER, OTHER_TOPIC)
         with pytest.raises(UnknownTopic):
             await broker.staging.commit(CALLER, KEY)
-        await broker.staging.commit(CALLER, KEY, [receipt])
+        await broker.staging.commit(CALLER, KEY, [summary])
         assert await committed_values(broker) == [b"a"]
 
 
@@ -436,10 +436,10 @@ async def test_nothing_is_added_to_a_stage_that_is_being_committed() -> None:
     store.released.set()
     async with open_broker(store) as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         store.released.clear()
         appends = store.appends
-        committing = asyncio.ensure_future(broker.staging.commit(CALLER, KEY, [receipt]))
+        committing = asyncio.ensure_future(broker.staging.commit(CALLER, KEY, [summary]))
         await until(lambda: store.appends > appends)
         late = asyncio.ensure_future(stage(broker, b"late", part="late"))
         store.released.set()

@@ -97,7 +97,7 @@ async def test_a_stage_whose_bytes_have_rotted_can_be_aborted(
         assert not await broker.staging.abort(CALLER, KEY)
 
 
-async def test_no_receipt_is_given_for_what_a_commit_has_not_taken() -> None:
+async def test_no_summary_is_returned_for_what_a_commit_has_not_taken() -> None:
     store = SlowStore(Clock())
     store.released.set()
     async with open_broker(store) as broker:
@@ -150,13 +150,13 @@ async def test_why_a_commit_failed_is_told_also_if_giving_it_up_fails(
     store = SilentStore(Clock())
     async with open_broker(store) as broker:
         await topics(broker)
-        receipt = await stage(broker, b"a")
+        summary = await stage(broker, b"a")
         store.append_error = StoreReadOnly("the disk is full")
         with pytest.raises(StoreReadOnly, match="the disk is full"):
-            await broker.staging.commit(CALLER, KEY, [receipt])
+            await broker.staging.commit(CALLER, KEY, [summary])
         assert "nothing can be told" in caplog.text
         store.append_error = None
-        await broker.staging.commit(CALLER, KEY, [receipt])
+        await broker.staging.commit(CALLER, KEY, [summary])
         assert await committed_values(broker) == [b"a"]
 
 

@@ -17,10 +17,10 @@ from quackmq.broker import (
     Broker,
     Commit,
     MemberRef,
+    PartSummary,
     ProducerEpoch,
     ProducerRef,
     Put,
-    Receipt,
     StagedBatch,
     Turn,
 )
@@ -319,7 +319,7 @@ class Job:
     deal: Deal
     #: Which of a series it is, if it is of one.
     turn: Turn | None = None
-    receipts: dict[str, Receipt] = field(default_factory=dict)
+    summaries: dict[str, PartSummary] = field(default_factory=dict)
     #: A call of which nobody has heard: part, number, batches.
     unsure: tuple[str, int, list[StagedBatch]] | None = None
     ending: Literal["commit", "abort"] | None = None
@@ -354,7 +354,7 @@ class Stager:
             await self._stage_in_vain(life, job)
         elif fate < 0.7:
             self._job = None  # whoever ran it is gone
-        elif job.receipts:
+        elif job.summaries:
             await self._end(life, job, "commit" if fate < 0.93 else "abort")
 
     def give_up(self) -> None:
@@ -366,14 +366,14 @@ class Stager:
             part = life.source.choice("abc")
             values = [life.ledger.value(job.deal, "staged") for _ in range(2)]
             job.deal.values.extend((TARGET, value) for value in values)
-            number = job.receipts[part].calls if part in job.receipts else 0
+            number = job.summaries[part].calls if part in job.summaries else 0
             job.unsure = (part, number, [self._staged(life, value) for value in values])
         part, number, staged = job.unsure
         staging = life.broker.staging
-        receipt = await staging.stage(CALLER, job.key, part, number, staged, job.turn)
-        if receipt.calls != number + 1:
-            raise Violation(f"{receipt} is answered to call {number}")
-        job.receipts[part] = receipt
+        summary = await staging.stage(CALLER, job.key, part, number, staged, job.turn)
+        if summary.calls != number + 1:
+            raise Violation(f"{summary} is answered to call {number}")
+        job.summaries[part] = summary
         job.unsure = None
 
     async def _stage_in_vain(self, life: Flow, job: Job) -> None:
@@ -389,8 +389,8 @@ class Stager:
         job.ending = how
         if how == "commit":
             job.deal.asked_to_commit = True
-            staging, receipts = life.broker.staging, list(job.receipts.values())
-            await staging.commit(CALLER, job.key, receipts, turn=job.turn)
+            staging, summaries = life.broker.staging, list(job.summaries.values())
+            await staging.commit(CALLER, job.key, summaries, turn=job.turn)
             job.deal.learn(Marker.COMMIT)
             if not (await staging.commit(CALLER, job.key, turn=job.turn)).repeated:
                 raise Violation(f"{job.key} was committed twice")

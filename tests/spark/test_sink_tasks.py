@@ -191,8 +191,8 @@ def test_large_writes_go_in_many_calls_in_the_order_of_the_rows(
         rows(value=texts[start : start + 300], partition=[1] * 300) for start in (0, 300, 600)
     ]
     told = writer.write(iter(batches))
-    assert told.staged.receipt is not None
-    assert told.staged.receipt["calls"] > 5
+    assert told.staged.summary is not None
+    assert told.staged.summary["calls"] > 5
     writer.commit([told])
     assert [each["value"].encode() for each in messages(api, topic, 1)] == texts
 

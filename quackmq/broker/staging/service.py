@@ -42,11 +42,11 @@ from quackmq.broker.staging.stage import (
     STATE_PREFIX,
     Call,
     CommittedStage,
-    Receipt,
+    PartSummary,
     Stage,
     StageDescription,
     decode_committed,
-    digest_receipts,
+    digest_summaries,
     encode_committed,
     stage_key_in,
     state_key,
@@ -157,11 +157,11 @@ class Staging:
         number: int,
         staged_batches: Sequence[StagedBatch],
         turn: Turn | None = None,
-    ) -> Receipt:
+    ) -> PartSummary:
         """Store batches for a part of a stage; create the stage if it does not exist. With `turn`,
         the stage is this turn of a series. The batches must have passed `Batch.parse`, and their
         bytes must not change until this returns. A writer numbers its calls from 0, and repeats a
-        call unchanged if it gets no response. Return the receipt of the part, for the commit.
+        call unchanged if it gets no response. Return the summary of the part, for the commit.
 
         Raise UnknownTopic, UnknownPartition, CorruptBatch, UnsupportedBatch, RecordTooLarge,
         StageConflict (StageCommitted if the key or turn was committed), TurnOutdated, LimitReached
@@ -183,21 +183,21 @@ class Staging:
         self,
         caller: Caller,
         key: str,
-        receipts: Sequence[Receipt] | None = None,
+        summaries: Sequence[PartSummary] | None = None,
         *,
         contents: str = "",
         turn: Turn | None = None,
     ) -> CommittedStage:
-        """Make the records of some parts visible, all at once; discard the other parts. `receipts`
-        names the parts, each by the `Receipt` that staging it returned; None means all parts.
+        """Make the records of some parts visible, all at once; discard the other parts. `summaries`
+        names the parts, each by the `PartSummary` that staging it returned; None means all parts.
         `contents` is the client's digest of the committed data: a
         repeated commit is recognised by it, even if the parts were staged again. Without it, the
-        receipts identify the data. A turn of a series is committed once, whatever the key and
+        summaries identify the data. A turn of a series is committed once, whatever the key and
         contents: repeating the last turn adds nothing.
 
         Raise UnknownStage, UnknownTopic, UnknownPartition, NoSubscriber, TurnOutdated for a turn
         before the last one, or StageConflict (other contents were committed, or a part does not
-        match its receipt).
+        match its summary).
         """
         self._lifecycle.check_open()
         check_name("a stage's key", key)
@@ -205,9 +205,9 @@ class Staging:
             raise InvalidRequest(f"contents may have {shared_limits.STATE_KEY_BYTES} bytes at most")
         check_turn(turn)
         if turn is None:
-            commit = self._commit(key, receipts, contents)
+            commit = self._commit(key, summaries, contents)
         else:
-            commit = self._commit_turn(key, receipts, contents, turn)
+            commit = self._commit_turn(key, summaries, contents, turn)
         return await self._lifecycle.run_shielded(commit)
 
     async def abort(self, caller: Caller, key: str) -> bool:
@@ -260,8 +260,8 @@ class Staging:
 
     # --- implementation ---------------------------------------------------------------------
 
-    async def _stage(self, header: Header, staged_batches: Sequence[StagedBatch]) -> Receipt:
-        """Append a call to its part, unless it repeats an earlier one. Return the receipt of the
+    async def _stage(self, header: Header, staged_batches: Sequence[StagedBatch]) -> PartSummary:
+        """Append a call to its part, unless it repeats an earlier one. Return the summary of the
         part."""
         if header.key not in self._stages:
             # Check the limits before creating a stage: an empty stage counts as one, too.
@@ -282,7 +282,7 @@ class Staging:
                 except QuackError:
                     self._add_usage(stage, -len(staged_batches), -header.size)
                     raise
-            return part.receipt()
+            return part.summary()
 
     async def _check_not_missed(self, stage: Stage) -> None:
         """Check that a commit did not miss the call that was just appended. If a commit is running,
@@ -339,17 +339,17 @@ class Staging:
         return Call(header, results[0].next_offset)
 
     async def _commit(
-        self, key: str, receipts: Sequence[Receipt] | None, contents: str
+        self, key: str, summaries: Sequence[PartSummary] | None, contents: str
     ) -> CommittedStage:
         """Commit a stage without a series, or repeat the result of its commit."""
         async with self._locks.hold(key):
             committed = self._committed.get(key)
             if committed is not None:
-                return _repeat_commit(key, committed, receipts, contents)
-            return await self._commit_and_record(key, receipts, contents, None)
+                return _repeat_commit(key, committed, summaries, contents)
+            return await self._commit_and_record(key, summaries, contents, None)
 
     async def _commit_turn(
-        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn
+        self, key: str, summaries: Sequence[PartSummary] | None, contents: str, turn: Turn
     ) -> CommittedStage:
         """Commit a turn of a series, or repeat the result of the last turn. Remove the stages of
         earlier turns."""
@@ -365,7 +365,7 @@ class Staging:
                 return CommittedStage(last.contents, last.records, last.committed_ms, True)
             self._series.check_writable(turn)
             async with self._locks.hold(key):
-                committed = await self._commit_and_record(key, receipts, contents, turn)
+                committed = await self._commit_and_record(key, summaries, contents, turn)
             for stage in self._stages_of_series(turn.series):
                 async with self._locks.hold(stage.key):
                     if self._is_committed(stage) and not stage.is_removed:
@@ -374,20 +374,20 @@ class Staging:
             return committed
 
     async def _commit_and_record(
-        self, key: str, receipts: Sequence[Receipt] | None, contents: str, turn: Turn | None
+        self, key: str, summaries: Sequence[PartSummary] | None, contents: str, turn: Turn | None
     ) -> CommittedStage:
         """Commit a stage, record the commit, and remove the stage. A stage that was never created
         may be committed without parts."""
         stage = self._stages.get(key)
         topics: tuple[str, ...] = ()
         if stage is None:
-            if receipts is None or receipts:
+            if summaries is None or summaries:
                 raise _unknown_error(key)
-            committed = CommittedStage(contents or digest_receipts([]), 0, self._now_ms())
+            committed = CommittedStage(contents or digest_summaries([]), 0, self._now_ms())
             await self._store.put_state(*self._make_commit_put(key, turn, committed, ()))
         else:
             stage.check_turn(turn)
-            committed, topics = await self._commit_stage(stage, receipts, contents)
+            committed, topics = await self._commit_stage(stage, summaries, contents)
         if turn is None:
             self._committed[key] = committed
         else:
@@ -407,16 +407,16 @@ class Staging:
         return self._series.make_put(turn, _make_committed_turn(turn, committed, topics))
 
     async def _commit_stage(
-        self, stage: Stage, receipts: Sequence[Receipt] | None, contents: str
+        self, stage: Stage, summaries: Sequence[PartSummary] | None, contents: str
     ) -> tuple[CommittedStage, tuple[str, ...]]:
         """Copy the named parts to their topics. Return the commit and the names of these topics."""
         stage.is_ending = True  # calls that arrive from here on are not part of this commit
         try:
-            receipts = stage.receipts() if receipts is None else receipts
-            calls = [call for part in stage.find_parts(receipts) for call in part.calls]
+            summaries = stage.part_summaries() if summaries is None else summaries
+            calls = [call for part in stage.find_parts(summaries) for call in part.calls]
             topics = self._check_targets(calls)
             records = sum(call.header.records for call in calls)
-            contents = contents or digest_receipts(receipts)
+            contents = contents or digest_summaries(summaries)
             committed = CommittedStage(contents, records, self._now_ms())
             put = self._make_commit_put(stage.key, stage.turn, committed, topics)
             await self._copier.copy(stage.source, calls, put)
@@ -550,11 +550,11 @@ class Staging:
 
 
 def _repeat_commit(
-    key: str, committed: CommittedStage, receipts: Sequence[Receipt] | None, contents: str
+    key: str, committed: CommittedStage, summaries: Sequence[PartSummary] | None, contents: str
 ) -> CommittedStage:
     """Return the first result of a repeated commit. Raise StageConflict if its contents differ."""
-    if not contents and receipts is not None:
-        contents = digest_receipts(receipts)
+    if not contents and summaries is not None:
+        contents = digest_summaries(summaries)
     if contents and contents != committed.contents:
         raise StageConflict(
             f"stage {key} was committed with other contents, of {committed.records} records"

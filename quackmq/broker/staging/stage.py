@@ -24,9 +24,9 @@ from quackmq.model.topic import PartitionKey
 STATE_PREFIX: Final = "staging/"
 
 
-class Receipt(NamedTuple):
-    """The contents of a part: the number of its calls and the digest of their batches. A commit
-    names its parts by their receipts."""
+class PartSummary(NamedTuple):
+    """The contents of a part: the number of its calls and the digest of their batches. Staging
+    returns it, and a commit names its parts by their summaries."""
 
     part: str
     calls: int
@@ -35,7 +35,7 @@ class Receipt(NamedTuple):
 
 class StageDescription(NamedTuple):
     key: str
-    parts: tuple[Receipt, ...]
+    parts: tuple[PartSummary, ...]
     batches: int
     size: int
     touched_ms: int
@@ -74,8 +74,8 @@ class Part:
         self.calls.append(call)
         self.digest = extend_digest(self.digest, call.header.entries)
 
-    def receipt(self) -> Receipt:
-        return Receipt(self.name, len(self.calls), self.digest)
+    def summary(self) -> PartSummary:
+        return PartSummary(self.name, len(self.calls), self.digest)
 
     def is_repeat(self, header: Header) -> bool:
         """Return whether a call repeats an earlier one. Raise StageConflict if its number is too
@@ -139,30 +139,30 @@ class Stage:
             own, requested = _describe_turn(self.turn), _describe_turn(turn)
             raise StageConflict(f"stage {self.key} is {own}, not {requested}")
 
-    def find_parts(self, receipts: Iterable[Receipt]) -> list[Part]:
-        """Return the parts that receipts name. Raise StageConflict if a part no longer matches its
-        receipt, or is named twice."""
+    def find_parts(self, summaries: Iterable[PartSummary]) -> list[Part]:
+        """Return the parts that summaries name. Raise StageConflict if a part no longer matches its
+        summary, or is named twice."""
         parts: list[Part] = []
-        for receipt in receipts:
-            part = self.parts.get(receipt.part)
-            if part is None or part.receipt() != receipt:
+        for summary in summaries:
+            part = self.parts.get(summary.part)
+            if part is None or part.summary() != summary:
                 count = 0 if part is None else len(part.calls)
                 raise StageConflict(
-                    f"part {receipt.part} of stage {self.key} has {count} calls and does not match "
-                    f"the receipt of {receipt.calls}"
+                    f"part {summary.part} of stage {self.key} has {count} calls and does not match "
+                    f"its summary in the commit, which has {summary.calls}"
                 )
             parts.append(part)
         if len(set(parts)) < len(parts):
             raise StageConflict(f"a part of stage {self.key} is named twice")
         return parts
 
-    def receipts(self) -> tuple[Receipt, ...]:
-        """Return the receipts of all parts that have calls."""
-        return tuple(part.receipt() for part in self.parts.values() if part.calls)
+    def part_summaries(self) -> tuple[PartSummary, ...]:
+        """Return the summaries of all parts that have calls."""
+        return tuple(part.summary() for part in self.parts.values() if part.calls)
 
     def description(self) -> StageDescription:
         return StageDescription(
-            self.key, self.receipts(), self.batches, self.size, self.touched_ms, self.turn
+            self.key, self.part_summaries(), self.batches, self.size, self.touched_ms, self.turn
         )
 
 
@@ -170,9 +170,9 @@ def _describe_turn(turn: Turn | None) -> str:
     return "of no series" if turn is None else f"turn {turn.number} of the series {turn.series}"
 
 
-def digest_receipts(receipts: Sequence[Receipt]) -> str:
-    """Return a digest of the receipts that does not depend on their order."""
-    rows = sorted(json.dumps(receipt) for receipt in receipts)
+def digest_summaries(summaries: Sequence[PartSummary]) -> str:
+    """Return a digest of part summaries that does not depend on their order."""
+    rows = sorted(json.dumps(summary) for summary in summaries)
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=16).hexdigest()
 
 

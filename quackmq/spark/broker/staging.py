@@ -1,11 +1,11 @@
 """Stage rows in tasks, and commit them once in the driver.
 
 Each attempt at a task stages its rows under a unique part name. So an attempt that died, was killed
-or ran twice leaves only a part that no commit names. The driver commits the parts whose receipts
+or ran twice leaves only a part that no commit names. The driver commits the parts whose summaries
 reached it:
 
     attempt 0 of task 0 --- stage --> part 6f0c…  ╲
-    attempt 0 of task 1 --- stage --> part 91ab…   ✗ (it died: no receipt)    commit (series, turn)
+    attempt 0 of task 1 --- stage --> part 91ab…   ✗ (it died: no summary)    commit (series, turn)
     attempt 1 of task 1 --- stage --> part c3d2…  ╱       ---->  all of it is visible, once
 
 A call or a commit whose response was lost is repeated unchanged, and counts once. A write that was
@@ -79,11 +79,11 @@ class Target:
 class Staged:
     """The staged rows of one attempt.
 
-    `receipt` is None if the attempt had no rows, or if the target was committed before; in the
+    `summary` is None if the attempt had no rows, or if the target was committed before; in the
     second case `was_committed` is true. `digest` is set for writes with a `writeId`."""
 
     target: Target
-    receipt: dict[str, Any] | None
+    summary: dict[str, Any] | None
     records: int
     topics: tuple[str, ...]
     digest: Digest | None = None
@@ -116,7 +116,7 @@ class Part:
         self._target = target
         self._path = path_of("stages", target.key, "parts", uuid.uuid4().hex)
         self._calls = 0
-        self._receipt: dict[str, Any] | None = None
+        self._part_summary: dict[str, Any] | None = None
         #: Whether the target was already committed: then nothing more is staged.
         self.is_committed = False
 
@@ -138,11 +138,11 @@ class Part:
             self._stage(topic, chunks)
 
     def staged(self, records: int, topics: Iterable[str], digest: Digest | None) -> Staged:
-        """Return what this attempt staged, for the driver. There is no receipt if the target was
+        """Return what this attempt staged, for the driver. There is no summary if the target was
         committed before."""
-        receipt = None if self.is_committed else self._receipt
+        summary = None if self.is_committed else self._part_summary
         names = tuple(sorted(topics))
-        return Staged(self._target, receipt, records, names, digest, self.is_committed)
+        return Staged(self._target, summary, records, names, digest, self.is_committed)
 
     def _stage(self, topic: str, chunks: Sequence[bytes]) -> None:
         """Send one call of this part: each chunk pair is a partition number and a batch. Do nothing
@@ -162,7 +162,7 @@ class Part:
             return
         except TurnOutdated as error:
             raise _outdated_turn_error(self._http, self._target) from error
-        self._receipt = response.json
+        self._part_summary = response.json
         self._calls += 1
 
 
@@ -173,7 +173,7 @@ def commit(http: Http, target: Target, staged: Sequence[Staged]) -> None:
         _commit_turn(http, target, staged)
     elif target.name is not None:
         _commit_named(http, target, staged)
-    elif _receipts(staged):
+    elif _part_summaries(staged):
         _request_commit(http, target, staged, target.key)
 
 
@@ -341,14 +341,14 @@ def _fetch_commit(http: Http, key: str) -> dict[str, Any] | None:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _receipts(staged: Sequence[Staged]) -> list[dict[str, Any]]:
-    """Return the receipts of the attempts that staged rows."""
-    return [part.receipt for part in staged if part.receipt is not None]
+def _part_summaries(staged: Sequence[Staged]) -> list[dict[str, Any]]:
+    """Return the part summaries of the attempts that staged rows."""
+    return [attempt.summary for attempt in staged if attempt.summary is not None]
 
 
 def _are_all_rows_staged(staged: Sequence[Staged]) -> bool:
     """Return whether all rows are staged. They are not if an attempt found the target committed."""
-    return bool(_receipts(staged)) and not any(part.was_committed for part in staged)
+    return bool(_part_summaries(staged)) and not any(each.was_committed for each in staged)
 
 
 def _request_commit(
@@ -359,7 +359,7 @@ def _request_commit(
     response = http.request(
         "POST",
         path_of("stages", target.key, "commit"),
-        {"receipts": _receipts(staged), "contents": contents, **target.turn_fields()},
+        {"receipts": _part_summaries(staged), "contents": contents, **target.turn_fields()},
         max_timeouts=limits.SPARK_COMMIT_WAITS,
     )
     committed: dict[str, Any] = response.json

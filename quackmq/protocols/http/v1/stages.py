@@ -3,8 +3,8 @@
 Writers stage batches or messages under the key of a stage. Each writer has its own name (a part),
 and numbers its calls from 0. One commit makes all staged records visible together. A writer that
 gets no response repeats its call unchanged, and so does the committer; a repeat has no further
-effect. A receipt describes the content of a part. The commit may list receipts, so that the parts
-of failed writers are omitted.
+effect. A part summary describes the content of a part. The commit may list summaries, so that the
+parts of failed writers are omitted.
 
 A streaming writer uses a series of stages, one for each turn. The broker remembers the last
 committed turn of a series, for a long time, and no earlier ones.
@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quackmq import limits as shared_limits
-from quackmq.broker import CommittedStage, Receipt, StagedBatch, StageDescription, Turn
+from quackmq.broker import CommittedStage, PartSummary, StagedBatch, StageDescription, Turn
 from quackmq.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -76,7 +76,7 @@ class StagedMessages(Struct, frozen=True, forbid_unknown_fields=True):
     messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=limits.HTTP_MESSAGES)]
 
 
-class ReceiptShape(Struct, frozen=True, forbid_unknown_fields=True):
+class PartSummaryShape(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a part: the number of its calls, and the digest of what they staged."""
 
     part: str
@@ -85,14 +85,14 @@ class ReceiptShape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommitRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The commit of a stage. `receipts` selects the parts, by default all of them. `contents` is a
-    word that identifies the content; by it a repeat is recognized even if its parts were staged
-    again. A `turn` of a `series` is committed once, whatever its key and contents. A turn before
-    the last committed one is refused."""
+    """The commit of a stage. `receipts` are the summaries of the parts to commit, by default
+    all of them. `contents` is a word that identifies the content; by it a repeat is recognized even
+    if its parts were staged again. A `turn` of a `series` is committed once, whatever its key and
+    contents. A turn before the last committed one is refused."""
 
-    receipts: Annotated[list[ReceiptShape], Meta(max_length=shared_limits.STAGE_PARTS)] | None = (
-        None
-    )
+    receipts: (
+        Annotated[list[PartSummaryShape], Meta(max_length=shared_limits.STAGE_PARTS)] | None
+    ) = None
     contents: Annotated[str, Meta(max_length=shared_limits.NAME_BYTES)] = ""
     series: Annotated[str, Meta(min_length=1, max_length=shared_limits.NAME_BYTES)] | None = None
     turn: Annotated[int, Meta(ge=0, le=INT64_MAX)] | None = None
@@ -126,10 +126,10 @@ class StagePage(Struct, frozen=True):
 
 
 class StageShape(StageSummary, frozen=True):
-    """A stage with the receipts of some of its parts, ordered by name. Pass `next_part` as `after`
+    """A stage with the summaries of some of its parts, ordered by name. Pass `next_part` as `after`
     to get more; it is null at the end. A committed stage has only its `commit`."""
 
-    parts: list[ReceiptShape]
+    parts: list[PartSummaryShape]
     next_part: str | None
     commit: CommittedShape | None = None
 
@@ -239,7 +239,7 @@ async def list_stages(request: Request) -> Response:
 
 
 async def stage(request: Request) -> Response:
-    """Stage the batches or messages of one call; return the receipt of the part. Messages in JSON
+    """Stage the batches or messages of one call; return the summary of the part. Messages in JSON
     need `timestamp_ms`, because a repeated call must make an identical batch.
     """
     content_type = check_content_type(request, STAGED)
@@ -256,7 +256,7 @@ async def stage(request: Request) -> Response:
         batches = [
             (partition, _make_batch(decode_json(request.body, _messages_decoder), timestamp_ms))
         ]
-    receipt = await request.broker.staging.stage(
+    summary = await request.broker.staging.stage(
         request.caller,
         KEY.require(request),
         PART.require(request),
@@ -264,19 +264,19 @@ async def stage(request: Request) -> Response:
         [StagedBatch(PartitionKey(topic.id, partition), batch) for partition, batch in batches],
         turn,
     )
-    return json_response(200, ReceiptShape(*receipt))
+    return json_response(200, PartSummaryShape(*summary))
 
 
 async def commit(request: Request) -> Response:
-    """Commit a stage: all its parts, or those whose receipts the body lists."""
+    """Commit a stage: all its parts, or those whose summaries the body lists."""
     key, body = KEY.require(request), COMMIT.decode(request)
-    receipts = None
+    summaries = None
     if body.receipts is not None:
-        receipts = [Receipt(each.part, each.calls, each.digest) for each in body.receipts]
+        summaries = [PartSummary(each.part, each.calls, each.digest) for each in body.receipts]
     committed = await request.broker.staging.commit(
         request.caller,
         key,
-        receipts,
+        summaries,
         contents=body.contents,
         turn=_parse_turn(body.series, body.turn),
     )
@@ -316,7 +316,7 @@ async def forget_series(request: Request) -> Response:
 
 
 async def describe(request: Request) -> Response:
-    """Return a stage with a page of the receipts of its parts, or the commit of the stage."""
+    """Return a stage with a page of the summaries of its parts, or the commit of the stage."""
     key, after, limit = KEY.require(request), AFTER_PART.get(request) or "", LIMIT.require(request)
     stage = request.broker.staging.describe(request.caller, key)
     if isinstance(stage, CommittedStage):
@@ -325,9 +325,9 @@ async def describe(request: Request) -> Response:
         return json_response(200, StageShape(key, 0, 0, 0, stage.committed_ms, [], None, shape))
     parts = sorted(each for each in stage.parts if each.part > after)
     page, last = cut_page(parts, limit)
-    receipts = [ReceiptShape(*each) for each in page]
+    summaries = [PartSummaryShape(*each) for each in page]
     next_part = None if last is None else last.part
-    return json_response(200, StageShape(*_summary_fields(stage), receipts, next_part))
+    return json_response(200, StageShape(*_summary_fields(stage), summaries, next_part))
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -400,7 +400,9 @@ OPERATIONS: Final = (
         "first call creates the stage.",
         parameters=(KEY, PART, CALL, TOPIC, PARTITION, TIMESTAMP_MS, SERIES, TURN),
         body=STAGED,
-        responses={200: ResponseInfo("They are on disk. The part's content now.", ReceiptShape)},
+        responses={
+            200: ResponseInfo("They are on disk. The part's content now.", PartSummaryShape)
+        },
         errors=(
             UnknownTopic,
             UnknownPartition,

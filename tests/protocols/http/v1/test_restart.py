@@ -84,14 +84,14 @@ def test_a_key_a_commit_and_a_place_are_known_after_a_crash(lives: Lives) -> Non
     body, headers = b'{"value": "keyed"}', {"idempotency-key": "k"}
     first = api.ask("POST", path, body=body, headers=headers)
     staged = f"/v1/stages/nest/parts/a/0?topic={TOPIC}&partition=0&timestamp_ms=1"
-    receipt = api.put(staged, {"messages": [{"value": "staged"}]}).json
+    summary = api.put(staged, {"messages": [{"value": "staged"}]}).json
     lives.restart()
     again = api.ask("POST", path, body=body, headers=headers)
     assert (first.status, again.status) == (201, 200)
     assert again.json["messages"] == first.json["messages"]
-    assert api.put(staged, {"messages": [{"value": "staged"}]}).json == receipt
-    lives.kill_unheard("POST", "/v1/stages/nest/commit", {"receipts": [receipt]})
-    assert api.post("/v1/stages/nest/commit", {"receipts": [receipt]}).status == 200
+    assert api.put(staged, {"messages": [{"value": "staged"}]}).json == summary
+    lives.kill_unheard("POST", "/v1/stages/nest/commit", {"receipts": [summary]})
+    assert api.post("/v1/stages/nest/commit", {"receipts": [summary]}).status == 200
     page = api.get(f"/v1/topics/{TOPIC}/partitions/0/messages").json
     assert [each["value"] for each in page["messages"]] == ["keyed", "staged"]
 

@@ -20,7 +20,7 @@ def staged(
     return api.put(path, {"messages": [{"value": value} for value in values]})
 
 
-def receipt(api: Client, key: str, topic: str, *values: str, **options: Any) -> dict[str, Any]:
+def part_summary(api: Client, key: str, topic: str, *values: str, **options: Any) -> dict[str, Any]:
     answer = staged(api, key, topic, *values, **options)
     assert answer.status == 200, answer
     return dict(answer.json)
@@ -39,8 +39,8 @@ def target(api: Client, topic: str) -> str:
 
 def test_what_is_staged_is_seen_when_it_is_committed_all_at_once(api: Client, target: str) -> None:
     key = f"{target}%2F17"
-    first = receipt(api, key, target, "a", "b")
-    second = receipt(api, key, target, "c", part="b")
+    first = part_summary(api, key, target, "a", "b")
+    second = part_summary(api, key, target, "c", part="b")
     assert read(api, target) == []
     described = api.get(f"/v1/stages/{key}").json
     assert (described["key"], described["part_count"]) == (f"{target}/17", 2)
@@ -54,8 +54,8 @@ def test_what_is_staged_is_seen_when_it_is_committed_all_at_once(api: Client, ta
 
 
 def test_a_call_and_a_commit_that_are_repeated_add_nothing(api: Client, target: str) -> None:
-    first = receipt(api, target, target, "a")
-    assert receipt(api, target, target, "a") == first
+    first = part_summary(api, target, target, "a")
+    assert part_summary(api, target, target, "a") == first
     api.post(f"/v1/stages/{target}/commit")
     again = api.post(f"/v1/stages/{target}/commit", {"receipts": [first]})
     assert (again.status, again.json["repeated"]) == (200, True)
@@ -68,7 +68,7 @@ def test_a_call_and_a_commit_that_are_repeated_add_nothing(api: Client, target: 
 def test_a_call_that_is_not_the_same_again_or_comes_too_soon_is_a_conflict(
     api: Client, target: str
 ) -> None:
-    receipt(api, target, target, "a")
+    part_summary(api, target, target, "a")
     staged(api, target, target, "b").problem(409, "stage_conflict")
     staged(api, target, target, "c", number=2).problem(409, "stage_conflict")
 
@@ -83,15 +83,15 @@ def test_record_batches_are_staged_as_they_are(api: Client, target: str) -> None
 
 
 def test_parts_that_are_not_named_come_to_nothing(api: Client, target: str) -> None:
-    receipt(api, target, target, "failed", part="try 1".replace(" ", "%20"))
-    good = receipt(api, target, target, "good", part="try%202")
+    part_summary(api, target, target, "failed", part="try 1".replace(" ", "%20"))
+    good = part_summary(api, target, target, "good", part="try%202")
     assert good["part"] == "try 2"
     api.post(f"/v1/stages/{target}/commit", {"receipts": [good]})
     assert read(api, target) == ["good"]
 
 
 def test_an_aborted_stage_is_gone(api: Client, target: str) -> None:
-    receipt(api, target, target, "a")
+    part_summary(api, target, target, "a")
     assert api.delete(f"/v1/stages/{target}").status == 204
     for answer in (
         api.delete(f"/v1/stages/{target}"),
@@ -105,7 +105,7 @@ def test_an_aborted_stage_is_gone(api: Client, target: str) -> None:
 def test_stages_and_their_parts_are_listed_a_page_at_a_time(api: Client, target: str) -> None:
     keys = [f"zz.{number}" for number in range(5)]
     for key in keys:
-        receipt(api, key, target, "a")
+        part_summary(api, key, target, "a")
     seen, after = [], "zz"
     while after:
         page = api.get(f"/v1/stages?limit=2&after={after}").json
@@ -113,7 +113,7 @@ def test_stages_and_their_parts_are_listed_a_page_at_a_time(api: Client, target:
         after = page["next"]
     assert seen == keys
     for part in "bcd":
-        receipt(api, "zz.0", target, "a", part=part)
+        part_summary(api, "zz.0", target, "a", part=part)
     page = api.get("/v1/stages/zz.0?limit=3").json
     assert ([each["part"] for each in page["parts"]], page["next_part"]) == (["a", "b", "c"], "c")
     page = api.get("/v1/stages/zz.0?limit=3&after=c").json
