@@ -60,6 +60,12 @@ EXPERIMENT_LONGEST_COMMAND_MS: Final = 60_000
 #: How long such a program may take to exit after the user has interrupted the experiment: the user
 #: waits for it.
 EXPERIMENT_INTERRUPTED_MS: Final = 1_000
+#: Rows of an archive file that an experiment holds in memory to compare them with its accounts: at
+#: most 40 MiB of the largest entries.
+EXPERIMENT_ARCHIVE_ROWS: Final = 10_000
+#: Differences between archive and accounts that are named; more are counted. A lost file can cause
+#: millions.
+EXPERIMENT_ARCHIVE_PROBLEMS: Final = 10
 #: Read size of tools that copy a file or compute its checksum.
 COPIED_BYTES: Final = MIB
 #: Records and approximate bytes per transaction of `quackmq archive import`: enough to make a

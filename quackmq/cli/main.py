@@ -24,6 +24,7 @@ from quackmq.cli.experiment import command as experiment
 from quackmq.cli.inspect import archive_command as archive
 from quackmq.cli.inspect import log_command as log
 from quackmq.errors import InvalidRequest, QuackError
+from quackmq.no_pandas import hide_pandas
 
 FAILED: Final = 1
 MISUSED: Final = 2
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(arguments)
         if arguments is None and args.command != "serve":  # `serve` configures its own logging
             logformat.configure_tool(os.environ)
+            if COMMANDS[args.command] is experiment:
+                hide_pandas()  # its broker uses pyarrow, as that of `serve` does
         exit_code = COMMANDS[args.command].run(args)
         sys.stdout.flush()  # a failure to write is reported below
         return exit_code

@@ -74,8 +74,9 @@ POLICY_DOCUMENTATION: Final = {
     "live_for_ms": "How long an entry is live after its append.",
     "live_entries": "The most entries of a partition that are live (MAXENTRIES).",
     "when_full": "What happens to a publisher when live_entries entries are live: the oldest "
-    "leave the live tail (archive), the publisher waits (wait), its publish is refused (refuse), "
-    "or the oldest are deleted (drop_oldest).",
+    "leave the live tail (archive), the publisher waits (wait), it waits until every subscription "
+    "has consumed the oldest (wait_until_consumed), its publish is refused (refuse), or the oldest "
+    "are deleted (drop_oldest).",
     "keep_for_ms": "Entries are deleted at this age, counted from their append.",
     "keep_bytes": "The oldest entries of a partition are deleted when its log and its archive "
     "together are larger than this.",
@@ -104,6 +105,8 @@ class WhenFull(StrEnum):
 
     ARCHIVE = "archive"  # the oldest leave the live tail and stay in the history
     WAIT = "wait"
+    #: As `wait`, but entries that every subscription has consumed do not make a topic full.
+    WAIT_UNTIL_CONSUMED = "wait_until_consumed"
     REFUSE = "refuse"
     DROP_OLDEST = "drop_oldest"
 
@@ -162,7 +165,14 @@ class Policy:
     @property
     def refuses_or_waits(self) -> bool:
         """Whether a publish must be checked for room first."""
-        return self.live_entries is not None and self.when_full in (WhenFull.WAIT, WhenFull.REFUSE)
+        return self.live_entries is not None and (
+            self.waits_when_full or self.when_full is WhenFull.REFUSE
+        )
+
+    @property
+    def waits_when_full(self) -> bool:
+        """Whether publishers wait for room in a full topic."""
+        return self.when_full in (WhenFull.WAIT, WhenFull.WAIT_UNTIL_CONSUMED)
 
     @property
     def drops_oldest(self) -> bool:
@@ -224,10 +234,13 @@ def trim_before(policy: Policy, facts: Facts) -> int:
 
 def live_entries(policy: Policy, facts: Facts) -> int:
     """Count the entries that make a topic full: those that are young enough to be live and may not
-    be deleted yet."""
+    be deleted yet. With `wait_until_consumed`, only those that a subscription has not consumed; a
+    topic without subscriptions fills up."""
     start = trim_before(policy, facts)
     if policy.live_for_ms is not None:
         start = max(start, facts.expired_before)
+    if policy.when_full is WhenFull.WAIT_UNTIL_CONSUMED and facts.held_from is not None:
+        start = max(start, facts.held_from, facts.unheld_before)
     return max(0, facts.next - start)
 
 

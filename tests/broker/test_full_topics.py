@@ -225,9 +225,17 @@ async def test_a_publisher_is_woken_by_a_trim() -> None:
         assert (await waiting).base_offset == 3
 
 
-async def test_a_publisher_is_woken_by_the_last_subscriber_that_consumes() -> None:
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        (three(WhenFull.WAIT, keep_until_consumed=True), [b"b", b"c", b"d"]),
+        (three(WhenFull.WAIT_UNTIL_CONSUMED), [b"a", b"b", b"c", b"d"]),
+    ],
+)
+async def test_a_publisher_is_woken_by_the_last_subscriber_that_consumes(
+    policy: Policy, left: list[bytes]
+) -> None:
     async with open_broker() as broker:
-        policy = three(WhenFull.WAIT, keep_until_consumed=True)
         await broker.create_topic(CALLER, TOPIC, policy=policy)
         await broker.subscribe(CALLER, "fast", TOPIC)
         await broker.subscribe(CALLER, "slow", TOPIC)
@@ -240,7 +248,7 @@ async def test_a_publisher_is_woken_by_the_last_subscriber_that_consumes() -> No
         assert (await get(broker, last, name="slow")).record.value == b"b"
         await waiting
         await broker.clean()
-        assert await values_in(broker) == [b"b", b"c", b"d"]
+        assert await values_in(broker) == left
 
 
 async def test_a_subscriber_that_leaves_lets_publishers_in() -> None:

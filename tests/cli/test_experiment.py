@@ -140,7 +140,13 @@ def test_q12_the_suite_is_every_experiment_and_each_adds_up(
         assert row.startswith(outcome.experiment.title) and row.endswith("  ok")
         numbers = (outcome.published, outcome.retried, outcome.delivered, outcome.skipped)
         words = row.removeprefix(outcome.experiment.title).split()
-        assert words[:6] == [outcome.experiment.shape, *map(str, numbers), str(outcome.dead)]
+        archived = str(outcome.published)
+        assert words[:7] == [
+            outcome.experiment.shape,
+            *map(str, numbers),
+            str(outcome.dead),
+            archived,
+        ]
         assert_adds_up(outcome)
         assert_ends_as_planned(outcome)
     assert sum(outcome.dead for outcome in outcomes) == 2, "the silent one and the dying one"

@@ -27,6 +27,7 @@ from quackmq.cli.experiment.peer import (
 from quackmq.cli.experiment.plan import Experiment, suite
 from quackmq.cli.experiment.progress import Watcher
 from quackmq.cli.experiment.report import (
+    ArchiveResult,
     Outcome,
     ProgramResult,
     PublisherAccount,
@@ -235,9 +236,10 @@ def test_an_experiment_that_cannot_be_is_refused(changes: dict[str, Any], compla
 def test_q6_room_is_made_by_age_or_by_what_everybody_has() -> None:
     by_age = Experiment(max_entries=5, delta_ms=10).policy
     assert (by_age.live_entries, by_age.live_for_ms, by_age.when_full) == (5, 10, WhenFull.WAIT)
-    assert not by_age.keep_until_consumed
-    assert Experiment(max_entries=5, delta_ms=None).policy.keep_until_consumed
-    assert not Experiment(max_entries=None, delta_ms=None).policy.deletes_entries
+    by_consumption = Experiment(max_entries=5, delta_ms=None).policy
+    assert by_consumption.when_full is WhenFull.WAIT_UNTIL_CONSUMED
+    unbounded = Experiment(max_entries=None, delta_ms=None).policy
+    assert not any(policy.deletes_entries for policy in (by_age, by_consumption, unbounded))
 
 
 # --- what subscribers keep -------------------------------------------------------------------
@@ -333,6 +335,30 @@ def test_accounts_that_are_wrong_end_with_exit_code_1(
     assert capsys.readouterr().out.endswith(
         "WRONG: subscriber s1: 10 entries were published, 9 delivered, 0 skipped\n"
     )
+
+
+def test_q8_an_archive_that_lacks_entries_ends_with_exit_code_1(
+    told: list[Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ArchiveResult(entries=10, files=2, archived_early=7)
+    told += [outcome(archive=good), outcome(archive=replace(good, entries=9, problems=["quack"]))]
+    assert main(["experiment"]) == 0
+    line = "archive: complete, 10 entries in 2 files, 7 of them archived before the end\n"
+    assert line in capsys.readouterr().out
+    assert main(["experiment"]) == 1
+    line = line.replace("complete, 10", "INCOMPLETE, 9")
+    assert f"{line}WRONG: quack\n" in capsys.readouterr().out
+    told.append(outcome(archive=replace(good, problems=["quack"])))
+    assert main(["experiment", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["archive"] == {
+        "entries": 10,
+        "files": 2,
+        "archived_early": 7,
+        "is_complete": False,
+        "problems": ["quack"],
+    }
+    assert report["problems"] == ["quack"]
 
 
 def test_the_suite_is_one_table_and_fails_if_one_does(

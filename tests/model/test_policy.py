@@ -282,6 +282,20 @@ def test_there_is_room_up_to_the_number_of_live_entries() -> None:
     assert has_room(Policy(), Facts(0, 10**9), 10**9)
 
 
+def test_consumed_entries_make_no_topic_full_whose_publishers_wait_for_consumption() -> None:
+    policy = Policy(live_entries=10, when_full=WhenFull.WAIT_UNTIL_CONSUMED)
+    assert policy.waits_when_full and policy.refuses_or_waits and not policy.deletes_entries
+    assert has_room(policy, Facts(0, 100, held_from=95), 5)
+    assert not has_room(policy, Facts(0, 100, held_from=95), 6)
+    assert has_room(policy, Facts(0, 100, held_from=0, unheld_before=95), 5), (
+        "a hold has its bounds"
+    )
+    assert not has_room(policy, Facts(0, 10), 1), "without subscriptions the topic fills up"
+    assert trim_before(policy, Facts(0, 100, held_from=95)) == 0, "and nothing is deleted"
+    waits = Policy(live_entries=10, when_full=WhenFull.WAIT)
+    assert not has_room(waits, Facts(0, 100, held_from=95), 5)
+
+
 @each(
     ("policy", "counts"),
     [

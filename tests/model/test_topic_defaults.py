@@ -118,7 +118,7 @@ def test_a_pattern_that_no_name_has_is_refused(pattern: str) -> None:
         ({"quack": 1}, "use one of archive_after_live_ms, archive_after_ms"),
         ({"needs_subscriber": 1}, "use true or false"),
         ({"keep_bytes": -1}, "whole number from 0"),
-        ({"when_full": "explode"}, "use one of archive, wait, refuse"),
+        ({"when_full": "explode"}, "use one of archive, wait, wait_until_consumed, refuse"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:

@@ -94,7 +94,7 @@ class PublisherQueues:
                     waiter.check(waiter.batch)
                 _check_fits(partition, waiter.batch)
                 if not self._has_room(partition, waiter.batch):
-                    if partition.topic.policy.when_full is WhenFull.WAIT and waiter.wait_for_room:
+                    if partition.topic.policy.waits_when_full and waiter.wait_for_room:
                         # It stays first in the queue. Those behind it that do not wait fail now.
                         self._fail_nonwaiting(partition)
                         return

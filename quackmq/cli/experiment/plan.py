@@ -24,6 +24,8 @@ from quackmq.protocols.line.codec import Role
 #: The smallest entry, with room for its publisher, number and time.
 _LEAST_ENTRY_BYTES: Final = 64
 _LONGEST_SECONDS: Final = 24 * 3600.0
+#: Entries that are no longer live are archived within this time: an experiment lasts seconds.
+_ARCHIVE_AFTER_LIVE_MS: Final = 1_000
 #: A silent or dying subscriber first answers this many entries.
 _ANSWERED_BEFORE: Final = 3
 #: The shortest slice of a time series.
@@ -218,13 +220,14 @@ class Experiment:
 
     @property
     def policy(self) -> Policy:
-        """The policy of the topics. A full topic makes its publishers retry. Entries leave it by
-        age or, if nothing expires, when every subscriber has received them."""
+        """The policy of the topics. A full topic makes its publishers retry. It has room again
+        when entries expire or, if nothing expires, when every subscriber has received them. No
+        entry is deleted: entries that are no longer live go to the archive soon."""
         return Policy(
             live_for_ms=self.delta_ms,
             live_entries=self.max_entries,
-            when_full=WhenFull.WAIT,
-            keep_until_consumed=self.max_entries is not None and self.delta_ms is None,
+            when_full=WhenFull.WAIT if self.delta_ms is not None else WhenFull.WAIT_UNTIL_CONSUMED,
+            archive_after_live_ms=_ARCHIVE_AFTER_LIVE_MS,
         )
 
     @property

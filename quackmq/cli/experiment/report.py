@@ -109,6 +109,17 @@ class SubscriberAccount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveResult:
+    """The result of comparing the archive with the accounts. `entries` and `files` are what the
+    archive has; `archived_early` of the entries were archived before the end of the experiment."""
+
+    entries: int
+    files: int
+    archived_early: int
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     experiment: Experiment
     #: The connection records after all peers had connected.
@@ -119,6 +130,8 @@ class Outcome:
     held: Mapping[str, int]
     samples: Sequence[Sample] = ()
     was_interrupted: bool = False
+    #: None until the archive was compared with these accounts.
+    archive: ArchiveResult | None = None
 
     # --- sums ---
 
@@ -168,6 +181,7 @@ class Outcome:
         return [
             *self._problems_of_publishers(),
             *(problem for each in self.subscribers for problem in self._problems_of(each)),
+            *(self.archive.problems if self.archive is not None else ()),
         ]
 
     def _problems_of_publishers(self) -> Iterable[str]:
@@ -294,8 +308,21 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             }
             for each in outcome.subscribers
         ],
+        "archive": _archive_as_json(outcome.archive),
         "problems": problems,
         "is_good": not problems,
+    }
+
+
+def _archive_as_json(archive: ArchiveResult | None) -> dict[str, Any] | None:
+    if archive is None:
+        return None
+    return {
+        "entries": archive.entries,
+        "files": archive.files,
+        "archived_early": archive.archived_early,
+        "is_complete": not archive.problems,
+        "problems": list(archive.problems),
     }
 
 
@@ -318,6 +345,7 @@ def as_text(outcome: Outcome) -> str:
         f"{outcome.retried} retried, {outcome.delivered} delivered, {outcome.skipped} skipped as "
         f"old, {pluralize(outcome.dead, 'dead subscriber')}",
         f"latency: {_latency_words(outcome)}",
+        *_archive_words(outcome),
         format_verdict([outcome]),
     ]
     return "\n".join(lines) + "\n"
@@ -325,7 +353,8 @@ def as_text(outcome: Outcome) -> str:
 
 def as_table(outcomes: Sequence[Outcome]) -> str:
     """Format several experiments, one line each."""
-    head = ["experiment", "shape", "published", "retried", "delivered", "skipped", "dead"]
+    numbers_head = ["published", "retried", "delivered", "skipped", "dead", "archived"]
+    head = ["experiment", "shape", *numbers_head]
     rows: list[Sequence[str]] = [[*head, "p50 ms", "p99 ms", ""]]
     for outcome in outcomes:
         latency = outcome.latencies()
@@ -335,6 +364,7 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
             outcome.delivered,
             outcome.skipped,
             outcome.dead,
+            0 if outcome.archive is None else outcome.archive.entries,
         )
         rows.append(
             [
@@ -346,7 +376,7 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
                 "WRONG" if outcome.problems() else "ok",
             ]
         )
-    return "\n".join([*table(rows, right_aligned=range(2, 9)), format_verdict(outcomes)]) + "\n"
+    return "\n".join([*table(rows, right_aligned=range(2, 10)), format_verdict(outcomes)]) + "\n"
 
 
 def format_verdict(outcomes: Sequence[Outcome]) -> str:
@@ -401,6 +431,17 @@ def _latency_words(outcome: Outcome) -> str:
         return "nothing was delivered"
     names = {"p50_ms": "half within", "p90_ms": "90 %", "p99_ms": "99 %", "max_ms": "all"}
     return ", ".join(f"{word} {_format_ms(found[name])} ms" for name, word in names.items())
+
+
+def _archive_words(outcome: Outcome) -> Iterable[str]:
+    """Yield a sentence about the archive, if it was compared with the accounts."""
+    archive = outcome.archive
+    if archive is not None:
+        yield (
+            f"archive: {'INCOMPLETE' if archive.problems else 'complete'}, "
+            f"{archive.entries} entries in {pluralize(archive.files, 'file')}, "
+            f"{archive.archived_early} of them archived before the end"
+        )
 
 
 def _format_ms(value: float | None) -> str:

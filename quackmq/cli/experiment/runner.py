@@ -7,8 +7,9 @@
 
 All peers start, connect and choose their topics, and the connection records are shown. Then
 publishers publish until their time is over or they have published everything, subscribers catch up,
-all peers terminate, and the counts are compared. `peer` is the program of a peer, `report` checks
-the counts.
+all peers terminate, and the counts are compared. At the end everything is archived, and the archive
+is compared with the counts. `peer` is the program of a peer, `report` checks the counts, and
+`archive_check` checks the archive.
 
 Programs of the user (`program`) have pipes too, but no control channel. A publisher among them
 begins at once, so it is started when all subscribers are ready.
@@ -20,6 +21,8 @@ experiment early and cleanly; its report says so.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import signal
 import time
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
@@ -29,19 +32,23 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from quackmq.archive.tiered_store import TieredStore
 from quackmq.broker import Broker, BrokerSettings
 from quackmq.cli import limits
 from quackmq.cli.experiment.accounts import CALLER, Accounts
+from quackmq.cli.experiment.archive_check import compare_archive
 from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.cli.experiment.peer_process import PeerProcess
 from quackmq.cli.experiment.plan import Experiment
 from quackmq.cli.experiment.program import ProgramProcess
 from quackmq.cli.experiment.report import MORTAL, Outcome, Sample
-from quackmq.errors import QuackTimeout
+from quackmq.errors import QuackError, QuackTimeout
 from quackmq.protocols.line.codec import Role
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore
+
+log = logging.getLogger(__name__)
 
 #: Interval between two checks whether subscribers have caught up.
 _CHECK_S: Final = 0.02
@@ -77,12 +84,14 @@ async def run(
     sync: Sync = "always",
     stopping: asyncio.Event | None = None,
 ) -> Outcome:
-    """Run the experiment in this directory. Raises QuackError if it cannot be performed."""
+    """Run the experiment in this directory, archive everything, and compare the archive with the
+    accounts. Raises QuackError if the experiment cannot be performed."""
     async with AsyncExitStack() as opened:
-        store = await LocalStore.open(directory, LocalOptions(sync=sync))
+        store = await _open_store(directory, sync)
         opened.push_async_callback(store.close)
         # A program may choose topics of its own; they are created with the same policy.
-        broker = Broker(store, BrokerSettings(default_policy=experiment.policy))
+        settings = BrokerSettings(default_policy=experiment.policy)
+        broker = Broker(store, settings, archive=store)
         await broker.open()
         opened.push_async_callback(broker.close)
         for name in experiment.topic_names:
@@ -96,7 +105,36 @@ async def run(
             experiment, broker, line_server, observer, stopping or asyncio.Event()
         )
         opened.push_async_callback(running.end_processes)
-        return await running.run()
+        outcome = await running.run()
+        archived_early = await _archive_all(broker, list(outcome.held))
+    # The broker is closed: what is read now is on disk.
+    result = await asyncio.to_thread(compare_archive, directory, outcome, archived_early)
+    return dataclasses.replace(outcome, archive=result)
+
+
+async def _open_store(directory: Path, sync: Sync) -> TieredStore:
+    """Open a log with an archive. Closing it closes both."""
+    log_store = await LocalStore.open(directory, LocalOptions(sync=sync))
+    try:
+        return await TieredStore.open(log_store, log_store.disk)
+    except BaseException:
+        await log_store.close()
+        raise
+
+
+async def _archive_all(broker: Broker, topic_names: Sequence[str]) -> int:
+    """Archive all entries of these topics. Return how many were archived before. If archiving
+    fails, log the reason; the comparison then finds the entries that are missing."""
+    assert broker.archive is not None, "the store has an archive"
+    archived_early = 0
+    for name in topic_names:
+        (partition,) = (await broker.archive.describe(CALLER, name)).partitions
+        archived_early += partition.next_offset
+        try:
+            await broker.archive.archive(CALLER, name)
+        except QuackError as error:
+            log.error("topic %s cannot be archived: %s", name, error)
+    return archived_early
 
 
 @contextmanager

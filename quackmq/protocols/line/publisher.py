@@ -21,7 +21,6 @@ from typing import Protocol
 
 from quackmq.broker import Broker, Caller, TopicQueue
 from quackmq.errors import BrokerClosing, OutcomeUnknown, QuackError, StoreFenced, TopicFull
-from quackmq.model.policy import WhenFull
 from quackmq.model.topic import Topic
 from quackmq.protocols.line.codec import Entry, Word
 from quackmq.protocols.line.records import End
@@ -153,4 +152,4 @@ class Publisher:
 
     def _waits_when_full(self, topic_name: str) -> bool:
         topic = self._broker.topics().get(topic_name)
-        return topic is not None and topic.policy.when_full is WhenFull.WAIT
+        return topic is not None and topic.policy.waits_when_full

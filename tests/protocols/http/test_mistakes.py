@@ -28,8 +28,8 @@ def refusal(kind: type, body: str) -> str:
         ('{"zzz": 1}', "; allowed here: live_for_ms, live_entries, when_full, "),
         (
             '{"when_full": "wat"}',
-            "field `policy.when_full` cannot be 'wat'; it is one of archive, wait, refuse, "
-            "drop_oldest",
+            "field `policy.when_full` cannot be 'wat'; it is one of archive, wait, "
+            "wait_until_consumed, refuse, drop_oldest",
         ),
         (
             '{"keep_for_ms": -1}',
