@@ -245,6 +245,31 @@ def batches(data: Buffer) -> Iterator[Batch]:
         yield Batch.peek(view[span.position : span.position + span.size])
 
 
+def cut(
+    content: memoryview, offset: int, max_bytes: int, first_max_bytes: int
+) -> tuple[memoryview, bool]:
+    """Return the batches from the one with `offset` on that fit into `max_bytes` (the first one if
+    it fits into `first_max_bytes`), and whether they reach the end of `content`."""
+    start = end = None
+    for span in spans(content):
+        if span.next_offset <= offset:
+            continue
+        if start is None:
+            start = end = span.position
+            if len(content) - start <= max_bytes:
+                return content[start:], True
+            # The first batch has a bound of its own, so that a reader always advances.
+            if span.size <= first_max_bytes:
+                end = span.position + span.size
+                continue
+        if span.position + span.size - start > max_bytes:
+            break
+        end = span.position + span.size
+    if start is None:
+        return content[:0], True
+    return content[start:end], end == len(content)
+
+
 def _not_version_2(magic: int) -> CorruptBatch | UnsupportedBatch:
     """Return the error for a batch of another format: an old format of Kafka, or none."""
     if magic in (0, 1):

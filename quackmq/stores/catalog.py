@@ -317,6 +317,27 @@ class Catalog:
         for change in changes:
             self.apply(change)
 
+    def revert(self, change: Change, durable: Catalog) -> None:
+        """Undo the last change, which is not in `durable` and never will be: set what it concerns
+        to what `durable` has of it. A topic that was created and deleted since then is in
+        neither."""
+        match change:
+            case TopicPut(topic):
+                stored = durable._topics.get(topic.id)
+                if stored is not None:
+                    self._put_topic(stored)
+                elif topic.id in self._topics:
+                    self._delete_topic(topic.id)
+            case TopicDeleted(topic_id) if topic_id in durable._topics:
+                self._put_topic(durable.topic(topic_id))
+                for cursor in durable.cursors(topic_id=topic_id).values():
+                    self._set_cursor(cursor)
+            case CursorSet(cursor) if cursor.key.topic_id in self._topics:
+                removed = cursor._replace(offset=None)
+                self._set_cursor(durable._cursors.get(cursor.key, removed))
+            case StateSet(key, _):
+                self.apply(StateSet(key, durable.state(key)))
+
     def _put_topic(self, topic: Topic) -> None:
         """Add or replace a topic. Raises DamagedStore if its name or its id belongs to another
         topic."""

@@ -60,9 +60,9 @@ from quackmq.model.topic import (
 )
 from quackmq.records.batch import Batch, stamp
 from quackmq.stores import limits
-from quackmq.stores.append_checks import PartitionChecks, repeated_result
 from quackmq.stores.catalog import Catalog, Change
 from quackmq.stores.contract import Store, changes_of_time
+from quackmq.stores.core.append_checks import PartitionChecks, repeated_result
 
 _by_first_offset: Final = attrgetter("first_offset")
 #: These partitions only ever have one leader.

@@ -14,7 +14,7 @@ from quackmq.archive.manifest import Manifest
 from quackmq.archive.parquet.reader import EncodedBatches
 from quackmq.model.topic import PartitionKey, Read
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segmented_log import SegmentedLog
 from tests.archive.archiving import archive
 from tests.archive.home import Home
 from tests.kit.support import batch_of
@@ -124,7 +124,7 @@ async def test_no_log_is_read_when_the_room_is_used_up(
     reader = home.store.inner._committer.reader
     real = reader.read
 
-    async def noted(log: PartitionLog, *bounds: Any) -> object:
+    async def noted(log: SegmentedLog, *bounds: Any) -> object:
         reading.append(log.key)
         return await real(log, *bounds)
 

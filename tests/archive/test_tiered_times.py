@@ -122,7 +122,7 @@ async def test_an_epoch_never_ends_before_what_is_archived_of_it(home: Home) -> 
             await append_values(home.store, key, value)
         home.disk.close()  # as a crash: the next one to open is another leader
         assert isinstance(home.store.inner, LocalStore)
-        home.store.inner._committer.files.close()
+        home.store.inner._medium.files.close()
         await home.open()
     epoch = (await home.store.offsets(key)).epoch
     ends = [await find_epoch_end(home.store, key, each) for each in range(epoch + 1)]

@@ -2,7 +2,7 @@
 
 [[mutant]]
 name = "failed-store-wakes-waiters"         # unique over all files
-file = "quackmq/stores/local/commit/committer.py"     # where the bug is planted
+file = "quackmq/stores/core/committer.py"     # where the bug is planted
 old = "..."                                 # must occur exactly once in the file
 new = "..."                                 # what replaces it
 tests = ["tests/stores/local/test_x.py"]    # run for this mutant; files or test ids

@@ -13,9 +13,9 @@ from typing import Final
 from unittest import mock
 
 from quackmq.stores import limits as stores_limits
-from quackmq.stores.local.commit.committer import Committer
+from quackmq.stores.core.pending import CommitQueue
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.commit.pending import CommitQueue
+from quackmq.stores.local.medium import LocalMedium
 from tests.kit.limits import home_of
 from tests.simulation.platter import Counts
 
@@ -38,22 +38,22 @@ _SMALL: Final = {
 @contextmanager
 def small_frames(seed: int, counts: Counts) -> Iterator[None]:
     source = random.Random(f"{seed}/frames")
-    reserve, must_sync = CommitQueue.reserve_entries, Committer._must_sync
+    reserve, must_sync = CommitQueue.reserve_entries, LocalMedium._must_sync
 
     def counted_reserve(queue: CommitQueue, entry_bytes: int) -> None:
         before = len(queue._full)
         reserve(queue, entry_bytes)
         counts["frames that were full"] += len(queue._full) > before
 
-    def counted_must_sync(committer: Committer, cycle: Cycle) -> bool:
-        offsets = committer._unsynced.offset_count + cycle.offset_count
+    def counted_must_sync(medium: LocalMedium, cycle: Cycle) -> bool:
+        offsets = medium._unsynced.offset_count + cycle.offset_count
         counts["syncs for many offsets"] += offsets >= stores_limits.UNSYNCED_OFFSETS
-        return must_sync(committer, cycle)
+        return must_sync(medium, cycle)
 
     with ExitStack() as patches:
         for name, values in _SMALL.items():
             if source.random() < 0.5:
                 patches.enter_context(mock.patch.object(home_of(name), name, source.choice(values)))
         patches.enter_context(mock.patch.object(CommitQueue, "reserve_entries", counted_reserve))
-        patches.enter_context(mock.patch.object(Committer, "_must_sync", counted_must_sync))
+        patches.enter_context(mock.patch.object(LocalMedium, "_must_sync", counted_must_sync))
         yield

@@ -16,11 +16,12 @@ from quackmq.broker.subscriptions.cursors import Cursors
 from quackmq.disk.linux_aio import Synced
 from quackmq.model.topic import Cursor
 from quackmq.stores import catalog
+from quackmq.stores.core.chunk import ProducerBatch
+from quackmq.stores.core.partition_log import PartitionLog
 from quackmq.stores.local import open as opening
 from quackmq.stores.local.files import segment
-from quackmq.stores.local.files.format import Frame, ProducerBatch
+from quackmq.stores.local.files.format import Frame
 from quackmq.stores.local.files.journal import Journal, Scan
-from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import Recovered
 from tests.simulation.scenario import simulate
 from tests.simulation.world import Failure
@@ -93,7 +94,7 @@ def test_a_leader_epoch_forgotten_by_recovery_is_caught() -> None:
 
 
 def test_a_producer_forgotten_by_recovery_is_caught() -> None:
-    def forget(log: PartitionLog, batch: ProducerBatch) -> None:
+    def forget(log: PartitionLog[Any], batch: ProducerBatch) -> None:
         """What is durable of a producer is not remembered."""
 
     with mock.patch.object(PartitionLog, "_store_producer", forget):

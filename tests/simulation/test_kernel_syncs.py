@@ -11,10 +11,13 @@ import pytest
 
 from quackmq.disk.linux_aio import Synced
 from quackmq.disk.mapped_reads import MappedFiles
-from quackmq.stores.local.commit.committer import Committer
+from quackmq.stores.core.committer import Committer
+from quackmq.stores.core.medium import Ended
+from quackmq.stores.core.pending import PendingCommit
 from quackmq.stores.local.commit.cycle import Cycle
 from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
+from quackmq.stores.local.medium import LocalMedium
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.platter import Counts
 from tests.simulation.quick import LIMITS, quick
@@ -97,14 +100,14 @@ def test_an_acknowledgement_when_the_sync_begins_is_caught() -> None:
 
 
 def test_an_error_of_a_kernel_sync_that_is_ignored_is_caught() -> None:
-    end_quick = Committer._finish_loop_write
+    end_quick = LocalMedium._finish_loop_write
 
     def ignore(
-        committer: Committer, cycle: Cycle, location: JournalLocation, error: OSError | None
+        medium: LocalMedium, cycle: Cycle, location: JournalLocation, error: OSError | None
     ) -> None:
-        end_quick(committer, cycle, location, None)
+        end_quick(medium, cycle, location, None)
 
-    with mock.patch.object(Committer, "_finish_loop_write", ignore):
+    with mock.patch.object(LocalMedium, "_finish_loop_write", ignore):
         assert_caught(*LOST)
 
 
@@ -112,49 +115,52 @@ class Hasty:
     """Writes small frames while the kernel syncs, and takes them for covered by that sync."""
 
     def __init__(self) -> None:
-        self._cycles: dict[Committer, list[Cycle]] = {}
-        self._begin = Committer._begin_cycle
+        self._cycles: dict[LocalMedium, list[Cycle]] = {}
 
-    def begin_cycle(self, committer: Committer) -> None:
-        pending_commit = committer.commit_queue.pop()
+    def begin_commit(
+        self, medium: LocalMedium, pending_commit: PendingCommit, ended: Ended
+    ) -> None:
+        medium._ended = ended
         cycle = Cycle(
-            pending_commit, committer.options.journal_inline_bytes, committer._frame_inline_bytes
+            pending_commit, medium.options.journal_inline_bytes, medium._frame_inline_bytes
         )
-        self._write(committer, cycle)
+        self._write(medium, cycle)
 
-    def _write(self, committer: Committer, cycle: Cycle) -> None:
-        location = committer._journal.reserve(cycle.frame_bytes)
-        if location is None or not committer._may_write_on_loop(cycle, location):
-            if committer in self._cycles:  # in order, at least
-                committer._loop.call_later(0.0001, self._write, committer, cycle)
+    def _write(self, medium: LocalMedium, cycle: Cycle) -> None:
+        location = medium._journal.reserve(cycle.frame_bytes)
+        if location is None or not medium._may_write_on_loop(cycle, location):
+            if medium in self._cycles:  # in order, at least
+                medium._loop.call_later(0.0001, self._write, medium, cycle)
             else:
-                committer._flush_task = asyncio.create_task(committer._flush(cycle))
+                medium._cycle = cycle
+                medium._flush_task = asyncio.create_task(medium._flush(cycle))
             return
-        committer.disk.run_on_loop(lambda: committer._write(cycle, location, (), sync=False))
-        committer._journal.advance(location, cycle.frame_bytes)
-        if committer in self._cycles:
-            committer._journal._unsynced.clear()
-            self._cycles[committer].append(cycle)
+        medium.disk.run_on_loop(lambda: medium._write(cycle, location, (), sync=False))
+        medium._journal.advance(location, cycle.frame_bytes)
+        if medium in self._cycles:
+            medium._journal._unsynced.clear()
+            self._cycles[medium].append(cycle)
         else:
-            self._cycles[committer] = [cycle]
-            committer._journal.sync_soon(lambda error: self._end(committer, error), False)
-        committer._begin_next_cycle()
+            self._cycles[medium] = [cycle]
+            medium._journal.sync_soon(lambda error: self._end(medium, error), False)
+        medium._committer._begin_next_cycle()
 
-    def _end(self, committer: Committer, error: OSError | None) -> None:
-        for cycle in self._cycles.pop(committer):
+    def _end(self, medium: LocalMedium, error: OSError | None) -> None:
+        for cycle in self._cycles.pop(medium):
+            medium._cycle, pending_commit = cycle, cycle.pending_commit
             if error is not None:
-                committer._fail_cycle(cycle.pending_commit, error)
+                medium._committer._fail_for_ever(pending_commit, error)
             else:
-                committer._commit(cycle)
+                medium._committer._commit(pending_commit)
 
 
 def test_a_frame_written_during_a_kernel_sync_and_counted_as_covered_is_caught() -> None:
     hasty = Hasty()
 
-    def begin_cycle(committer: Committer) -> None:
-        hasty.begin_cycle(committer)
+    def begin_commit(medium: LocalMedium, pending_commit: PendingCommit, ended: Ended) -> None:
+        hasty.begin_commit(medium, pending_commit, ended)
 
-    with mock.patch.object(Committer, "_begin_cycle", begin_cycle):
+    with mock.patch.object(LocalMedium, "begin_commit", begin_commit):
         assert_caught(*LOST)
 
 

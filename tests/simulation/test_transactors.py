@@ -11,10 +11,10 @@ import pytest
 from quackmq.model.log_transactions import Marker, TransactionBoundary
 from quackmq.model.producer_state import NO_TRANSACTION, Producer
 from quackmq.records.batch import Batch
-from quackmq.stores.local import committed_reads as committed
-from quackmq.stores.local.files.segment import PendingEntries, Segment
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.reads import Pieces
+from quackmq.stores.core import reads
+from quackmq.stores.core.partition_log import PartitionLog
+from quackmq.stores.core.reads import Pieces
+from quackmq.stores.local.files.segment import PendingEntries
 from tests.simulation.platter import Counts
 from tests.simulation.shrunk import missing
 from tests.simulation.transactors import LIMITS, simulate
@@ -85,7 +85,7 @@ def test_an_aborted_transaction_that_is_forgotten_is_caught() -> None:
 def test_an_open_transaction_that_recovery_forgets_is_caught() -> None:
     restore = PartitionLog.restore
 
-    def restore_none_open(log: PartitionLog, states: list[Producer]) -> None:
+    def restore_none_open(log: PartitionLog[Any], states: list[Producer]) -> None:
         restore(log, [state._replace(transaction_offset=NO_TRANSACTION) for state in states])
 
     with mock.patch.object(PartitionLog, "restore", restore_none_open):
@@ -95,11 +95,9 @@ def test_an_open_transaction_that_recovery_forgets_is_caught() -> None:
 def test_a_marker_that_is_not_replayed_is_caught() -> None:
     apply_boundary = PartitionLog._apply_boundary
 
-    def follow_beginnings(
-        log: PartitionLog, boundary: TransactionBoundary, segment: Segment
-    ) -> None:
+    def follow_beginnings(log: PartitionLog[Any], boundary: TransactionBoundary) -> None:
         if boundary.marker is not Marker.COMMIT:
-            apply_boundary(log, boundary, segment)
+            apply_boundary(log, boundary)
 
     with mock.patch.object(PartitionLog, "_apply_boundary", follow_beginnings):
         assert_caught("is stable up to")
@@ -109,14 +107,14 @@ def test_a_read_of_what_is_undecided_is_caught() -> None:
     def all_of_it(pieces: Pieces, end_offset: int) -> Pieces:
         return pieces
 
-    with mock.patch.object(committed, "_before", all_of_it):
+    with mock.patch.object(reads, "_before", all_of_it):
         assert_caught("and shows", "as committed, which are")
 
 
 def test_a_unit_that_is_taken_in_part_is_caught() -> None:
     accept = PartitionLog.accept
 
-    def accept_later(log: PartitionLog, batch: Batch, *arguments: Any) -> object:
+    def accept_later(log: PartitionLog[Any], batch: Batch, *arguments: Any) -> object:
         """The state and the cursor are put, and the marker is a plain batch."""
         if batch.is_control:
             arguments = (*arguments[:3], None)

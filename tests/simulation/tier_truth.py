@@ -275,7 +275,7 @@ class Truth:
         if wrong := manifests.broken_rule(present):
             raise Violation(f"{key}: {wrong}")
         assert isinstance(store.inner, LocalStore)
-        log = store.inner._committer.logs[key]
+        log = store.inner._medium._logs[key]
         if present.files and log.first_offset != present.next_offset:
             raise Violation(
                 f"the archive ends at {present.next_offset}, the log: {log.first_offset}"

@@ -42,7 +42,7 @@ from quackmq.stores.local.inspect.directory import FrameAt, Inspection
 from quackmq.stores.local.inspect.findings import Finding, Kind
 from quackmq.stores.local.inspect.segments import StoredBatch
 from quackmq.stores.local.inspect.verify import Tally, Verification
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 
 def inspect_log(args: argparse.Namespace) -> bool:
@@ -162,7 +162,7 @@ def _sorted_topics(inspection: Inspection) -> list[Topic]:
     return [topic for _, topic in sorted(inspection.catalog.topics.items())]
 
 
-def _logs_of(inspection: Inspection, topic: Topic) -> Iterator[PartitionLog]:
+def _logs_of(inspection: Inspection, topic: Topic) -> Iterator[SegmentedLog]:
     for partition in range(topic.partitions):
         yield inspection.logs[PartitionKey(topic.id, partition)]
 
@@ -208,7 +208,7 @@ def dump(
     return is_damaged
 
 
-def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, PartitionLog]]:
+def _select_logs(inspection: Inspection, text: str | None) -> Iterator[tuple[Topic, SegmentedLog]]:
     """Yield the partitions of TOPIC[:PARTITION], or all. Raises UnknownTopic or
     UnknownPartition."""
     if text is None:

@@ -22,14 +22,15 @@ from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, UnusableDirectory
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
+from quackmq.stores.core.committer import Committer
 from quackmq.stores.local import recovery
-from quackmq.stores.local.commit.committer import Committer
 from quackmq.stores.local.files import checkpoint, packs
 from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.format import FORMAT_VERSION
 from quackmq.stores.local.files.journal import DIRECTORY as JOURNAL_DIRECTORY
 from quackmq.stores.local.files.journal import JournalLocation, slot_path
 from quackmq.stores.local.files.segment import DIRECTORY as LOG_DIRECTORY
+from quackmq.stores.local.medium import LocalMedium
 from quackmq.stores.local.options import LocalOptions
 from quackmq.stores.local.orphans import OrphanFiles
 from quackmq.stores.local.recovery import META_PATH, Meta, Recovered
@@ -49,9 +50,9 @@ _BEGINNINGS: Final = {
 }
 
 
-async def open_committer(
+async def open_directory(
     disk: Disk, options: LocalOptions, now_ms: Callable[[], int]
-) -> tuple[Committer, Meta]:
+) -> tuple[Committer, LocalMedium, Meta]:
     """Lock the directory, create or recover its content, and write the first checkpoint of a new
     run. Raises StoreLocked, NewerFormat, DamagedStore, UnusableDirectory, OSError."""
     # Check before the lock file is created: a directory of another program must stay unchanged.
@@ -78,14 +79,12 @@ async def open_committer(
     # A number that no pack has, whether a checkpoint names it or not.
     numbers = (*packs.list_packs(disk), *recovered.packed.sizes)
     recovered.first_pack = max(numbers, default=0) + 1
-    committer = Committer(disk, options, now_ms, recovered)
-    # The first checkpoint covers the journal, so the batches there must be in segments first.
-    committer.checkpoint_writer.write_recovered(recovered)
-    committer.mark_all_logs_changed()
-    await committer.start()
+    medium = LocalMedium(disk, options, recovered)
+    committer = Committer(medium, recovered.loaded(), now_ms)
+    await medium.start(committer, recovered)
     if orphans:
-        committer.sweep(orphans)
-    return committer, recovered.meta
+        medium.sweep(orphans)
+    return committer, medium, recovered.meta
 
 
 def _check_new(disk: Disk) -> None:

@@ -16,13 +16,13 @@ from quackmq import limits as shared_limits
 from quackmq.errors import (
     DamagedData,
     InternalError,
-    OffsetOutOfRange,
     StorageError,
     UnknownTopic,
 )
 from quackmq.model.topic import OffsetTime
 from quackmq.records.batch import batches
 from quackmq.stores import limits
+from quackmq.stores.core.reads import Pieces, check_offset
 from quackmq.stores.local.files.format import Region
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import (
@@ -34,11 +34,9 @@ from quackmq.stores.local.files.segment import (
     load_index,
     read,
 )
-from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.segment_sums import Maxima
+from quackmq.stores.local.segmented_log import SegmentedLog
 from quackmq.stores.local.side_reads import SideReads
-
-Pieces = tuple[memoryview, ...]
 
 
 class Reader:
@@ -55,7 +53,7 @@ class Reader:
         self._maxima: OrderedDict[str, Maxima] = OrderedDict()
 
     async def read(
-        self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
+        self, log: SegmentedLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
         """Return whole batches from the one with `offset` on, at most `max_bytes`; the first batch
         may be larger, up to `first_max_bytes`. Return none at the end of the log.
@@ -63,7 +61,7 @@ class Reader:
         Raises OffsetOutOfRange, DamagedData, StorageError if the disk cannot return the bytes,
         UnknownTopic if the topic is deleted meanwhile."""
         while True:
-            self.check_offset(log, offset)
+            check_offset(log, offset)
             if offset == log.high_watermark:
                 return ()
             first_offset = log.first_offset
@@ -83,16 +81,8 @@ class Reader:
             if pieces or log.first_offset <= offset:
                 return pieces
 
-    @staticmethod
-    def check_offset(log: PartitionLog, offset: int) -> None:
-        """Raise OffsetOutOfRange if an offset is not in the log."""
-        if not log.first_offset <= offset <= log.high_watermark:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not between {log.first_offset} and {log.high_watermark}"
-            )
-
     async def _read_segments_and_tail(
-        self, log: PartitionLog, offset: int, max_bytes: int, first_max_bytes: int
+        self, log: SegmentedLog, offset: int, max_bytes: int, first_max_bytes: int
     ) -> Pieces:
         """Return batches from segment after segment, then from the tail, until there is enough. If
         a read fails after others succeeded, return those."""
@@ -158,12 +148,12 @@ class Reader:
         with self._files.borrow(plan.path) as file:
             return extract_batches(plan, read(file, plan))
 
-    def _offset_after_index(self, log: PartitionLog, segment: Segment) -> int:
+    def _offset_after_index(self, log: SegmentedLog, segment: Segment) -> int:
         """Return the first offset that can be found without the segment's index file."""
         pending = segment.pending_base
         return log.offset_after(segment) if pending is None else pending
 
-    async def _load_index(self, log: PartitionLog, segment: Segment, offset: int) -> bytes:
+    async def _load_index(self, log: SegmentedLog, segment: Segment, offset: int) -> bytes:
         """Return the segment's index file, cached or loaded; b"" if `offset` does not need it."""
         if not log.needs_index(segment, offset):
             return b""
@@ -193,7 +183,7 @@ class Reader:
 
     # --- by time ---------------------------------------------------------------------------
 
-    async def offset_for_timestamp(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
+    async def offset_for_timestamp(self, log: SegmentedLog, time_ms: int) -> OffsetTime | None:
         """Return the first batch whose greatest timestamp is `time_ms` or later."""
         begin = 0 if not log.segments else log.segments[0].base_offset
         while (segment := log.segment_with_timestamp_since(time_ms, begin)) is not None:
@@ -204,7 +194,7 @@ class Reader:
                     return found
         return None
 
-    async def offset_for_append(self, log: PartitionLog, time_ms: int) -> OffsetTime | None:
+    async def offset_for_append(self, log: SegmentedLog, time_ms: int) -> OffsetTime | None:
         """Return the first offset appended at `time_ms` or later: exact if the tail reaches back
         that far, else the beginning of a region."""
         tail_since_ms = log.tail.first_append_ms
@@ -226,7 +216,7 @@ class Reader:
             segment = None if is_last else following
         return None
 
-    async def least_bytes_between(self, log: PartitionLog, first: int, next: int) -> int:
+    async def least_bytes_between(self, log: SegmentedLog, first: int, next: int) -> int:
         """Count the bytes of the regions that lie wholly in [first, next)."""
         size = 0
         first = max(first, log.first_offset)
@@ -247,7 +237,7 @@ class Reader:
             )
         return size
 
-    async def append_times(self, log: PartitionLog, first: int, next: int) -> list[OffsetTime]:
+    async def append_times(self, log: SegmentedLog, first: int, next: int) -> list[OffsetTime]:
         """Return (offset, append time) of each region in [first, next). Offsets in the tail have
         exact times, one for each chunk."""
         times: list[OffsetTime] = []
@@ -281,7 +271,7 @@ class Reader:
         return [each for each in times if each.offset < tail_from] + exact
 
     async def _regions_since(
-        self, log: PartitionLog, segment: Segment, time_ms: int
+        self, log: SegmentedLog, segment: Segment, time_ms: int
     ) -> AsyncIterator[Region]:
         """Yield the regions of a segment that have a record with this timestamp or a later one."""
         sealed = await self._sealed_regions(log, segment)
@@ -296,7 +286,7 @@ class Reader:
             yield open_region
 
     async def _region_appended_since(
-        self, log: PartitionLog, segment: Segment, time_ms: int
+        self, log: SegmentedLog, segment: Segment, time_ms: int
     ) -> Region | None:
         """Return the first region of a segment with a batch appended at `time_ms` or later."""
         entries = await self._sealed_regions(log, segment)
@@ -310,7 +300,7 @@ class Reader:
             return None
         return last
 
-    async def _sealed_regions(self, log: PartitionLog, segment: Segment) -> SealedRegions | None:
+    async def _sealed_regions(self, log: SegmentedLog, segment: Segment) -> SealedRegions | None:
         """Return the sealed regions of a segment; None if they are unknown, because the index is
         damaged, which a read there will report, or was trimmed meanwhile."""
         try:
@@ -333,7 +323,7 @@ class Reader:
         return maxima
 
     async def _find_batch_since(
-        self, log: PartitionLog, region: Region, time_ms: int
+        self, log: SegmentedLog, region: Region, time_ms: int
     ) -> OffsetTime | None:
         """Return the first batch of a region whose greatest timestamp is `time_ms` or later. Skip
         damaged batches."""

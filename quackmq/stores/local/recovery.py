@@ -24,9 +24,10 @@ from crc32c import crc32c
 from quackmq.disk.interface import read_all, read_file
 from quackmq.disk.real import Disk
 from quackmq.errors import DamagedStore, NewerFormat, UnusableDirectory
-from quackmq.model.log_transactions import OpenTransactions
 from quackmq.model.topic import PartitionKey
 from quackmq.stores.catalog import Catalog, TopicDeleted, TopicPut, decode_change
+from quackmq.stores.core.medium import Loaded
+from quackmq.stores.core.partition_log import keys_of
 from quackmq.stores.local.files import checkpoint
 from quackmq.stores.local.files.checkpoint import CheckpointHeader, Decoded
 from quackmq.stores.local.files.format import (
@@ -47,7 +48,7 @@ from quackmq.stores.local.files.journal import Damage, JournalLocation, Scan, sl
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog, keys_of
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 META_PATH: Final = "quackmq.json"
 _RESTORE: Final = "restore it from a backup"
@@ -105,9 +106,9 @@ class Recovered:
     #: As in the last checkpoint, except for the journal's end.
     header: CheckpointHeader
     catalog: Catalog
-    logs: dict[PartitionKey, PartitionLog]
+    logs: dict[PartitionKey, SegmentedLog]
     packed: Packed = NOTHING_PACKED
-    #: A number above those of all packs; the first new pack gets it. Set by `open_committer`.
+    #: A number above those of all packs; the first new pack gets it. Set by `open_directory`.
     first_pack: int = 1
     writes: list[SegmentWrite] = field(default_factory=list)
     #: Bytes in the segments that may be only in the page cache: if a sync failed before the broker
@@ -122,20 +123,13 @@ class Recovered:
     #: Frames after the end that were never acknowledged as synced.
     discarded_frames: int = 0
 
-    def open_transactions(self) -> OpenTransactions:
-        """Return the transactions that are open in any partition."""
-        transactions = OpenTransactions()
-        for log in self.logs.values():
-            for producer_id, first_offset in log.transactions.open.items():
-                transactions.add(log.key, producer_id, first_offset)
-        return transactions
-
-    def latest_append_ms(self) -> int:
-        """Return the latest append time of all logs; 0 if they are empty."""
-        return max(
+    def loaded(self) -> Loaded:
+        """Return the state as the core of the store needs it."""
+        latest_append_ms = max(
             (segment.last_append_ms for log in self.logs.values() for segment in log.segments),
             default=0,
         )
+        return Loaded(self.catalog, self.logs, self.header.epoch, latest_append_ms)
 
 
 def read_meta(disk: Disk) -> Meta | None:
@@ -269,7 +263,7 @@ def _apply_entries(decoded: Sequence[Entry], options: LocalOptions, recovered: R
                 _apply_change(change, options, recovered)
             case TrimEntry(key, first_offset):
                 if key in recovered.logs:  # else its topic was deleted by the same frame
-                    recovered.removed_segments += recovered.logs[key].trim(first_offset)
+                    recovered.removed_segments += recovered.logs[key].trim_segments(first_offset)
 
 
 def _apply_change(encoded: bytes, options: LocalOptions, recovered: Recovered) -> None:
@@ -282,7 +276,7 @@ def _apply_change(encoded: bytes, options: LocalOptions, recovered: Recovered) -
             for partition in range(topic.partitions):
                 key = PartitionKey(topic.id, partition)
                 if key not in recovered.logs:
-                    log = PartitionLog(key, options, recovered.header.epoch)
+                    log = SegmentedLog(key, options, recovered.header.epoch)
                     recovered.logs[key] = log
         case TopicDeleted(topic_id):
             _forget_topic(topic_id, recovered)
@@ -296,7 +290,7 @@ def _forget_topic(topic_id: uuid.UUID, recovered: Recovered) -> None:
         recovered.referenced_paths.difference_update(segment.path for segment in segments)
 
 
-def _find_log(recovered: Recovered, key: PartitionKey) -> PartitionLog:
+def _find_log(recovered: Recovered, key: PartitionKey) -> SegmentedLog:
     """Return the log of a partition. Raises DamagedStore if the journal names an unknown
     partition."""
     try:

@@ -15,8 +15,8 @@ from kio.schema.errors import ErrorCode
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.kafka.codec.fetch import write_one
 from quackmq.protocols.kafka.handlers import fetch
+from quackmq.stores.core.tail import PartitionTail
 from quackmq.stores.local import LocalStore
-from quackmq.stores.local.tail import PartitionTail
 from tests.kit.loop_cpu import measured_callbacks
 from tests.kit.waiting import soon, until
 from tests.protocols.kafka.client import (

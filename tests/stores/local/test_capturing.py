@@ -44,8 +44,8 @@ async def held_capture(
 
     with monkeypatch.context() as patch:
         patch.setattr(Capture, "finish", slowly)
-        task = store._committer.checkpointer.start()
-        while store._committer.checkpointer.capture.is_complete:
+        task = store._medium.checkpointer.start()
+        while store._medium.checkpointer.capture.is_complete:
             await asyncio.sleep(0)
         yield task
         goes_on.set()
@@ -80,7 +80,7 @@ async def test_what_is_committed_meanwhile_is_not_part_of_the_checkpoint(
     assert "doomed" not in await again.topics()
     await again.close()
     # The next checkpoint has it, too.
-    await store._committer.checkpointer.write(clean=False)
+    await store._medium.checkpointer.write(clean=False)
     found = in_place(tmp_path / "data")
     assert found.logs[keys[0]].high_watermark == 2
     assert found.logs[keys[1]].first_offset == 1
@@ -98,7 +98,7 @@ async def test_nothing_later_is_written_back_while_the_state_is_taken(
     keys = await new_partitions(store, 2)
     for key in keys:
         await append_values(store, key, b"before")
-    sizes = {key: log.segments[-1].size for key, log in store._committer.logs.items()}
+    sizes = {key: log.segments[-1].size for key, log in store._medium._logs.items()}
     calls: list[asyncio.Future[object]] = []
     async with held_capture(store, monkeypatch):
         # The first ones go beyond the bound; the last has to wait for the checkpoint.
@@ -125,8 +125,8 @@ async def test_partitions_that_did_not_change_stay_in_the_next_checkpoint(tmp_pa
     keys = await new_partitions(store, 3)
     for key in keys:
         await append_values(store, key, b"quack")
-    await store._committer.checkpointer.write(clean=False)
-    capture = store._committer.checkpointer.capture
+    await store._medium.checkpointer.write(clean=False)
+    capture = store._medium.checkpointer.capture
     assert not capture.logs and not capture.unwritten and not capture.indexes, "memory is held"
     await append_values(store, keys[1], b"quack")
     await store.close()
@@ -146,6 +146,6 @@ async def test_a_checkpoint_of_many_partitions_does_not_hold_the_loop(
     keys = await new_partitions(store, 5_000)
     await asyncio.gather(*(store.append([Append(key, batch_of(b"quack"))]) for key in keys))
     with measured_callbacks() as times:
-        await asyncio.create_task(store._committer.checkpointer.write(clean=False))
+        await asyncio.create_task(store._medium.checkpointer.write(clean=False))
     times.check(20)
     await store.close()

@@ -8,18 +8,19 @@ import pytest
 
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits as stores_limits
+from quackmq.stores.core.pending import CommitQueue, PendingCommit
 from quackmq.stores.local.commit.cycle import Cycle
-from quackmq.stores.local.commit.pending import CommitQueue, PendingCommit
+from quackmq.stores.local.medium import cycle_bounds
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segmented_log import SegmentedLog
 from tests.kit.support import batch_of
 
 TOPIC = uuid.UUID(int=7)
 
 
-def log_with(number: int, size: int) -> PartitionLog:
+def log_with(number: int, size: int) -> SegmentedLog:
     """A partition with a batch that waits, whose value has so many bytes."""
-    log = PartitionLog(PartitionKey(TOPIC, number), LocalOptions(), 0)
+    log = SegmentedLog(PartitionKey(TOPIC, number), LocalOptions(), 0)
     log.accept(batch_of(bytes(size)), 0, None, False)
     return log
 
@@ -56,7 +57,7 @@ async def test_a_frame_with_much_of_many_partitions_takes_no_more(
 ) -> None:
     """It could not carry it, and would have to refer to a file of each partition."""
     monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
-    gathering = CommitQueue(1_000_000, 1_000)
+    gathering = CommitQueue(cycle_bounds(1_000_000, 1_000))
     for number in range(3):
         gathering.reserve_entries(100)
         gathering.add_batch(log_with(number, 10), 600, 0)
@@ -67,7 +68,7 @@ async def test_a_frame_with_much_of_many_partitions_takes_no_more(
 
 async def test_a_frame_with_much_of_few_partitions_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores_limits, "REFERENCED_SHARES", 2)
-    gathering = CommitQueue(1_000_000, 1_000)
+    gathering = CommitQueue(cycle_bounds(1_000_000, 1_000))
     log = log_with(0, 10)
     for _ in range(10):
         gathering.reserve_entries(100)

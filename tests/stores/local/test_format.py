@@ -14,13 +14,13 @@ from quackmq.model.producer_state import RememberedBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores import limits as stores_limits
+from quackmq.stores.core.chunk import ProducerBatch
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.format import (
     AppendEntry,
     ChangeEntry,
     Descriptor,
     Entry,
-    ProducerBatch,
     Region,
     Sync,
     TrimEntry,

@@ -73,10 +73,10 @@ async def stuck(store: LocalStore, disk: SlowCheckpoints) -> list[asyncio.Future
 
 def is_at_limit(store: LocalStore) -> bool:
     """Whether there is no place for another frame of that size, or too much is unwritten."""
-    committer = store._committer
+    medium = store._medium
     return (
-        committer._journal.reserve(1_536) is None
-        or committer._write_back_queue.unwritten_bytes >= stores_limits.WRITE_BACK_BYTES
+        medium._journal.reserve(1_536) is None
+        or medium._write_back_queue.unwritten_bytes >= stores_limits.WRITE_BACK_BYTES
     )
 
 
@@ -154,7 +154,7 @@ async def test_files_are_removed_by_the_timer_again_after_another_checkpoint_can
     for _ in range(9):
         await append_values(store, key, b"x")
     await store.trim(key, 3)
-    await soon(store._committer.checkpointer.start())
+    await soon(store._medium.checkpointer.start())
     assert len(list(tmp_path.glob("log/*/*.log"))) == 6
     monkeypatch.setattr(stores_limits, "GARBAGE_INTERVAL_MS", 10)
     await store.trim(key, 6)
@@ -327,11 +327,11 @@ async def test_memory_has_one_limit_and_publishers_wait_there_and_are_not_refuse
         nonlocal highest
         await store.room()
         await append_values(store, busy, b"%d" % number * 20_000)
-        highest = max(highest, committer._tail._bytes + committer.commit_queue.batch_room.used)
+        highest = max(highest, committer.tail._bytes + committer.commit_queue.batch_room.used)
 
     calls = [asyncio.ensure_future(publish(number % 10)) for number in range(200)]
     await until(lambda: disk.waiting > 0 and not committer.commit_queue.batch_room._free.is_set())
-    await until(lambda: committer._tail.excess_bytes >= stores_limits.WRITE_BACK_BYTES)
+    await until(lambda: committer.tail.excess_bytes >= stores_limits.WRITE_BACK_BYTES)
     await let_others_run(2_000)
     assert 10 < sum(call.done() for call in calls) < 40
     disk.free.set()

@@ -7,12 +7,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from quackmq.disk.real import RealDisk, RealFile
 from quackmq.model.policy import Policy
 from quackmq.model.topic import PartitionKey
+from quackmq.stores.core.partition_log import PartitionLog
 from quackmq.stores.local import LocalOptions, LocalStore
-from quackmq.stores.local.partition_log import PartitionLog
 from tests.stores.calls import DEADLINE_S, append_values, new_partition, read_all
 
 BATCHES = 10
@@ -116,10 +117,10 @@ async def test_deleting_a_topic_costs_no_more_in_a_store_with_many(tmp_path: Pat
     await store.close()
 
 
-class CountedLogs(dict[PartitionKey, PartitionLog]):
+class CountedLogs(dict[PartitionKey, PartitionLog[Any]]):
     """Notes each time that somebody goes through all of them."""
 
-    def __init__(self, logs: dict[PartitionKey, PartitionLog]) -> None:
+    def __init__(self, logs: dict[PartitionKey, PartitionLog[Any]]) -> None:
         super().__init__(logs)
         self.looked_at: list[int] = []
 

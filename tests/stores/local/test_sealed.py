@@ -19,8 +19,8 @@ from quackmq.stores import limits as stores_limits
 from quackmq.stores.local import LocalOptions, LocalStore
 from quackmq.stores.local.files import format
 from quackmq.stores.local.files.segment import Segment
-from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.segment_sums import Maxima, SealedSegments
+from quackmq.stores.local.segmented_log import SegmentedLog
 from tests.kit.support import START_MS, Clock, batch_of
 from tests.stores.calls import append, new_partition, read_all
 from tests.stores.conftest import SMALL
@@ -39,15 +39,15 @@ def test_the_first_number_that_is_large_enough_is_found_from_every_place(
         assert maxima.first_at_least(least, start) == (places[0] if places else None)
 
 
-def log_of(store: LocalStore, key: PartitionKey) -> PartitionLog:
-    return store._committer.logs[key]
+def log_of(store: LocalStore, key: PartitionKey) -> SegmentedLog:
+    return store._medium._logs[key]
 
 
-def size_by_walking(log: PartitionLog) -> int:
+def size_by_walking(log: SegmentedLog) -> int:
     return sum(each.size for each in log.segments)
 
 
-def bytes_by_walking(log: PartitionLog, first: int, next: int) -> int:
+def bytes_by_walking(log: SegmentedLog, first: int, next: int) -> int:
     total = 0
     for each in log.segments:
         low, high = max(first, each.base_offset), min(next, log.offset_after(each))

@@ -13,7 +13,7 @@ from quackmq.disk.interface import write_all
 from quackmq.disk.real import RealDisk
 from quackmq.errors import DamagedData
 from quackmq.model.topic import PartitionKey
-from quackmq.records.batch import batches, spans, stamp
+from quackmq.records.batch import batches, cut, spans, stamp
 from quackmq.stores.local.files.format import CONTINUES, REGION_ENTRY_BYTES, Descriptor, Region
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Packs
@@ -21,7 +21,6 @@ from quackmq.stores.local.files.segment import (
     BadRange,
     ReadPlan,
     Segment,
-    cut,
     extract_batches,
     inspect,
     load_index,

@@ -16,13 +16,13 @@ from quackmq.stores import limits
 from quackmq.stores.local.commit.write_back import UnwrittenChunks, WriteBackQueue
 from quackmq.stores.local.files.checkpoint import CapturedLog
 from quackmq.stores.local.files.segment import PendingEntries
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 
 class Capture:
     """The captured state of all logs that changed since the last checkpoint."""
 
-    def __init__(self, changed_logs: dict[PartitionLog, None]) -> None:
+    def __init__(self, changed_logs: dict[SegmentedLog, None]) -> None:
         """Capture the logs that changed since the last capture. This object empties
         `changed_logs`."""
         self._remaining = changed_logs
@@ -33,7 +33,7 @@ class Capture:
         #: Committed chunks of these logs that are not in their segments yet.
         self.unwritten: list[UnwrittenChunks] = []
 
-    def capture_before_change(self, log: PartitionLog) -> None:
+    def capture_before_change(self, log: SegmentedLog) -> None:
         """Capture a log that is about to change, if it is not captured yet."""
         if log in self._remaining:
             del self._remaining[log]
@@ -66,7 +66,7 @@ class Capture:
                 del captured[-step:]
                 await asyncio.sleep(0)
 
-    def _capture(self, log: PartitionLog) -> None:
+    def _capture(self, log: SegmentedLog) -> None:
         """Add the present state of a log, its new index entries and its unwritten chunks."""
         # A log that never had a batch has no row: recovery creates it from the catalog.
         if log.high_watermark:

@@ -17,17 +17,17 @@ from functools import partial
 from quackmq.disk.real import Disk
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
+from quackmq.stores.core.tail import Tail
+from quackmq.stores.core.write_failure import WriteFailure
 from quackmq.stores.local.commit.checkpoint_capture import Capture
 from quackmq.stores.local.commit.checkpoint_writer import CheckpointWriter, Removal
 from quackmq.stores.local.commit.write_back import WriteBackQueue
-from quackmq.stores.local.commit.write_failure import WriteFailure
 from quackmq.stores.local.files.checkpoint import CheckpointHeader
 from quackmq.stores.local.files.journal import Journal
 from quackmq.stores.local.files.packs import Packs
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.tail import Tail
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 
 class Checkpointer:
@@ -61,7 +61,7 @@ class Checkpointer:
         #: What the running checkpoint captures; complete if none is running.
         self.capture = Capture({})
         #: Logs that have changed since the last checkpoint.
-        self.changed_logs: dict[PartitionLog, None] = {}
+        self.changed_logs: dict[SegmentedLog, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._location = header.location
         self._bytes_since_last = 0
@@ -90,7 +90,7 @@ class Checkpointer:
         elif self._removal:
             self._schedule_removal()
 
-    def mark_changed(self, logs: Iterable[PartitionLog]) -> None:
+    def mark_changed(self, logs: Iterable[SegmentedLog]) -> None:
         self.changed_logs.update(dict.fromkeys(logs))
 
     def remove_segments(self, segments: Sequence[Segment]) -> None:

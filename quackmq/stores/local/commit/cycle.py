@@ -17,14 +17,12 @@ from quackmq import limits
 from quackmq.errors import InternalError
 from quackmq.records.batch import CRC_POSITION, CRC_START, Buffer, spans
 from quackmq.records.crc_join import join_checksums
-from quackmq.stores.local.commit.pending import PendingCommit
+from quackmq.stores.core.pending import PendingCommit
 from quackmq.stores.local.commit.write_back import write_chunks
 from quackmq.stores.local.files import format
-from quackmq.stores.local.files.format import Descriptor
 from quackmq.stores.local.files.journal import Journal, JournalLocation
 from quackmq.stores.local.files.open_files import OpenFiles
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.tail import Chunk
+from quackmq.stores.local.segmented_log import SegmentChunk, SegmentedLog
 
 _CRC: Final = struct.Struct(">I")
 #: For batches of this size and more, joining checksums costs less than reading the bytes again.
@@ -35,8 +33,8 @@ class PartitionWrite(NamedTuple):
     """The chunks of one partition in a cycle. If `inline`, the frame contains their bytes; else it
     refers to the segment."""
 
-    log: PartitionLog
-    chunks: list[Chunk]
+    log: SegmentedLog
+    chunks: list[SegmentChunk]
     inline: bool
 
 
@@ -76,8 +74,6 @@ class Cycle:
             payload += format.append_bytes(len(chunks), producer_batches, in_frame, boundaries)
             self.writes.append(PartitionWrite(log, chunks, inline))
         self.frame_bytes = format.frame_bytes(payload) if payload else 0
-        #: The descriptors of each write's chunks; set by `write_segments`, used by the commit.
-        self.descriptors: list[list[Descriptor]] = []
 
     @property
     def is_empty(self) -> bool:
@@ -97,15 +93,15 @@ class Cycle:
     # --- in the flush lane --------------------------------------------------------------------
 
     def write_segments(self, files: OpenFiles) -> None:
-        """Write the batches that the frame only refers to; compute the checksums of all chunks and
-        set `descriptors`. Runs before `write_frame`."""
+        """Write the batches that the frame only refers to; set the checksums and the descriptors of
+        all chunks. Runs before `write_frame`."""
         for log, chunks, inline in self.writes:
             if not inline:
                 write_chunks(files, chunks)
             for chunk in chunks:
                 checksum = _extend_checksum(chunk, log.flushed_crc if chunk.continues_region else 0)
                 log.flushed_crc = chunk.region_crc = checksum
-            self.descriptors.append([log.descriptor(chunk) for chunk in chunks])
+                chunk.descriptor = log.descriptor(chunk)
 
     def write_frame(
         self,
@@ -131,10 +127,10 @@ class Cycle:
     def _payload(self) -> Iterator[Buffer]:
         """Yield the entries of the frame: batches, then changes, then trims. Recovery applies them
         in this order, as `Committer._commit` does."""
-        for write, descriptors in zip(self.writes, self.descriptors, strict=True):
-            for chunk, descriptor in zip(write.chunks, descriptors, strict=True):
+        for write in self.writes:
+            for chunk in write.chunks:
                 data = chunk.data if write.inline else None
-                yield from format.encode_append(descriptor, data)
+                yield from format.encode_append(chunk.descriptor, data)
         for _, encoded in self.pending_commit.changes:
             yield from format.encode_change(encoded)
         for log, first_offset in self.pending_commit.trims:
@@ -158,7 +154,7 @@ def _find_max_inline_bytes(
     return max_inline_bytes
 
 
-def _extend_checksum(chunk: Chunk, start: int) -> int:
+def _extend_checksum(chunk: SegmentChunk, start: int) -> int:
     """Return the checksum of a region including this chunk, given the checksum before it. The
     checksum of a large batch was verified when it arrived, so it is joined instead of computed
     again from the bytes."""

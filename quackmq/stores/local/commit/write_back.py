@@ -12,29 +12,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from quackmq.stores.core.chunk import CHUNK_OVERHEAD
 from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import Run
 from quackmq.stores.local.files.segment import Segment
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.tail import CHUNK_OVERHEAD, Chunk
+from quackmq.stores.local.segmented_log import SegmentChunk, SegmentedLog
 
 
 class UnwrittenChunks(NamedTuple):
     """Committed chunks of one log that are not in its segments yet."""
 
-    log: PartitionLog
-    chunks: tuple[Chunk, ...]
+    log: SegmentedLog
+    chunks: tuple[SegmentChunk, ...]
 
 
 class WriteBackQueue:
     """The chunks that wait to be written. Not thread-safe: call from the event loop."""
 
     def __init__(self) -> None:
-        self._logs: dict[PartitionLog, None] = {}
+        self._logs: dict[SegmentedLog, None] = {}
         #: The memory of all waiting chunks.
         self.unwritten_bytes = 0
 
-    def add(self, log: PartitionLog, chunks: Sequence[Chunk]) -> None:
+    def add(self, log: SegmentedLog, chunks: Sequence[SegmentChunk]) -> None:
         """Add chunks that are durable in the journal and must be written to their segments."""
         if log.unwritten is None:
             log.unwritten = list(chunks)
@@ -67,7 +67,7 @@ class WriteBackQueue:
             if log.unwritten is None:
                 self._logs.pop(log, None)
 
-    def forget(self, log: PartitionLog, segments: Sequence[Segment]) -> None:
+    def forget(self, log: SegmentedLog, segments: Sequence[Segment]) -> None:
         """Drop the chunks of segments that no longer belong to a log: they need not be written."""
         dropped = tuple(chunk for chunk in log.unwritten or () if chunk.segment in segments)
         if dropped:
@@ -83,16 +83,16 @@ def merge_runs(unwritten: Iterable[UnwrittenChunks]) -> Iterator[Run]:
             yield Run(run[0].segment.path, position, size, [chunk.data for chunk in run])
 
 
-def write_chunks(files: OpenFiles, chunks: Sequence[Chunk]) -> None:
+def write_chunks(files: OpenFiles, chunks: Sequence[SegmentChunk]) -> None:
     """Write chunks of one partition to their segment files; adjacent chunks in one write.
     Thread-safe."""
     for run in _group_adjacent(chunks):
         files.write(run[0].segment.path, run[0].position, [chunk.data for chunk in run])
 
 
-def _group_adjacent(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+def _group_adjacent(chunks: Sequence[SegmentChunk]) -> list[list[SegmentChunk]]:
     """Group chunks that are adjacent in one segment, in their order."""
-    runs: list[list[Chunk]] = []
+    runs: list[list[SegmentChunk]] = []
     end = -1
     for chunk in chunks:
         if runs and runs[-1][0].segment is chunk.segment and chunk.position == end:

@@ -48,7 +48,7 @@ from quackmq.stores.local.files.journal import JournalLocation
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed
 from quackmq.stores.local.files.segment import Segment
 from quackmq.stores.local.options import LocalOptions, SyncMode
-from quackmq.stores.local.partition_log import PartitionLog
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 PATH: Final = "checkpoint"
 
@@ -77,7 +77,7 @@ class CapturedLog(NamedTuple):
     last_aborted_offset: int
 
     @classmethod
-    def of(cls, log: PartitionLog) -> CapturedLog:
+    def of(cls, log: SegmentedLog) -> CapturedLog:
         """Return a snapshot of a log. Segments without committed bytes are left out."""
         return cls(
             log.key,
@@ -144,7 +144,7 @@ class Decoded(NamedTuple):
 
     header: CheckpointHeader
     catalog: Catalog
-    logs: dict[PartitionKey, PartitionLog]
+    logs: dict[PartitionKey, SegmentedLog]
     packed: Packed
 
 
@@ -176,14 +176,14 @@ def decode(data: bytes, options: LocalOptions) -> Decoded:
 
 def new_logs(
     catalog: Catalog, options: LocalOptions, epoch: int
-) -> dict[PartitionKey, PartitionLog]:
+) -> dict[PartitionKey, SegmentedLog]:
     """Return an empty log for every partition in the catalog."""
     keys = (
         PartitionKey(topic.id, partition)
         for topic in catalog.topics.values()
         for partition in range(topic.partitions)
     )
-    return {key: PartitionLog(key, options, epoch) for key in keys}
+    return {key: SegmentedLog(key, options, epoch) for key in keys}
 
 
 def _partition_row(log: CapturedLog) -> bytes:
@@ -236,7 +236,7 @@ def _producer_row(producer: Producer) -> list[Any]:
     ]
 
 
-def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, PartitionLog]) -> None:
+def _restore_partition(row: list[Any], logs: Mapping[PartitionKey, SegmentedLog]) -> None:
     """Set the state of a log to that in its row. Raises KeyError if the catalog has no such
     partition."""
     topic_id, partition, first_offset, next_offset, segments, producers, last_aborted = row

@@ -59,6 +59,7 @@ from quackmq.model.producer_state import RememberedBatch
 from quackmq.model.topic import PartitionKey
 from quackmq.records.batch import Buffer
 from quackmq.stores import limits
+from quackmq.stores.core.chunk import ProducerBatch
 
 #: The version of everything in the directory. A newer one is refused. Format 3 added packs; a
 #: directory of format 2 is opened as one without packs.
@@ -105,12 +106,6 @@ class Kind(IntEnum):
 #: As plain numbers: packing a member of an enumeration takes ten times as long.
 _APPEND: Final = int(Kind.APPEND)
 _REFERENCE: Final = int(Kind.REFERENCE)
-
-
-class ProducerBatch(NamedTuple):
-    producer_id: int
-    epoch: int
-    batch: RememberedBatch
 
 
 class Descriptor(NamedTuple):

@@ -27,7 +27,7 @@ from quackmq.errors import CorruptBatch, DamagedData, QuackError
 from quackmq.fast_tuples import new_tuple
 from quackmq.model.log_transactions import ABORTED_BYTES, damaged_aborted
 from quackmq.model.topic import PartitionKey
-from quackmq.records.batch import Batch, Span, spans
+from quackmq.records.batch import Batch, Span, cut, spans
 from quackmq.stores.local.files.format import (
     CONTINUES,
     REGION_ENTRY_BYTES,
@@ -336,31 +336,6 @@ def extract_batches(plan: ReadPlan, data: memoryview) -> ReadResult:
         if not complete:
             return ReadResult(tuple(pieces), False)
     return ReadResult(tuple(pieces), True)
-
-
-def cut(
-    content: memoryview, offset: int, max_bytes: int, first_max_bytes: int
-) -> tuple[memoryview, bool]:
-    """Return the batches from the one with `offset` on that fit into `max_bytes` (the first one if
-    it fits into `first_max_bytes`), and whether they reach the end of `content`."""
-    start = end = None
-    for span in spans(content):
-        if span.next_offset <= offset:
-            continue
-        if start is None:
-            start = end = span.position
-            if len(content) - start <= max_bytes:
-                return content[start:], True
-            # The first batch has a bound of its own, so that a reader always advances.
-            if span.size <= first_max_bytes:
-                end = span.position + span.size
-                continue
-        if span.position + span.size - start > max_bytes:
-            break
-        end = span.position + span.size
-    if start is None:
-        return content[:0], True
-    return content[start:end], end == len(content)
 
 
 class BadRange(NamedTuple):

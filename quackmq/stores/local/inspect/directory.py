@@ -44,7 +44,6 @@ from quackmq.stores.local.inspect.findings import Finding, Kind
 from quackmq.stores.local.inspect.segments import OfflineSegments
 from quackmq.stores.local.open import LOCK_PATH, holds_data
 from quackmq.stores.local.options import LocalOptions
-from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import (
     META_PATH,
     Meta,
@@ -53,6 +52,7 @@ from quackmq.stores.local.recovery import (
     read_meta,
     replay,
 )
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 
 class FrameAt(NamedTuple):
@@ -76,7 +76,7 @@ class Inspection:
         self.meta: Meta | None = None
         self.checkpoint: CheckpointHeader | None = None
         self.catalog = Catalog()
-        self.logs: dict[PartitionKey, PartitionLog] = {}
+        self.logs: dict[PartitionKey, SegmentedLog] = {}
         #: Frames that recovery would replay.
         self.frames = 0
         #: From frames after damage: where their batches lie in segments.

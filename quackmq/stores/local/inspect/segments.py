@@ -29,8 +29,8 @@ from quackmq.stores.local.files.open_files import OpenFiles
 from quackmq.stores.local.files.packs import NOTHING_PACKED, Packed, Packs
 from quackmq.stores.local.files.segment import Segment, inspect
 from quackmq.stores.local.inspect.findings import Finding, Kind, join_adjacent
-from quackmq.stores.local.partition_log import PartitionLog
 from quackmq.stores.local.recovery import SegmentWrite
+from quackmq.stores.local.segmented_log import SegmentedLog
 
 _NOTHING = memoryview(b"")
 #: The errors of a device or a file system that has lost bytes.
@@ -79,12 +79,12 @@ class OfflineSegments:
 
     # --- partitions ---------------------------------------------------------------------------
 
-    def batches(self, log: PartitionLog, offset: int = 0) -> Iterator[StoredBatch | Finding]:
+    def batches(self, log: SegmentedLog, offset: int = 0) -> Iterator[StoredBatch | Finding]:
         """Yield a partition's batches from the one with `offset` on, and findings in the place of
         damaged ones."""
         return join_adjacent(self._batches(log, offset))
 
-    def _batches(self, log: PartitionLog, offset: int) -> Iterator[StoredBatch | Finding]:
+    def _batches(self, log: SegmentedLog, offset: int) -> Iterator[StoredBatch | Finding]:
         """Yield batches and findings in the order of their bytes; adjacent findings are not
         joined."""
         for path, position, content, good, bad in self.scan_log(log, offset):
@@ -97,7 +97,7 @@ class OfflineSegments:
                     yield StoredBatch(path, position + span.position, batch)
             yield from damaged
 
-    def scan_log(self, log: PartitionLog, offset: int = 0) -> Iterator[ScannedRange]:
+    def scan_log(self, log: SegmentedLog, offset: int = 0) -> Iterator[ScannedRange]:
         """Yield the content of a partition's segments from the region with `offset` on."""
         # Not strict: a log without segments has an end offset all the same.
         for segment, end_offset in zip(log.segments, _end_offsets(log), strict=False):
@@ -294,7 +294,7 @@ def _iterate_intact_batches(content: memoryview, expected: int, end_offset: int)
         position, expected = position + batch.size, batch.next_offset
 
 
-def _end_offsets(log: PartitionLog) -> Iterator[int]:
+def _end_offsets(log: SegmentedLog) -> Iterator[int]:
     """Yield for each segment the offset at which it ends."""
     yield from (segment.base_offset for segment in log.segments[1:])
     yield log.high_watermark

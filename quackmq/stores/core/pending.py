@@ -1,22 +1,15 @@
-"""Submitted changes that wait to be written, divided into frames of the journal.
+"""Submitted changes that wait to be made durable, divided into cycles.
 
-Changes are gathered while the previous frame is written. The changes of one call are in one frame,
-because they are durable together or not at all. `CommitQueue` therefore tracks an upper bound of
-the size of each frame's entries, and begins another frame before a call would exceed it. So no
-number of small batches makes a frame that the journal cannot hold. The number of batches in a frame
-is bounded too, because the loop makes all of them readable in one step when the frame is durable.
-
-The bound of a frame's size is
-
-    header + entries + inline batches + padding
-
-where `entries` is counted here (each batch as if it were a chunk of its own, with a producer and a
-transaction boundary), the inline batches are at most those that `Cycle` allows, and the padding is
-less than one sector.
+Changes are gathered while the medium makes the previous cycle durable. The changes of one call are
+in one cycle, because they are durable together or not at all. `CommitQueue` therefore tracks an
+upper bound of the size of each cycle's entries, and begins another cycle before a call would exceed
+it (`CycleBounds`). Each batch counts as if it were a chunk of its own, with a producer and a
+transaction boundary. The number of batches in a cycle is bounded too, because the loop makes all of
+them readable in one step when the cycle is durable.
 
 Memory is bounded by its real use: a waiting batch of 70 bytes takes more than 1 KiB, with its
-chunk, its future and its entry in the frame. `batch_room` and `change_room` count all of it, and
-delay callers that wait for room.
+chunk, its future and its entry. `batch_room` and `change_room` count all of it, and delay callers
+that wait for room.
 
 Not thread-safe: call from the event loop.
 """
@@ -26,15 +19,33 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from quackmq import limits as shared_limits
 from quackmq.errors import LimitReached
 from quackmq.stores import limits
 from quackmq.stores.catalog import Change, encode_change
-from quackmq.stores.local.files import format
-from quackmq.stores.local.partition_log import PartitionLog
-from quackmq.stores.local.tail import Chunk
+from quackmq.stores.core.partition_log import PartitionLog
+
+EncodedChange = tuple[Change, bytes]
+_NO_BOUND: Final = 2**62
+
+
+class CycleBounds(NamedTuple):
+    """How much one cycle may have. Entries describe batches, and contain changes and trims; the
+    bytes of the batches are not part of them."""
+
+    #: The most bytes that the entries of one cycle may have.
+    max_entry_bytes: int
+    #: The most that describes one batch: it may be its own chunk, have a producer, and begin or end
+    #: a transaction.
+    batch_entry_bytes: int
+    #: What a change takes beside its encoded bytes, and what a trim takes.
+    change_entry_bytes: int
+    trim_entry_bytes: int
+    #: A cycle with more bytes of batches than this, of many partitions
+    #: (`limits.REFERENCED_SHARES`), accepts no further call.
+    inline_bytes: int = _NO_BOUND
 
 
 class Room:
@@ -75,68 +86,96 @@ class Room:
 
 
 class PendingCommit:
-    """The changes that one frame will commit."""
+    """The changes of one cycle, which become durable together or not at all. They apply in this
+    order: chunks, changes of the catalog, trims."""
 
     def __init__(self) -> None:
-        self.logs: dict[PartitionLog, None] = {}
-        #: The chunks of each log; set by `seal`, when no more are added.
-        self.chunks: list[tuple[PartitionLog, list[Chunk]]] = []
-        self.changes: list[tuple[Change, bytes]] = []
-        self.trims: list[tuple[PartitionLog, int]] = []
+        self.logs: dict[PartitionLog[Any], None] = {}
+        #: The chunks of each log, in offset order; set by `seal`, when no more are added.
+        self.chunks: list[tuple[Any, list[Any]]] = []
+        self.changes: list[EncodedChange] = []
+        #: The new first offset of each trimmed log.
+        self.trims: list[tuple[Any, int]] = []
+        #: The future of each call, and its result.
         self.callers: list[tuple[asyncio.Future[Any], Any]] = []
-        #: An upper bound of the size of the frame's entries, without inline batches.
+        #: An upper bound of the size of the entries (`CycleBounds`).
         self.entry_bytes = 0
         self.batch_count = 0
         self.append_bytes = 0
-        #: The bytes that each `Room` counts for this frame.
+        #: The bytes that each `Room` counts for this cycle.
         self.batch_room_bytes = 0
         self.change_room_bytes = 0
 
     def seal(self) -> None:
-        """Take the chunks from their logs; later batches belong to the next frame."""
+        """Take the chunks from their logs; later batches belong to the next cycle."""
         self.chunks = [(log, log.pop_pending()) for log in self.logs]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to store, because all batches repeat those of earlier cycles."""
+        return not (self.logs or self.changes or self.trims)
 
 
 class CommitQueue:
-    """The waiting changes of all callers, divided into frames."""
+    """The waiting changes of all callers, divided into cycles."""
 
-    def __init__(self, frame_bytes: int, inline_bytes: int) -> None:
-        """Make frames of at most `frame_bytes`, of which inline batches may be `inline_bytes`."""
-        #: The most bytes that the entries of one frame may have.
-        self.max_entry_bytes = format.payload_bytes(frame_bytes) - inline_bytes
-        self._inline_bytes = inline_bytes
+    def __init__(self, bounds: CycleBounds) -> None:
+        self._bounds = bounds
+        self._max_entry_bytes = bounds.max_entry_bytes
+        #: A cycle is full if it has many batches, or much of many partitions, whose files would
+        #: have to be synced.
+        self._inline_bytes = bounds.inline_bytes
+        #: What one batch reserves.
+        self.batch_entry_bytes = bounds.batch_entry_bytes
         self.batch_room = Room(shared_limits.PENDING_BYTES)
         self.change_room = Room(limits.CHANGE_BYTES)
         self._full: deque[PendingCommit] = deque()
         self._current = PendingCommit()
 
     def reserve_entries(self, entry_bytes: int) -> None:
-        """Reserve room for all entries of one call in one frame; `entry_bytes` is their upper
+        """Reserve room for all entries of one call in one cycle; `entry_bytes` is their upper
         bound. Call this before adding the first of them. Raises LimitReached, and changes nothing,
-        if no frame can hold them."""
+        if no cycle can hold them."""
         current = self._current
-        # A frame is full if it has many batches, or many partitions whose files would have to be
-        # synced (`limits.REFERENCED_SHARES`).
         is_full = current.batch_count >= limits.FRAME_BATCHES or (
             current.append_bytes > self._inline_bytes
             and len(current.logs) > limits.REFERENCED_SHARES
         )
-        if is_full or current.entry_bytes + entry_bytes > self.max_entry_bytes:
-            if entry_bytes > self.max_entry_bytes:
+        if is_full or current.entry_bytes + entry_bytes > self._max_entry_bytes:
+            if entry_bytes > self._max_entry_bytes:
                 raise LimitReached(
                     f"one call has up to {entry_bytes} bytes of batch headers, cursors and "
-                    f"states; at most {self.max_entry_bytes} fit into one frame: use several calls"
+                    f"states; at most {self._max_entry_bytes} fit into one frame: use several calls"
                 )
             current.seal()
             self._full.append(current)
             current = self._current = PendingCommit()
         current.entry_bytes += entry_bytes
 
-    def reserve_changes(self, changes: Iterable[tuple[Change, bytes]]) -> None:
+    def reserve_changes(self, changes: Iterable[EncodedChange]) -> None:
         """Reserve room for the encoded changes of one call, as `reserve_entries` does."""
-        self.reserve_entries(entry_bytes(changes))
+        self.reserve_entries(self.entry_bytes(changes))
 
-    def add_batch(self, log: PartitionLog, size: int, overhead: int) -> None:
+    def reserve_trim(self) -> None:
+        """Reserve room for a trim, as `reserve_entries` does."""
+        self.reserve_entries(self._bounds.trim_entry_bytes)
+
+    def entry_bytes(self, changes: Iterable[EncodedChange]) -> int:
+        """Return the size of the entries of encoded changes."""
+        return sum(self._bounds.change_entry_bytes + len(encoded) for _, encoded in changes)
+
+    def encode(self, changes: Iterable[Change]) -> list[EncodedChange]:
+        """Encode the changes of one call. Raises LimitReached if they are too many for one call."""
+        encoded = [(change, encode_change(change)) for change in changes]
+        size = self.entry_bytes(encoded)
+        if size > limits.CHANGE_BYTES:
+            raise LimitReached(
+                f"one call has {size} bytes of cursors and states; at most {limits.CHANGE_BYTES} "
+                "are allowed: use several calls"
+            )
+        return encoded
+
+    def add_batch(self, log: PartitionLog[Any], size: int, overhead: int) -> None:
         """Count a batch that `log` has accepted. `overhead` is its memory beside its own bytes."""
         current = self._current
         current.logs[log] = None
@@ -151,7 +190,7 @@ class CommitQueue:
         self._current.change_room_bytes += cost
         self.change_room.add(cost)
 
-    def add_trim(self, log: PartitionLog, first_offset: int) -> None:
+    def add_trim(self, log: PartitionLog[Any], first_offset: int) -> None:
         self._current.trims.append((log, first_offset))
         self._current.change_room_bytes += limits.PENDING_CHANGE_OVERHEAD
         self.change_room.add(limits.PENDING_CHANGE_OVERHEAD)
@@ -165,7 +204,7 @@ class CommitQueue:
         return not self._full and not self._current.callers
 
     def pop(self) -> PendingCommit:
-        """Remove and return the changes of the next frame."""
+        """Remove and return the changes of the next cycle."""
         if self._full:
             return self._full.popleft()
         pending_commit, self._current = self._current, PendingCommit()
@@ -173,7 +212,7 @@ class CommitQueue:
         return pending_commit
 
     def pop_all(self) -> Iterator[PendingCommit]:
-        """Remove and yield the changes of each waiting frame."""
+        """Remove and yield the changes of each waiting cycle."""
         while not self.is_empty:
             yield self.pop()
 
@@ -181,20 +220,3 @@ class CommitQueue:
         """Release the room of changes that are durable or have failed."""
         self.batch_room.release(pending_commit.batch_room_bytes)
         self.change_room.release(pending_commit.change_room_bytes)
-
-
-def encode_changes(changes: Iterable[Change]) -> list[tuple[Change, bytes]]:
-    """Encode the changes of one call. Raises LimitReached if they are too many for one call."""
-    encoded = [(change, encode_change(change)) for change in changes]
-    size = entry_bytes(encoded)
-    if size > limits.CHANGE_BYTES:
-        raise LimitReached(
-            f"one call has {size} bytes of cursors and states; at most {limits.CHANGE_BYTES} "
-            "are allowed: use several calls"
-        )
-    return encoded
-
-
-def entry_bytes(changes: Iterable[tuple[Change, bytes]]) -> int:
-    """Return the size of encoded changes in a frame."""
-    return sum(format.change_bytes(len(encoded)) for _, encoded in changes)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from quackmq.errors import LimitReached
 from quackmq.stores import limits
-from quackmq.stores.local.partition_log import Awaited, PartitionLog, WaitingReader
+from quackmq.stores.core.partition_log import Awaited, PartitionLog, WaitingReader
 
 
 class Waiter:
@@ -27,7 +28,7 @@ class Waiter:
     def __init__(
         self,
         readers: WaitingReaders,
-        logs: Mapping[PartitionLog, Awaited],
+        logs: Mapping[PartitionLog[Any], Awaited],
         missing_bytes: int,
         wait_s: float,
         on_wake: Callable[[], None],
@@ -76,12 +77,12 @@ class WaitingReaders:
         #: The log and the appended bytes of each commit, in order, and the readers that waited then
         #: and have not been notified yet.
         self._notifications: deque[
-            tuple[PartitionLog, int, Iterator[tuple[WaitingReader, Awaited]]]
+            tuple[PartitionLog[Any], int, Iterator[tuple[WaitingReader, Awaited]]]
         ] = deque()
 
     def add(
         self,
-        logs: Mapping[PartitionLog, Awaited],
+        logs: Mapping[PartitionLog[Any], Awaited],
         missing_bytes: int,
         wait_s: float,
         on_wake: Callable[[], None],
@@ -95,7 +96,7 @@ class WaitingReaders:
         return waiter
 
     async def wait(
-        self, logs: Mapping[PartitionLog, Awaited], missing_bytes: int, wait_s: float
+        self, logs: Mapping[PartitionLog[Any], Awaited], missing_bytes: int, wait_s: float
     ) -> None:
         """Return when `missing_bytes` are appended to the logs, or after `wait_s`."""
         woken = self.loop.create_future()
@@ -105,7 +106,7 @@ class WaitingReaders:
         finally:
             waiter.cancel()
 
-    def queue_notification(self, log: PartitionLog, appended_bytes: int) -> None:
+    def queue_notification(self, log: PartitionLog[Any], appended_bytes: int) -> None:
         """Notify the readers that wait now, after the callbacks that are already scheduled."""
         # Else `_wake_some` is scheduled already.
         if not self._notifications:
@@ -130,7 +131,7 @@ class WaitingReaders:
 
 
 def _notify(
-    log: PartitionLog, waiter: WaitingReader, awaited: Awaited, appended_bytes: int
+    log: PartitionLog[Any], waiter: WaitingReader, awaited: Awaited, appended_bytes: int
 ) -> bool:
     """Notify a reader; return whether it was woken. If the log has transactions, wake a reader of
     committed records when the stable offset has moved: how many bytes it gets is unknown."""

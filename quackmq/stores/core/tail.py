@@ -1,7 +1,6 @@
 """The tail: recent chunks of all partitions in memory, within one global bound.
 
-A chunk is the part of one flush cycle that belongs to one partition: whole, stamped batches, whose
-bytes never change again. The oldest chunk of the whole store is evicted first.
+The oldest chunk of the whole store is evicted first, as soon as its log can read it elsewhere.
 """
 
 from __future__ import annotations
@@ -9,61 +8,10 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from quackmq.model.log_transactions import TransactionBoundary
-from quackmq.model.producer_state import Producer
-from quackmq.stores.local.files.format import ProducerBatch
-from quackmq.stores.local.files.segment import Segment, cut
-
-#: The memory of a chunk beside its bytes: objects, list slots, the allocator's slack.
-CHUNK_OVERHEAD = 512
-
-
-class Chunk:
-    """Batches that wait to be written, and later are in the tail. `PartitionLog` creates it; the
-    flush lane sets `region_crc`, once; nothing changes after the commit."""
-
-    __slots__ = (
-        "append_time_ms",
-        "base_offset",
-        "batches",
-        "boundaries",
-        "continues_region",
-        "data",
-        "is_written",
-        "max_timestamp_ms",
-        "next_offset",
-        "position",
-        "producer_batches",
-        "producers",
-        "region_base",
-        "region_crc",
-        "segment",
-    )
-
-    def __init__(self, data: bytearray | memoryview, base_offset: int, append_time_ms: int) -> None:
-        self.data = data
-        self.base_offset = base_offset
-        self.next_offset = base_offset
-        self.append_time_ms = append_time_ms
-        self.max_timestamp_ms = -1
-        self.batches = 0
-        #: The producers' states after this chunk, and the batches in it that changed them. Both,
-        #: and the boundaries, are dropped when the chunk is durable: the log then has them.
-        self.producers: dict[int, Producer] | None = None
-        self.producer_batches: tuple[ProducerBatch, ...] = ()
-        #: Where its batches begin and end transactions.
-        self.boundaries: list[TransactionBoundary] | None = None
-        # The position, assigned when a flush cycle takes the chunk.
-        self.segment: Segment
-        self.position = 0
-        self.continues_region = False
-        self.region_base = base_offset
-        self.region_crc = 0
-        #: Whether it is in the segment; until then it can be read only from the tail.
-        self.is_written = False
-
+from quackmq.records.batch import cut
+from quackmq.stores.core.chunk import CHUNK_OVERHEAD, Chunk
 
 #: Takes the place of evicted chunks in a list.
 _EVICTED: Final = Chunk(bytearray(), 0, 0)
@@ -156,8 +104,8 @@ class ChunkOwner(Protocol):
 
     tail: PartitionTail
 
-    def can_evict(self, chunk: Chunk) -> bool:
-        """Return whether readers find the oldest chunk on disk."""
+    def can_evict(self, chunk: Any) -> bool:
+        """Return whether readers find the oldest chunk outside the tail."""
 
 
 class Tail:
@@ -178,7 +126,7 @@ class Tail:
 
     def shrink(self) -> None:
         """Evict the oldest chunks until within the bound; stop at one that its log cannot evict
-        yet, because readers would not find it on disk. That chunk, however small, keeps all later
+        yet, because readers would not find it elsewhere. That chunk, however small, keeps all later
         ones. So a caller that finds much beyond the bound (`excess_bytes`) starts a write-back."""
         while self._bytes > self._max_bytes:
             log, chunk = self._order[0]
