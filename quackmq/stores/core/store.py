@@ -59,8 +59,10 @@ class CoreStore(Store):
     """A store over a medium. `Store` says what each method does. Not thread-safe: call from the
     event loop."""
 
-    def __init__(self, committer: Committer, cluster_id: str) -> None:
-        self._committer = committer
+    #: Set by the class that opens a store.
+    _committer: Committer
+
+    def __init__(self, cluster_id: str) -> None:
         self.cluster_id = cluster_id
         #: The log of the last plain append.
         self._last_log: PartitionLog[Any] | None = None

@@ -36,7 +36,8 @@ class LocalStore(CoreStore):
     """A store in one directory. Not thread-safe: call from the event loop."""
 
     def __init__(self, committer: Committer, medium: LocalMedium, cluster_id: str) -> None:
-        super().__init__(committer, cluster_id)
+        super().__init__(cluster_id)
+        self._committer = committer
         self._medium = medium
 
     @property
