@@ -332,9 +332,12 @@ class Catalog:
                 self._put_topic(durable.topic(topic_id))
                 for cursor in durable.cursors(topic_id=topic_id).values():
                     self._set_cursor(cursor)
-            case CursorSet(cursor) if cursor.key.topic_id in self._topics:
-                removed = cursor._replace(offset=None)
-                self._set_cursor(durable._cursors.get(cursor.key, removed))
+            case CursorSet(cursor):
+                stored_cursor = durable._cursors.get(cursor.key)
+                if stored_cursor is not None:
+                    self._set_cursor(stored_cursor)
+                elif cursor.key in self._cursors:
+                    self._set_cursor(cursor._replace(offset=None))
             case StateSet(key, _):
                 self.apply(StateSet(key, durable.state(key)))
 

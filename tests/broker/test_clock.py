@@ -62,7 +62,7 @@ class Home:
         if self.kind == "memory":
             if self._memory is None:
                 self._memory = MemoryStore()
-            self._memory._clock = clock
+            self._memory._committer._clock = clock
             return self._memory, None
         log = await LocalStore.open(self._directory, LocalOptions(sync="os"), clock)
         if self.kind == "local":
