@@ -43,7 +43,9 @@ NAMES = ("ducks", "geese")
 #: The second lets go of what is old. The age of a record is known to a second.
 KEEP_FOR_MS = 3_000
 POLICIES = {
-    "ducks": Policy(archive_bytes=1_500, archive_after_ms=50),
+    "ducks": Policy(
+        archive_bytes=1_500, archive_after_ms=None, live_for_ms=30, archive_after_live_ms=20
+    ),
     "geese": Policy(archive_bytes=1_500, archive_after_ms=50, keep_for_ms=KEEP_FOR_MS),
 }
 
