@@ -57,8 +57,6 @@ CODECS = {
     "quackmq.protocols.line.codec",
     "quackmq.protocols.zmq.codec",
 }
-#: The parts of the line codec.
-LINE_PARTS = {f"quackmq.protocols.line.{name}" for name in ("escapes", "polling", "words")}
 
 #: What codecs may import of the serving layer.
 SHARED = {f"quackmq.serving.{name}" for name in ("budgets", "first_bytes", "limits")}
@@ -97,11 +95,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"quackmq.clock", "quackmq.tasks", "quackmq.loop_clock", "quackmq.stores.contract"}
     | {"quackmq.archive", "quackmq.failure_log"},
     **{
-        codec: BASE
-        | SHARED
-        | {"quackmq.records.batch", codec.rpartition(".")[0] + ".limits"}
-        | LINE_PARTS
-        for codec in CODECS | LINE_PARTS
+        codec: BASE | SHARED | {"quackmq.records.batch", codec.rpartition(".")[0] + ".limits"}
+        for codec in CODECS
     },
     "quackmq.serving": BASE | {"quackmq.broker", "quackmq.loop_clock"},
     "quackmq.protocols": VALUES
@@ -182,7 +177,7 @@ ASSERTS_OF_OWN_RULES: dict[str, str] = {
     "quackmq/protocols/http/router.py": "routes are a table in the source, checked at every start",
     "quackmq/protocols/kafka/connection.py": "a request is answered once",
     "quackmq/groups/classic/group.py": "states follow each other by a table in the source",
-    "quackmq/protocols/line/codec.py": "a door answers what the codec has given it",
+    "quackmq/protocols/line/codec/conversation.py": "a connection answers what it was given",
 }
 
 PUBLIC_NAMES = ["AsyncClient", "Client", "Message", "QuackError", "QuackTimeout", "__version__"]

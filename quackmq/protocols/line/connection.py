@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
 from quackmq.protocols.line import limits
-from quackmq.protocols.line.codec import (
+from quackmq.protocols.line.codec.conversation import (
     Choose,
     Connect,
     Conversation,
@@ -36,9 +36,9 @@ from quackmq.protocols.line.codec import (
     Word,
     encode,
 )
-from quackmq.protocols.line.escapes import describe_error
+from quackmq.protocols.line.codec.escapes import describe_error
+from quackmq.protocols.line.codec.polling import EntryAnswer, GetEntry
 from quackmq.protocols.line.joint_writes import JointWrites
-from quackmq.protocols.line.polling import EntryAnswer, GetEntry
 from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings

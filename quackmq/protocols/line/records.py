@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quackmq.protocols.line.codec import Role
+from quackmq.protocols.line.codec.conversation import Role
 
 
 @dataclass(frozen=True, slots=True)

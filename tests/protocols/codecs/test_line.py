@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from quackmq import limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
-from quackmq.protocols.line import codec as line
 from quackmq.protocols.line import limits as line_limits
-from quackmq.protocols.line.codec import (
+from quackmq.protocols.line.codec import conversation as line
+from quackmq.protocols.line.codec.conversation import (
     TABLE,
     Choose,
     Connect,
@@ -33,7 +33,7 @@ from quackmq.protocols.line.codec import (
     kind_of,
     parse,
 )
-from quackmq.protocols.line.polling import GetEntry, NoEntry
+from quackmq.protocols.line.codec.polling import GetEntry, NoEntry
 from tests.kit.tables import each
 
 NEWS = Entry("1", b"Ducks win")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quackmq.protocols.line.codec import (
+from quackmq.protocols.line.codec.conversation import (
     Conversation,
     Entry,
     Event,
@@ -15,8 +15,8 @@ from quackmq.protocols.line.codec import (
     Word,
     parse,
 )
-from quackmq.protocols.line.escapes import describe_error
-from quackmq.protocols.line.polling import EntryAnswer
+from quackmq.protocols.line.codec.escapes import describe_error
+from quackmq.protocols.line.codec.polling import EntryAnswer
 
 ROOT = Path(__file__).resolve().parents[3]
 

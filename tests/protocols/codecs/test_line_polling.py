@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import InvalidRequest
-from quackmq.protocols.line.codec import Message, State, Word, encode, parse
-from quackmq.protocols.line.polling import GetEntry, NoEntry, NumberedEntry, publisher_word
+from quackmq.protocols.line.codec.conversation import Message, State, Word, encode, parse
+from quackmq.protocols.line.codec.polling import GetEntry, NoEntry, NumberedEntry, publisher_word
 from tests.kit.tables import each
 from tests.protocols.codecs.test_line import CALM, contents, in_state, lines_of, names, topics
 

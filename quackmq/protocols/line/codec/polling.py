@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from quackmq.errors import InvalidRequest, ProtocolError
-from quackmq.protocols.line.escapes import escape, unescape
-from quackmq.protocols.line.words import abbreviate, parse_id, parse_number, parse_topic
+from quackmq.protocols.line.codec.escapes import escape, unescape
+from quackmq.protocols.line.codec.words import abbreviate, parse_id, parse_number, parse_topic
 
 #: Stands for a publisher without an id.
 NO_PUBLISHER: Final = "-"

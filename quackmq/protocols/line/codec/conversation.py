@@ -78,8 +78,8 @@ from typing import Final, NamedTuple
 from quackmq import limits as shared_limits
 from quackmq.errors import InvalidRequest, ProtocolError, QuackError, RecordTooLarge
 from quackmq.protocols.line import limits
-from quackmq.protocols.line.escapes import encode_reason, escape, parse_reason, unescape
-from quackmq.protocols.line.polling import (
+from quackmq.protocols.line.codec.escapes import encode_reason, escape, parse_reason, unescape
+from quackmq.protocols.line.codec.polling import (
     EntryAnswer,
     GetEntry,
     encode_answer,
@@ -87,7 +87,7 @@ from quackmq.protocols.line.polling import (
     parse_answer,
     parse_getentry,
 )
-from quackmq.protocols.line.words import abbreviate, parse_id, parse_topic
+from quackmq.protocols.line.codec.words import abbreviate, parse_id, parse_topic
 from quackmq.serving import limits as serving_limits
 
 
