@@ -40,7 +40,7 @@ from quackmq.cli.experiment.report import (
 from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import WhenFull
-from quackmq.protocols.line.codec.conversation import Entry
+from quackmq.protocols.line.codec.messages import Entry
 from tests.kit.tables import each
 
 

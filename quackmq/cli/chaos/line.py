@@ -16,7 +16,7 @@ from quackmq import limits
 from quackmq.cli.broker.address import UnixPath, parse_address_or_path
 from quackmq.cli.chaos.runner import PendingMessage
 from quackmq.errors import InvalidRequest, QuackTimeout, Refused
-from quackmq.protocols.line.codec.conversation import (
+from quackmq.protocols.line.codec.messages import (
     Choose,
     Connect,
     Entry,

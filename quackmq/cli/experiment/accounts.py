@@ -15,7 +15,7 @@ from quackmq.cli.experiment.peer_process import PeerProcess
 from quackmq.cli.experiment.program import ProgramProcess
 from quackmq.cli.experiment.report import PublisherAccount, SubscriberAccount
 from quackmq.model.topic import PartitionKey
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 from quackmq.protocols.line.server import LineServer
 
 #: The caller of all calls of the broker.

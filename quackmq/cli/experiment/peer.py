@@ -35,7 +35,7 @@ from quackmq import limits as shared_limits
 from quackmq.cli import limits
 from quackmq.cli.experiment.latency import Latencies
 from quackmq.errors import ProtocolError
-from quackmq.protocols.line.codec.conversation import (
+from quackmq.protocols.line.codec.messages import (
     Choose,
     Connect,
     Entry,

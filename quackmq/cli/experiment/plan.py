@@ -19,7 +19,7 @@ from quackmq.cli import limits
 from quackmq.cli.experiment.peer import Behaviour, Part
 from quackmq.errors import InvalidRequest
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 
 #: The smallest entry, with room for its publisher, number and time.
 _LEAST_ENTRY_BYTES: Final = 64

@@ -23,7 +23,7 @@ from quackmq.cli.experiment.peer_process import start_on_pipes
 from quackmq.cli.experiment.plan import Program
 from quackmq.cli.experiment.report import ProgramResult, describe_exit
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 from quackmq.protocols.line.connection import Connection
 from quackmq.protocols.line.records import ConnectionRecord, End
 

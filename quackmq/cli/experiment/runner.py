@@ -43,7 +43,7 @@ from quackmq.cli.experiment.plan import Experiment
 from quackmq.cli.experiment.program import ProgramProcess
 from quackmq.cli.experiment.report import MORTAL, Outcome, Sample
 from quackmq.errors import QuackError, QuackTimeout
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.line.settings import LineSettings
 from quackmq.stores.local import LocalOptions, LocalStore

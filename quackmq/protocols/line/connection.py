@@ -23,20 +23,17 @@ from typing import Any, Final, Protocol
 from quackmq.broker import Broker, Caller
 from quackmq.errors import BrokerClosing, ProtocolError, QuackError
 from quackmq.protocols.line import limits
-from quackmq.protocols.line.codec.conversation import (
+from quackmq.protocols.line.codec.conversation import Conversation, Event, Refused, State
+from quackmq.protocols.line.codec.escapes import describe_error
+from quackmq.protocols.line.codec.messages import (
     Choose,
     Connect,
-    Conversation,
     Entry,
-    Event,
-    Refused,
     Rejection,
     Role,
-    State,
     Word,
     encode,
 )
-from quackmq.protocols.line.codec.escapes import describe_error
 from quackmq.protocols.line.codec.polling import EntryAnswer, GetEntry
 from quackmq.protocols.line.joint_writes import JointWrites
 from quackmq.protocols.line.publisher import Publisher

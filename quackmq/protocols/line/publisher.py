@@ -22,7 +22,7 @@ from typing import Protocol
 from quackmq.broker import Broker, Caller, TopicQueue
 from quackmq.errors import BrokerClosing, OutcomeUnknown, QuackError, StoreFenced, TopicFull
 from quackmq.model.topic import Topic
-from quackmq.protocols.line.codec.conversation import Entry, Word
+from quackmq.protocols.line.codec.messages import Entry, Word
 from quackmq.protocols.line.records import End
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from quackmq.broker import Broker, Caller, Channel, LeasedEntry, Start, TopicQueue
 from quackmq.errors import BrokerClosing, NotFound, RecordTooLarge, StorageError
 from quackmq.protocols.line import limits
-from quackmq.protocols.line.codec.conversation import Entry, check_size, encode
+from quackmq.protocols.line.codec.messages import Entry, check_size, encode
 from quackmq.protocols.line.codec.polling import (
     EntryAnswer,
     GetEntry,

@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quackmq.protocols.line.codec.conversation import (
-    Conversation,
-    Entry,
-    Event,
-    Refused,
-    Rejection,
-    State,
-    Word,
-    parse,
-)
+from quackmq.protocols.line.codec.conversation import Conversation, Event, Refused, State
 from quackmq.protocols.line.codec.escapes import describe_error
+from quackmq.protocols.line.codec.messages import Entry, Rejection, Word, parse
 from quackmq.protocols.line.codec.polling import EntryAnswer
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.errors import InvalidRequest
-from quackmq.protocols.line.codec.conversation import Message, State, Word, encode, parse
+from quackmq.protocols.line.codec.conversation import State
+from quackmq.protocols.line.codec.messages import Message, Word, encode, parse
 from quackmq.protocols.line.codec.polling import GetEntry, NoEntry, NumberedEntry, publisher_word
 from tests.kit.tables import each
-from tests.protocols.codecs.test_line import CALM, contents, in_state, lines_of, names, topics
+from tests.protocols.codecs.line_messages import CALM, contents, in_state, lines_of, names, topics
 
 ENTRY = NumberedEntry("1", 18, 1794811566129, "donald", b"Ducks win")
 MESSAGES: list[tuple[bytes, Message]] = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quackmq.protocols.line import limits as line_limits
-from quackmq.protocols.line.codec.conversation import Lines, Rejection, encode, parse
+from quackmq.protocols.line.codec.messages import Lines, Rejection, encode, parse
 
 
 @given(st.text(max_size=2_000))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quackmq.errors import ProtocolError
-from quackmq.protocols.line.codec.conversation import Connect, Conversation, Role, State, encode
+from quackmq.protocols.line.codec.conversation import Conversation, State
+from quackmq.protocols.line.codec.messages import Connect, Role, encode
 from quackmq.serving import limits as serving_limits
 from tests.kit.tables import each
 

@@ -11,7 +11,7 @@ import pytest
 from quackmq.broker import BrokerSettings
 from quackmq.model.policy import Policy, WhenFull
 from quackmq.protocols.line import limits as line_limits
-from quackmq.protocols.line.codec.conversation import Role
+from quackmq.protocols.line.codec.messages import Role
 from quackmq.protocols.line.records import ConnectionRecord, End
 from quackmq.protocols.line.settings import LineSettings
 from tests.kit.waiting import soon, until

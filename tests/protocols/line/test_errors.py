@@ -9,7 +9,7 @@ import pytest
 from quackmq import errors
 from quackmq.broker import Broker, Caller, TopicQueue
 from quackmq.model.policy import Policy, WhenFull
-from quackmq.protocols.line.codec.conversation import Entry, Word
+from quackmq.protocols.line.codec.messages import Entry, Word
 from quackmq.protocols.line.publisher import Publisher
 from quackmq.protocols.line.records import End
 from quackmq.stores.memory import MemoryStore
