@@ -41,6 +41,8 @@ class Weather:
     stalls: float = 0.0
     splits: float = 0.3
     delay_seconds: float = 0.0005
+    #: Connections that take as long to open as a stalled link.
+    slow_connects: float = 0.0
 
 
 CALM: Final = Weather(splits=0.0)
@@ -71,7 +73,8 @@ class NetworkLoop(VirtualLoop):
 
     @contextmanager
     def calm(self) -> Iterator[None]:
-        """Connections that are opened within this block are never disturbed."""
+        """Connections that are opened within this block are never disturbed, nor are those to a
+        listener that is opened within it."""
         weather, self.weather = self.weather, CALM
         try:
             yield
@@ -86,13 +89,18 @@ class NetworkLoop(VirtualLoop):
         if port in self._listeners:
             raise OSError(98, f"port {port} is in use")
         listener = self._listeners[port] = _Listener(self, protocol_factory, host, port)
+        listener.is_calm = self.weather is CALM
         return listener
 
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], Any], host: str, port: int, **_: object
     ) -> tuple[End, Any]:
-        weather = self.weather
+        listener = self._listeners.get(port)
+        weather = CALM if listener is not None and listener.is_calm else self.weather
         await asyncio.sleep(self.source.random() * weather.delay_seconds)
+        if weather.slow_connects and self.source.random() < weather.slow_connects:
+            self.counts["connections that opened slowly"] += 1
+            await asyncio.sleep(self.source.choice(_STALL_SECONDS))
         listener = self._listeners.get(port)
         if listener is None:
             raise ConnectionRefusedError(111, f"nobody listens at {host}:{port}")
@@ -114,6 +122,12 @@ class NetworkLoop(VirtualLoop):
             end.vanish()
         super().kill()
 
+    def open_connections(self, protocol_type: type) -> int:
+        """Return how many ends with such a protocol are open."""
+        return sum(
+            isinstance(end.get_protocol(), protocol_type) for end in self._ends if end.is_open
+        )
+
     def forget(self, port: int) -> None:
         self._listeners.pop(port, None)
 
@@ -133,6 +147,8 @@ class _Listener:
         self.factory = factory
         self._address = (host, port)
         self.sockets = (self,)
+        #: Whether the network disturbs no connection to it.
+        self.is_calm = False
 
     def getsockname(self) -> tuple[str, int]:
         return self._address
@@ -145,7 +161,10 @@ class _Listener:
 
 
 class _Socket:
-    """A socket whose options change nothing here."""
+    """A socket whose options change nothing here. No queue of an operating system is behind it."""
+
+    def fileno(self) -> int:
+        raise OSError(95, "this socket has no descriptor")
 
     def setsockopt(self, *_: object) -> None:
         return
@@ -198,6 +217,10 @@ class End(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._is_closing
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_lost
 
     def is_reading(self) -> bool:
         return not self._is_paused and not self._is_closing

@@ -15,16 +15,16 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from quackmq.broker import Broker
 from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.protocols.line.server import LineServer
 from quackmq.protocols.zmq.server import ZmqServer
+from quackmq.serving.server import Server
 from tests.kit.support import batches_of
 from tests.protocols.http.peers import Answer
 from tests.protocols.http.peers import Peer as HttpPeer
@@ -41,6 +41,7 @@ from tests.protocols.kafka.client import (
 )
 from tests.protocols.line.peers import Peer as LinePeer
 from tests.protocols.zmq.peers import Raw
+from tests.simulation.listeners import Listeners
 from tests.simulation.model import Violation
 from tests.simulation.network import NetworkLoop, end_of
 
@@ -56,26 +57,28 @@ PeerT = TypeVar("PeerT")
 
 
 @dataclass
-class Servers:
-    """The four servers of one life of the broker."""
+class Servers(Listeners):
+    """The servers of four protocols, in one life of the broker."""
 
-    broker: Broker
     kafka: KafkaServer
     http: HttpServer
     zmq: ZmqServer
     line: LineServer
-    #: By the name of the server.
-    ports: dict[str, int] = field(default_factory=dict)
-
-    async def start(self) -> None:
-        for server in self.all:
-            address = await server.start()
-            assert isinstance(address, tuple)
-            self.ports[server.name] = address[1]
 
     @property
-    def all(self) -> tuple[KafkaServer | HttpServer | ZmqServer | LineServer, ...]:
+    def all(self) -> tuple[Server[Any], ...]:
         return (self.kafka, self.http, self.zmq, self.line)
+
+    @property
+    def counted_bytes(self) -> dict[str, int]:
+        return {
+            "kafka receives": self.kafka.memory.budget.used_bytes,
+            "kafka sends": self.kafka.send_budget.unsent_bytes,
+            "http receives": self.http.receive_budget.used_bytes,
+            "http sends": self.http.send_budget.unsent_bytes,
+            "zmq receives": self.zmq.budgets.receive.used_bytes,
+            "zmq sends": self.zmq.budgets.send.unsent_bytes,
+        }
 
 
 class ProtocolClient(ABC, Generic[PeerT]):
@@ -93,7 +96,7 @@ class ProtocolClient(ABC, Generic[PeerT]):
         self._peer: PeerT | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def run(self, servers: Servers, loop: NetworkLoop, steps: int) -> None:
+    async def run(self, servers: Listeners, loop: NetworkLoop, steps: int) -> None:
         """Take so many steps, with a pause after each; end when nobody listens any more."""
         for _ in range(steps):
             try:
@@ -169,7 +172,7 @@ class Reader(ProtocolClient[PeerT]):
             raise Violation(f"{self.name} got {number} of {self.topic}, not {self.expected}")
 
 
-async def _do_something_else(writer: asyncio.StreamWriter, loop: NetworkLoop) -> None:
+async def read_nothing(writer: asyncio.StreamWriter, loop: NetworkLoop) -> None:
     """Read nothing for a while."""
     end_of(writer).pause_reading()
     await asyncio.sleep(loop.source.random() * 5)
@@ -275,7 +278,7 @@ class KafkaReader(Reader[Client]):
         for _ in range(count):
             peer.send(FETCH, 11, **fetch_without_session(fields))
         if loop.source.random() < 0.1:
-            await _do_something_else(peer.writer, loop)
+            await read_nothing(peer.writer, loop)
         for _ in range(count):
             self._on_fetched(only_partition(await peer.receive()), loop)
 
@@ -355,7 +358,7 @@ class HttpReader(HttpClient, Reader[HttpPeer]):
         for other in others:
             peer.send(_get(f"/v1/topics/{other}"))
         if loop.source.random() < 0.1:
-            await _do_something_else(peer.writer, loop)
+            await read_nothing(peer.writer, loop)
         answers = [await peer.receive() for _ in range(count)]
         for other in others:
             answer = await peer.receive()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from tests.protocols.codecs.zmtp_frames import HELLO, request
+from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
 from tests.protocols.kafka.client import FETCH, PRODUCE, Client, fetch_fields, news, produce_fields
+from tests.simulation.listeners import HOST, Listeners
 from tests.simulation.network import NetworkLoop, end_of
-from tests.simulation.protocol_clients import LOST, Servers
+from tests.simulation.protocol_clients import LOST
 
 _MOST_SECONDS: Final = 200.0
 
@@ -18,18 +19,18 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Stranger = Callable[[_Connection, bytes, NetworkLoop], Awaitable[None]]
 
 
-async def misbehave(servers: Servers, loop: NetworkLoop) -> None:
+async def misbehave(servers: Listeners, loop: NetworkLoop) -> None:
     """Connect to some listener a few times, and do there what nobody should."""
     for _ in range(loop.source.randint(1, 4)):
         await asyncio.sleep(loop.source.random() * 2)
         server, port = loop.source.choice(list(servers.ports.items()))
         stranger = loop.source.choice(_STRANGERS)
         try:
-            connection = await asyncio.open_connection("127.0.0.1", port)
+            connection = await asyncio.open_connection(HOST, port)
         except ConnectionError:
             continue
         loop.counts[f"peers that misbehave: {stranger.__name__}"] += 1
-        openings = _openings(connection)
+        openings = _openings(connection, servers.ports)
         other = loop.source.choice(list(openings))
         name = server if loop.source.random() < 0.6 else other
         try:
@@ -90,9 +91,14 @@ _STRANGERS: Final[tuple[_Stranger, ...]] = (
 )
 
 
-def _openings(connection: _Connection) -> dict[str, list[bytes]]:
+def _openings(connection: _Connection, ports: Mapping[str, int]) -> dict[str, list[bytes]]:
     """Return the first bytes of peers of each protocol, by the name of its server. None of them
     publishes to the topics whose numbers are checked."""
+    openings = _openings_of_four(connection)
+    return openings | _PROXY_OPENINGS if "xpub" in ports else openings
+
+
+def _openings_of_four(connection: _Connection) -> dict[str, list[bytes]]:
     client = Client(*connection)
     fetch = fetch_fields(0, topic="by-kafka", wait_ms=100) | {
         "session_id": 0,
@@ -118,3 +124,34 @@ def _openings(connection: _Connection) -> dict[str, list[bytes]]:
             b"pub nobody connect\nend\npub nobody topic strange\nend\ntopic strange [entry]\n",
         ],
     }
+
+
+_PUB_HELLO: Final = greeting() + ready(b"PUB")
+_SUB_HELLO: Final = greeting() + ready(b"SUB")
+_PROXY_OPENINGS: Final = {
+    "xsub": [
+        _PUB_HELLO + message(b"strange", b"x" * 300),
+        _PUB_HELLO + message(b"no topic", b"x") + message(b"strange"),
+        _PUB_HELLO + message(b"strange", b"one", b"two"),
+        _SUB_HELLO,
+    ],
+    "xpub": [
+        _SUB_HELLO + command(b"SUBSCRIBE", b"") + command(b"CANCEL", b""),
+        _SUB_HELLO + message(b"\x01by-") + command(b"PING", b"\x00\x0aalive"),
+        # One connection says that it is two clients.
+        _SUB_HELLO
+        + b"".join(
+            command(b"SUBSCRIBE", name)
+            for name in (b"client nobody", b"client subscriber-1", b"ids by-publish")
+        ),
+        _SUB_HELLO + command(b"SUBSCRIBE", b"ids no topic"),
+    ],
+    "proxy": [
+        HELLO + request(b"hello nobody by-publish *:1"),
+        HELLO + request(b"hello nobody by-publish tcp://10.0.0.1:1"),
+        HELLO + request(b"ack_received nobody by-publish 0"),
+        HELLO + request(b"goodbye nobody by-publish") + request(b"GET nobody by-publish -1"),
+        HELLO + request(b"publish nobody strange 1 " + b"x" * 300),
+        HELLO + request(b"last_published nobody nowhere"),
+    ],
+}
