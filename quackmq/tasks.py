@@ -22,7 +22,8 @@ class TaskSet:
     __slots__ = ("_tasks",)
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        #: The tasks, in the order in which they started: `cancel` cancels them in that order.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -35,8 +36,11 @@ class TaskSet:
 
     def hold(self, task: asyncio.Task[Any]) -> None:
         """Hold a running task until it ends. The loop itself has only a weak reference to it."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work to its end, also if the caller is cancelled; return its result."""

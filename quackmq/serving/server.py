@@ -52,7 +52,8 @@ class Server(ABC, Generic[ConnectionT]):
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.mistaken = MistakenPeers(self.name, broker.listener_addresses)
-        self.connections: set[ConnectionT] = set()
+        #: The open connections, in the order in which they were opened.
+        self.connections: dict[ConnectionT, None] = {}
         self._log = logging.getLogger(type(self).__module__)
         self._address = address
         self._listener: asyncio.Server | None = None
@@ -140,11 +141,11 @@ class Server(ABC, Generic[ConnectionT]):
     def opened(self, connection: ConnectionT) -> bool:
         """Register a connection; return whether it is admitted. A refused one closes itself."""
         is_admitted = len(self.connections) < self.bounds.connections and not self._is_closing
-        self.connections.add(connection)
+        self.connections[connection] = None
         return is_admitted
 
     def closed(self, connection: ConnectionT) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         if not self.connections:
             self._all_closed.set()
 

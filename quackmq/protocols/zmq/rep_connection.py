@@ -55,7 +55,7 @@ class Connection(Peer):
         self._requests = 0
         self._tasks = TaskSet()
         #: Tasks that only wait for a message, and may be cancelled.
-        self._waiting_tasks: set[asyncio.Task[Any]] = set()
+        self._waiting_tasks: dict[asyncio.Task[Any], None] = {}
 
     # --- called by the server ---------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Connection(Peer):
         assert task is not None, "requests are tasks"
         if self._is_draining:
             raise closing
-        self._waiting_tasks.add(task)
+        self._waiting_tasks[task] = None
         try:
             yield
         except asyncio.CancelledError:
@@ -91,7 +91,7 @@ class Connection(Peer):
             task.uncancel()
             raise closing from None
         finally:
-            self._waiting_tasks.discard(task)
+            self._waiting_tasks.pop(task, None)
 
     # --- called by Peer ---------------------------------------------------------------------
 
