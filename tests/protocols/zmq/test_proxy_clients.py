@@ -219,6 +219,24 @@ async def test_x4_address_and_what_is_not_acknowledged_survive_the_broker() -> N
         await store.close()
 
 
+async def test_x4_the_last_address_of_a_client_counts_for_all_its_topics_after_a_restart() -> None:
+    store = MemoryStore()
+    context = zmq.asyncio.Context()
+    former, present = context.socket(zmq.REP), context.socket(zmq.REP)
+    ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (former, present)]
+    try:
+        async with proxied(store=store) as running:
+            client = running.client()
+            for topic, port in (("ducks", ports[0]), ("geese", ports[0]), ("geese", ports[1])):
+                await ask(client, f"hello donald {topic} tcp://127.0.0.1:{port}".encode())
+        async with proxied(store=store) as running:
+            await running.put("ducks", b"quack")
+            assert (await soon(present.recv())).endswith(b" quack")
+    finally:
+        context.destroy(linger=0)
+        await store.close()
+
+
 async def test_x4_who_says_hello_before_all_is_taken_up_again_is_served_once() -> None:
     store = MemoryStore()
     async with proxied(store=store) as running:

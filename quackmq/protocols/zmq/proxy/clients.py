@@ -116,6 +116,7 @@ class Clients:
             try:
                 async with self._locks.hold(client):
                     is_new = await self._subscribe(caller, topic, connection.target)
+                    await self._store_for_other_topics(client, topic, connection.target)
                     if self._is_closing:
                         raise BrokerClosing(
                             "the broker is closing: say hello again when it is back"
@@ -189,6 +190,14 @@ class Clients:
             if self._find(caller.client, topic) is None:
                 await self._broker.notes.put(_NOTE_OWNER, note, None)
             raise
+
+    async def _store_for_other_topics(self, client: str, topic: str, target: Target) -> None:
+        """Store the address of a client for its other topics, too. Otherwise a restarted broker
+        would find several addresses of the client, and could use a former one.
+        """
+        for other in list(self._retransmissions.get(client, {})):
+            if other != topic and self._find(client, other) is not None:
+                await self._broker.notes.put(_NOTE_OWNER, f"{other}/{client}", str(target))
 
     def _use_connection(self, caller: Caller, topic: str, connection: CallbackConnection) -> None:
         """Use this connection for all topics of the client; close the former one."""
