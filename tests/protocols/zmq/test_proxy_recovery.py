@@ -88,6 +88,17 @@ async def test_who_cancels_a_subscription_may_have_another(monkeypatch: pytest.M
         )
 
 
+async def test_a_subscriber_that_has_named_several_clients_leaves_none_of_them_behind() -> None:
+    async with proxied() as running:
+        subscriber = await running.raw("xpub", b"SUB")
+        for number in range(3):
+            subscriber.writer.write(frame(b"\x01client donald-%d" % number))
+        await until(lambda: "donald-2" in running.xpub._subscriber_by_client)
+        assert list(running.xpub._subscriber_by_client) == ["donald-2"]
+        await subscriber.close()
+        await until(lambda: not running.xpub._subscriber_by_client)
+
+
 async def test_who_says_goodbye_makes_room_for_another_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -106,6 +106,9 @@ class XpubServer(ZmtpServer):
             self._ensure_feed(topic, None).add_with_ids(subscriber)
 
     def set_client(self, subscriber: Subscriber, client: str) -> None:
+        """Name the client of a subscriber. Forget the name that the subscriber had before."""
+        self._forget_client(subscriber)
+        subscriber.client = client
         # A client may reconnect before TCP detects that its old connection is broken. So the new
         # subscriber replaces the old one.
         self._subscriber_by_client[client] = subscriber
@@ -121,15 +124,16 @@ class XpubServer(ZmtpServer):
                 del feed.with_ids[subscriber]
             if not feed.has_subscribers:
                 self._stop_feed(feed)
-        client = subscriber.client
-        if (
-            client is not None
-            and subscriber.is_disconnected
-            and self._subscriber_by_client.get(client) is subscriber
-        ):
-            del self._subscriber_by_client[client]
+        if subscriber.is_disconnected:
+            self._forget_client(subscriber)
 
     # --- internal ---------------------------------------------------------------------------
+
+    def _forget_client(self, subscriber: Subscriber) -> None:
+        """Forget the name of a subscriber's client, unless another subscriber has it now."""
+        client = subscriber.client
+        if client is not None and self._subscriber_by_client.get(client) is subscriber:
+            del self._subscriber_by_client[client]
 
     def _on_topic(self, topic: Topic) -> None:
         """Follow a topic that was created or altered, if a subscription selects it. Disconnect its
@@ -213,7 +217,7 @@ class Subscriber(Peer):
         self.subscriptions: set[bytes] = set()
         #: The topics that it subscribes to with message ids.
         self.topics_with_ids: set[str] = set()
-        #: The client's name, if the peer has sent it.
+        #: The client's name that the peer has sent last, if any.
         self.client: str | None = None
         self.is_disconnected = False
 
@@ -291,7 +295,6 @@ class Subscriber(Peer):
             )
         self.subscriptions.add(prefix)
         if client is not None:
-            self.client = client
             self._xpub.set_client(self, client)
         elif topic is not None:
             self.topics_with_ids.add(topic)
