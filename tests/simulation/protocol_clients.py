@@ -378,7 +378,7 @@ def _get(target: str) -> bytes:
 
 
 #: The codes of errors that a closing broker, a failed disk or a bound explains.
-_EXPLAINED: Final = {
+EXPLAINED: Final = {
     *("empty", "closing", "store_read_only", "outcome_unknown", "limit_reached", "storage_error"),
 }
 
@@ -388,7 +388,7 @@ def _is_success(answer: Answer, loop: NetworkLoop) -> bool:
     if answer.status == 200:
         return True
     code = json.loads(answer.body).get("code")
-    if code not in _EXPLAINED:
+    if code not in EXPLAINED:
         raise Violation(f"HTTP answered {answer}")
     loop.counts[f"http answers {code}"] += 1
     return False

@@ -30,7 +30,7 @@ from tests.simulation.life import CALLER
 from tests.simulation.listeners import HOST, Listeners
 from tests.simulation.model import Violation
 from tests.simulation.network import NetworkLoop
-from tests.simulation.protocol_clients import LOST
+from tests.simulation.protocol_clients import EXPLAINED, LOST
 
 _GREETING_BYTES: Final = 64
 
@@ -149,8 +149,7 @@ async def _within(awaitable: Awaitable[bytes], seconds: float) -> bytes:
 
 def note_refusal(error: QuackError, loop: NetworkLoop) -> None:
     """Count a refused request. Raise Violation if nothing explains the refusal."""
-    allowed = ("unreachable", "closing", "store_read_only", "storage_error", "limit_reached")
-    if error.code not in allowed:
+    if error.code not in EXPLAINED | {"unreachable"}:
         raise Violation(f"the proxy answered {error.code}: {error}")
     loop.counts[f"proxy answers {error.code}"] += 1
 
