@@ -197,7 +197,7 @@ def test_q11_an_interrupt_ends_everybody_by_the_protocol() -> None:
         assert re.search(r"^s1 .* terminated$", "".join(out), re.MULTILINE)
         assert out[-1] == "for every live subscriber: published = delivered + skipped + left\n"
         assert command.errors() == ""
-    assert not any(map(_is_running, peers))
+    assert not any(map(is_running, peers))
 
 
 @pytest.mark.processes
@@ -215,7 +215,7 @@ def test_peers_do_not_outlive_a_command_that_is_killed_nor_does_its_data_outlive
     with temporary_directory("quackmq-experiment-") as directory:
         assert list(tmp_path.iterdir()) == [directory]
     end_s = time.monotonic() + DEADLINE_S
-    while any(map(_is_running, peers)):
+    while any(map(is_running, peers)):
         assert time.monotonic() < end_s, "a peer is still there"
         time.sleep(0.01)
 
@@ -234,7 +234,7 @@ def _pid_in(record: str) -> int:
     return int(found[1])
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Neither gone, nor waiting for whoever adopted it to look at it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

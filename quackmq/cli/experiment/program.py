@@ -53,6 +53,7 @@ class ProgramProcess:
         self._process = process
         self._connection = connection
         self._wait_ms = wait_ms
+        self._ready_by_s = time.monotonic() + wait_ms / 1000
         self._left_early = False
         self._killed_after_ms: int | None = None
 
@@ -125,13 +126,13 @@ class ProgramProcess:
 
     async def wait_until_connected(self, other_ids: Collection[str]) -> None:
         """Wait until the program has chosen its topics. Raises QuackError, with the reason, if it
-        does not, or if its id is one of `other_ids`, those of the other peers of its role."""
-        end_s = time.monotonic() + self._wait_ms / 1000
+        does not do so in time, or if its id is one of `other_ids`, those of the other peers of its
+        role."""
         while not self._connection.has_begun:
             self._check_record(other_ids)
             if self.has_disconnected:
                 raise QuackError(f"{self.program} {await self._explain_disconnect()}")
-            if time.monotonic() > end_s:
+            if time.monotonic() > self._ready_by_s:
                 raise QuackTimeout(f"{self.program} {self._explain_silence()}")
             await asyncio.sleep(_CHECK_S)
         self._check_record(other_ids)
