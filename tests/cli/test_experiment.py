@@ -129,8 +129,9 @@ def test_q12_the_suite_is_every_experiment_and_each_adds_up(
     sizes = f"--pubs 2 --subs 2 --topics 3 --entries {SUITE_ENTRIES} --slow-ms 2".split()
     times = ("--rate 0 --seconds 100 --delta-ms 600000 --answer-ms 8000 --sync os").split()
     assert main(["experiment", "--suite", *sizes, *times]) == 0
-    head, *rows, verdict = capsys.readouterr().out.splitlines()
+    head, *rows, archives, verdict = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["experiment", "shape", "published", "retried"]
+    assert archives == "in every experiment: the archive holds every entry of every topic"
     assert verdict == "for every live subscriber: published = delivered + skipped"
     planned = suite(Experiment(pubs=2, subs=2, topics=3))
     assert [(each.experiment.title, each.experiment.shape) for each in outcomes] == [

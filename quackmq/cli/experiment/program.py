@@ -157,8 +157,9 @@ class ProgramProcess:
         except TimeoutError:
             # An entry that the subscriber has not answered is not acknowledged.
             self._connection.end(End.CLOSED)
-            self._killed_after_ms = wait_ms
-            await self.kill()
+            if self._process.returncode is None:
+                self._killed_after_ms = wait_ms
+                await self.kill()
 
     async def kill(self) -> None:
         """Kill the program and the processes that it has started, if it is running; wait for its

@@ -376,7 +376,11 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
                 "WRONG" if outcome.problems() else "ok",
             ]
         )
-    return "\n".join([*table(rows, right_aligned=range(2, 10)), format_verdict(outcomes)]) + "\n"
+    lines = [*table(rows, right_aligned=range(2, 10))]
+    archives = [outcome.archive for outcome in outcomes]
+    if all(archive is not None and not archive.problems for archive in archives):
+        lines.append("in every experiment: the archive holds every entry of every topic")
+    return "\n".join([*lines, format_verdict(outcomes)]) + "\n"
 
 
 def format_verdict(outcomes: Sequence[Outcome]) -> str:
