@@ -123,6 +123,16 @@ class TieredStore(DelegatingStore):
         first = (await self.offsets(key)).first
         return match._replace(offset=max(match.offset, first))
 
+    @property
+    def time_tolerance_ms(self) -> int:
+        """How much too early old entries may seem: an archive may come from another store than the
+        one that the log is in now."""
+        return max(self.inner.time_tolerance_ms, limits.REGION_MS)
+
+    async def log_offsets(self, key: PartitionKey) -> Offsets:
+        """Return the offsets of the log alone. Raises as `Store.offsets` does."""
+        return await self.inner.offsets(key)
+
     async def trim(self, key: PartitionKey, before: int) -> int:
         """Delete everything before an offset in archive and log; return the partition's first
         offset. Raises OffsetOutOfRange beyond the end."""
@@ -173,7 +183,7 @@ class TieredStore(DelegatingStore):
         manifest = self.registry.manifest(key)
         if manifest is None or not manifest.files:
             return None, first_in_log
-        # Archived append times are the log's, which may be up to a region early.
+        # Archived append times are those of the store that archived them, and may be early.
         since_ms = time_ms if kind == "timestamp" else time_ms - limits.REGION_MS + 1
         with self.registry.pin(key) as pin:
             unsearched = manifests.trim(pin.manifest, begin)

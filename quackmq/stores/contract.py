@@ -21,8 +21,17 @@ A store keeps topics, their partitions' batches, cursors and small state. It pro
 - **One owner.** A store that another broker has taken over raises StoreFenced from every change,
   for ever: what this broker has in memory is out of date. `lost` tells it at once.
 
-All calls come from one event loop. Topics are identified by id here: names belong to the broker,
-which calls `topics()` once and tracks its own changes.
+All calls come from one event loop, of one broker: the only writer. So a store may answer from
+memory what it knows there. `is_repeat`, `producers_of`, the assignment of offsets and
+`open_transactions` never suspend: what they say holds until the caller awaits something else.
+
+Topics are identified by id here: names belong to the broker, which calls `topics()` once and tracks
+its own changes.
+
+A mirror of another broker's partition would need more of this contract than there is:
+`create_topic` with a given id; `append_at(base_offset, leader_epoch, append_time)`, which keeps
+gaps, replays producers and stamps nothing; a first offset beyond the end. None of it contradicts
+what is here.
 """
 
 from __future__ import annotations
@@ -181,8 +190,8 @@ class Store(ABC):
 
     @abstractmethod
     async def offsets(self, key: PartitionKey) -> Offsets:
-        """Return a partition's offsets. The size may include up to `limits.SEGMENT_BYTES` that were
-        trimmed and are not removed yet. Raises UnknownTopic, UnknownPartition."""
+        """Return a partition's offsets. The size may include bytes that were trimmed and are not
+        removed yet. Raises UnknownTopic, UnknownPartition."""
 
     @abstractmethod
     async def offset_for_time(
@@ -190,25 +199,30 @@ class Store(ABC):
     ) -> OffsetTime | None:
         """Return base offset and time of the first batch that may hold a record at or after
         `time_ms`; None if there is none. The time is the greatest timestamp, or the append time.
-        With "append" the result may be up to `limits.REGION_MS` early for entries that are no
-        longer in the tail, never late. It is never below the first offset. Damaged ranges are
-        skipped."""
+        With "append" the result may be early by less than `time_tolerance_ms`, never late. It is
+        never below the first offset. Damaged ranges are skipped."""
+
+    @property
+    def time_tolerance_ms(self) -> int:
+        """How much too early a store may say that old entries were appended; 0 if its times are
+        exact."""
+        return 0
 
     @abstractmethod
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
         """Return (offset, time) wherever the append time changes in [first, next), both ascending.
         The first is at `first`, or where the log begins if that is later. A time is exact, or up to
-        `limits.REGION_MS` early; earlier if the index of a segment is damaged. The result is empty
-        if the range is empty, or nothing is known. Raises UnknownTopic, UnknownPartition."""
+        `time_tolerance_ms` early; earlier if an index is damaged. The result is empty if the range
+        is empty, or nothing is known. Raises UnknownTopic, UnknownPartition."""
 
+    @abstractmethod
     async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Return a lower bound of the bytes of the batches in [first, next). It leaves out what an
-        index cannot divide: a region at either end, or where the index is damaged. Raises
-        UnknownTopic, UnknownPartition."""
-        return 0
+        """Return a lower bound of the bytes of the batches in [first, next). It leaves out what the
+        store's index cannot divide, and where the index is damaged. Raises UnknownTopic,
+        UnknownPartition."""
 
     async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
-        """Estimate the bytes of the batches in [first, next), as if all records of a segment were
+        """Estimate the bytes of the batches in [first, next), as if records beside each other were
         of equal size. Takes no time, and reads no index. Raises UnknownTopic, UnknownPartition."""
         offsets = await self.offsets(key)
         first, next = max(first, offsets.first), min(next, offsets.next)
@@ -281,6 +295,12 @@ class Store(ABC):
         return from a store that only one broker can open: this is the default."""
         never: asyncio.Future[StoreFenced] = asyncio.get_running_loop().create_future()
         return await never
+
+    @property
+    def work_done(self) -> int:
+        """A number that grows while the store writes or removes something. While it grows, the
+        closing of the store makes progress."""
+        return 0
 
     # --- the end ----------------------------------------------------------------------------
 

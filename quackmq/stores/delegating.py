@@ -163,5 +163,13 @@ class DelegatingStore(Store):
     async def lost(self) -> StoreFenced:
         return await self.inner.lost()
 
+    @property
+    def time_tolerance_ms(self) -> int:
+        return self.inner.time_tolerance_ms
+
+    @property
+    def work_done(self) -> int:
+        return self.inner.work_done
+
     async def close(self) -> None:
         await self.inner.close()

@@ -120,6 +120,13 @@ class ReopeningStore(Store):
     async def bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
         return await self._look(lambda: self._store.bytes_between(key, first, next))
 
+    async def least_bytes_between(self, key: PartitionKey, first: int, next: int) -> int:
+        return await self._look(lambda: self._store.least_bytes_between(key, first, next))
+
+    @property
+    def time_tolerance_ms(self) -> int:
+        return self._store.time_tolerance_ms
+
     async def append_times(self, key: PartitionKey, first: int, next: int) -> Sequence[OffsetTime]:
         return await self._look(lambda: self._store.append_times(key, first, next))
 

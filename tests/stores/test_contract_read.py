@@ -464,7 +464,7 @@ async def test_a_time_of_appending_is_never_told_late_and_hardly_early(
     assert [each.offset for each in told] == sorted({each.offset for each in told})
     for offset, time_ms in appended.items():
         said_ms = [each.timestamp_ms for each in told if each.offset <= offset][-1]
-        assert time_ms - limits.REGION_MS <= said_ms <= time_ms
+        assert time_ms - store.time_tolerance_ms <= said_ms <= time_ms
 
 
 # --- trimming --------------------------------------------------------------------------------

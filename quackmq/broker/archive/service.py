@@ -304,7 +304,7 @@ class Archives:
     ) -> PartitionArchive:
         """Describe a partition with the manifest that `find_manifest` returns for it."""
         # Read the log's offsets first: the log never begins after the end of a manifest read later.
-        offsets = await self._store.inner.offsets(key)
+        offsets = await self._store.log_offsets(key)
         manifest = find_manifest(key) or manifests.empty(key, "", offsets.first)
         if manifest.files:
             first, end = manifest.first_offset, manifest.next_offset

@@ -20,7 +20,7 @@ from quackmq.broker.retention.partition import Partition
 from quackmq.clock import Clock
 from quackmq.errors import DamagedData, OffsetOutOfRange
 from quackmq.model.policy import Facts
-from quackmq.model.topic import PartitionKey, Read, Slice
+from quackmq.model.topic import Offsets, PartitionKey, Read, Slice
 from quackmq.records.batch import spans
 from quackmq.stores.contract import Store
 
@@ -65,9 +65,8 @@ class Manifests(Protocol):
 class Archive(Protocol):
     """What retention needs from a store that archives a part of its records."""
 
-    @property
-    def inner(self) -> Store:
-        """The store that holds the log."""
+    async def log_offsets(self, key: PartitionKey) -> Offsets:
+        """Return the offsets of the log alone."""
 
     @property
     def registry(self) -> Manifests: ...
@@ -93,7 +92,7 @@ class RetentionFacts:
         offsets = await self._store.offsets(partition.key)
         in_log = offsets
         if self._archive is not None:
-            in_log = await self._archive.inner.offsets(partition.key)
+            in_log = await self._archive.log_offsets(partition.key)
         partition.begin(offsets, in_log, self._clock.now_ms())
         self.apply_manifest(partition)
         await self._update_ages(partition)

@@ -16,7 +16,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 from quackmq import __version__
@@ -176,7 +175,7 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
         await stopping.wait()
         log.info("closing")
         # Exit without closing if closing makes no progress.
-        closing.watch(partial(_work_done, store), _give_up)
+        closing.watch(lambda: store.work_done, _give_up)
     log.info("closed")
     return 0
 
@@ -274,12 +273,6 @@ def _catch_signals() -> asyncio.Event:
         loop.add_signal_handler(signal.SIGHUP, stopping.set)
     loop.add_signal_handler(signal.SIGINT, interrupt)
     return stopping
-
-
-def _work_done(store: Store) -> int:
-    """Return how much the store has written, synced and removed so far."""
-    log_store = store.inner if isinstance(store, TieredStore) else store
-    return log_store.work_done if isinstance(log_store, LocalStore) else 0
 
 
 def _give_up() -> None:
