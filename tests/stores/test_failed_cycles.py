@@ -164,6 +164,21 @@ async def test_a_topic_that_was_made_and_deleted_in_a_forgotten_cycle_is_gone() 
     await store.close()
 
 
+async def test_a_topic_that_was_replaced_by_one_of_its_name_in_a_forgotten_cycle_is_back() -> None:
+    store = FaultyStore()
+    key = await new_partition(store)
+    gate = fails(store, StoreUnavailable("the database is away"))
+    deleting = asyncio.ensure_future(store.delete_topic(key.topic_id))
+    making = asyncio.ensure_future(store.create_topic("news", 2, Policy()))
+    await asyncio.sleep(0)
+    assert store._committer.latest.topics["news"].partitions == 2
+    gate.set()
+    assert {await outcome(each) for each in (deleting, making)} == {StoreUnavailable}
+    assert store._committer.latest == store._committer.durable
+    assert (await append_values(store, key, b"a")).base_offset == 0
+    await store.close()
+
+
 async def test_producers_and_transactions_of_a_forgotten_cycle_are_as_before() -> None:
     store = FaultyStore()
     key = await new_partition(store)
@@ -237,7 +252,9 @@ async def test_a_broker_whose_store_was_taken_over_hears_of_it_and_writes_nothin
     key = await new_partition(store)
     await append_values(store, key, b"a")
     lost = [asyncio.ensure_future(store.lost()) for _ in range(2)]
+    await asyncio.sleep(0)
     lost[0].cancel()
+    await asyncio.sleep(0)
     gate = fails(store, StoreFenced("taken over by broker 2"))
     calls = [asyncio.ensure_future(append_values(store, key, b"b"))]
     await asyncio.sleep(0)
