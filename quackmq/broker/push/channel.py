@@ -113,8 +113,9 @@ class Channel:
 
     def take_now(self, max_entries: int = 1) -> list[LeasedEntry] | None:
         """Lease entries as `take` does, but without waiting: the fast path. Return None if
-        something must be read first; call `take` then. Without the short way for one entry
-        (`_lease_next`), the guard counts 9 % more bytecodes for a pushed entry."""
+        something must be read first; call `take` then. With a task that calls `take` instead, the
+        guard counts 9 % more bytecodes for a pushed entry, and 9 % more without the short way for
+        one entry (`_lease_next`)."""
         if self._is_closed or self._subscription.end_error is not None:
             self._check_usable()
         self._is_notified = False
