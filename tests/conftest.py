@@ -274,6 +274,13 @@ def database(postgres: PostgresServer) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def store_database(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a database for a store, without data."""
+    with postgres.store() as url:
+        yield url
+
+
 def sort_by_length(items: list[pytest.Item]) -> None:
     """The longest files first, then those of Spark, then those with other processes.
 

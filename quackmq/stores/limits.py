@@ -131,6 +131,31 @@ TAKEOVER_POLL_S: Final = 0.25
 #: An owner whose heartbeat is older is taken for dead. Longer than any commit or pause of a healthy
 #: broker should be; clients wait at least this long when a broker is frozen or cut off.
 HEARTBEAT_EXPIRY_S: Final = 10.0
+#: How often the owner updates its heartbeat: several times before it expires.
+HEARTBEAT_S: Final = 1.0
+#: How long a commit or a read may take. If the database does not answer for longer, its connection
+#: is given up: a network can swallow packets without an error.
+COMMIT_S: Final = 15.0
+#: How long publishers wait for a database that cannot be reached, before they get an error. Mostly
+#: a restart of the server takes less; and clients wait longer.
+UNREACHABLE_S: Final = 15.0
+#: Between two tries to reach the database.
+RECONNECT_S: Final = 0.1
+#: Connections for reads of batches that are no longer in memory; further reads wait.
+READ_SESSIONS: Final = 4
+#: Rows that one read returns. Small rows are many, and a reader asks again.
+READ_ROWS: Final = 1_000
+#: Above this size the batches of a cycle are written by COPY, which takes one more round trip but
+#: less time per byte.
+COPY_FROM_BYTES: Final = 256 * KIB
+#: Rows removed in one transaction after a trim, so that it takes some milliseconds.
+REMOVED_ROWS: Final = 500
+#: Bytes that describe batches, changes and trims in one cycle: four times what one call may have.
+CYCLE_ENTRY_BYTES: Final = 32 * MIB
+#: The columns beside the bytes of one batch, its producer included.
+CYCLE_BATCH_ENTRY_BYTES: Final = 512
+#: The columns of a change or a trim beside its encoded bytes.
+CYCLE_CHANGE_ENTRY_BYTES: Final = 64
 #: How long a new owner waits for the end of the sessions and transactions of the one before it.
 END_SESSION_S: Final = 10.0
 

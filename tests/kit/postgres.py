@@ -53,6 +53,23 @@ EMPTY_DATABASE = """
     alter database {database} reset all;
 """
 
+#: Ends all other sessions of a database, and removes all rows of its store. To truncate a table
+#: takes longer, because that makes new files.
+EMPTY_STORE = """
+    select pg_terminate_backend(pid, 60000) from pg_stat_activity
+    where datname = current_database() and pid <> pg_backend_pid();
+    delete from quackmq.topic_settings;
+    delete from quackmq.partitions;
+    delete from quackmq.batches;
+    delete from quackmq.producers;
+    delete from quackmq.aborted_transactions;
+    delete from quackmq.cursors;
+    delete from quackmq.states;
+    delete from quackmq.owner;
+    delete from quackmq.heartbeat;
+    delete from quackmq.last_cycle;
+"""
+
 
 def find_program(name: str) -> str:
     """Return the path of one of PostgreSQL's programs, of the newest installed version."""
@@ -75,6 +92,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._database_numbers = count(1)
         self._empty_databases: list[str] = []
+        self._store_database: str | None = None
         try:
             self._create_data_directory()
         except BaseException:
@@ -168,6 +186,16 @@ class PostgresServer:
         while self.execute(f"show {name}") != value:
             assert time.monotonic() < deadline_s, f"{name} does not become {value}"
             time.sleep(0.01)
+
+    @contextmanager
+    def store(self) -> Iterator[str]:
+        """Return the URL of a database without data. Its schema is kept for the next test, since to
+        create it takes longer than most tests."""
+        if self._store_database is None:
+            self._store_database = "stores"
+            self.execute("create database stores")
+        yield self.url(self._store_database)
+        self.execute(EMPTY_STORE, self._store_database)
 
     @contextmanager
     def database(self) -> Iterator[str]:

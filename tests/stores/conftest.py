@@ -21,8 +21,8 @@ from tests.archive.archiving import ArchivingStore
 from tests.kit.support import Clock
 from tests.stores.reopening import ReopeningStore
 
-#: Opens a store over a directory; a durable one finds there what the last one left.
-Opener = Callable[[Path, Clock], Awaitable[Store]]
+#: Opens a store over a directory, or a database; a durable one finds there what the last one left.
+Opener = Callable[[Any, Clock], Awaitable[Store]]
 
 
 async def open_memory(directory: Path, clock: Clock) -> Store:
@@ -71,6 +71,16 @@ def tiered(options: LocalOptions, kind: type[TieredStore] = TieredStore) -> Open
     return open_tiered
 
 
+async def open_postgres(url: str, clock: Clock) -> Store:
+    """Everything is read from the database, since the tail is too short."""
+    from quackmq.stores.postgres.options import PostgresOptions
+    from quackmq.stores.postgres.store import PostgresStore
+
+    return await PostgresStore.open(url, PostgresOptions(tail_bytes=1, chunk_bytes=256), clock)
+
+
+#: The store in a database.
+POSTGRES: Final = "postgres"
 DURABLE: dict[str, Opener] = {
     "local": local(LocalOptions()),
     "local small": local(SMALL),
@@ -78,6 +88,7 @@ DURABLE: dict[str, Opener] = {
     "local os": local(LocalOptions(sync="os")),
     "tiered": tiered(LocalOptions()),
     "archiving": tiered(SMALL, ArchivingStore),
+    POSTGRES: open_postgres,
 }
 STORES: dict[str, Opener] = {"memory": open_memory, **DURABLE}
 VARIANTS: dict[str, Opener] = STORES | {
@@ -93,10 +104,13 @@ _LEFT_TO_MAKE_TEST: Final = {
 
 def _tried(names: Iterable[str]) -> list[Any]:
     """The stores to try, as parameters of a fixture."""
-    return [
-        pytest.param(name, marks=pytest.mark.sweep) if name in _LEFT_TO_MAKE_TEST else name
-        for name in names
-    ]
+    return [pytest.param(name, marks=_marks(name)) for name in names]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if name == POSTGRES:
+        return [pytest.mark.needs("postgres"), pytest.mark.processes]
+    return [pytest.mark.sweep] if name in _LEFT_TO_MAKE_TEST else []
 
 
 #: For tests of the very batches that were appended, and of what is known of transactions beside
@@ -113,15 +127,15 @@ keeps_batches_restarting: Final = pytest.mark.parametrize(
 class Restarting:
     """A durable store and the means to open it again, for tests of exactly that."""
 
-    def __init__(self, opener: Opener, directory: Path, clock: Clock) -> None:
+    def __init__(self, opener: Opener, place: Any, clock: Clock) -> None:
         self._opener = opener
-        self._directory = directory
+        self._place = place
         self._clock = clock
         self._store: Store | None = None
 
     async def open(self) -> Store:
         assert self._store is None
-        self._store = await self._opener(self._directory, self._clock)
+        self._store = await self._opener(self._place, self._clock)
         return self._store
 
     async def close(self) -> None:
@@ -134,6 +148,13 @@ class Restarting:
         return await self.open()
 
 
+def _place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Where a store is opened: the URL of a database, or a directory."""
+    if request.param == POSTGRES:
+        return request.getfixturevalue("store_database")
+    return tmp_path / "data"
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -144,7 +165,7 @@ async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Store]:
     """Every kind of store in turn, open and empty."""
-    opened = await VARIANTS[request.param](tmp_path / "data", clock)
+    opened = await VARIANTS[request.param](_place(request, tmp_path), clock)
     yield opened
     await opened.close()
 
@@ -154,6 +175,6 @@ async def restarting(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Restarting]:
     """Every kind of store that survives a restart, to be opened by the test."""
-    restarting = Restarting(DURABLE[request.param], tmp_path / "data", clock)
+    restarting = Restarting(DURABLE[request.param], _place(request, tmp_path), clock)
     yield restarting
     await restarting.close()

@@ -29,6 +29,11 @@ OLDEST_SERVER: Final = 14
 _SCHEMES: Final = ("postgresql", "postgres")
 #: Rounds in which the servers of two sessions are compared. One is enough for an idle pool.
 _POOL_PROBES: Final = 3
+#: The errors by which the driver reports that a call has failed. TimeoutError is an OSError.
+DRIVER_ERRORS: Final = (
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+    OSError,
+)
 #: Says that a server has closed a session, or will: the outcome of a running commit is unknown.
 _SESSION_ENDS: Final = ("08", "57P")
 
@@ -108,13 +113,13 @@ def translated_errors(address: Address) -> Iterator[None]:
     """Raise an error of the driver as a StorageError that says what to do."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except DRIVER_ERRORS as error:
         raise translate_error(error, address) from error
 
 
 def translate_error(error: BaseException, address: Address) -> StorageError:
     """Return the StorageError for an error of the driver."""
-    text = str(error) or type(error).__name__
+    text = str(error).partition("\n")[0] or type(error).__name__
     match error:
         case asyncpg.InvalidCatalogNameError():
             return UnusableDatabase(
@@ -157,7 +162,7 @@ def ends_session(error: BaseException) -> bool:
     other error of the server means that it has not."""
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "08").startswith(_SESSION_ENDS)
-    return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError)
+    return isinstance(error, DRIVER_ERRORS)
 
 
 def check_settings(settings: Mapping[str, Any], address: Address) -> None:
@@ -200,10 +205,12 @@ async def _check_server(session: Session, address: Address) -> None:
         """
     )
     check_settings(settings, address)
-    # Later changes of the defaults must not weaken a session that was checked.
+    # Later changes of the defaults must not weaken a session that was checked. Compiling a query
+    # (jit) takes longer than any of ours does.
     await session.execute(
         f"set synchronous_commit = {settings['synchronous_commit']};"
-        "set default_transaction_isolation = 'read committed'"
+        "set default_transaction_isolation = 'read committed';"
+        "set jit = off"
     )
 
 

@@ -21,6 +21,7 @@ Not thread-safe: call from the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from typing import Final, NamedTuple
 
@@ -32,6 +33,8 @@ from quackmq.stores.postgres.connection import (
     session_name,
     translated_errors,
 )
+
+_logger: Final = logging.getLogger("quackmq.store")
 
 #: The key of the advisory lock, which is one per database: the bytes of "quackmq".
 LOCK_KEY: Final = int.from_bytes(b"quackmq")
@@ -161,22 +164,34 @@ async def renew_epoch(session: Session, address: Address, owner_id: uuid.UUID) -
     return epoch
 
 
-async def fence_cycle(
-    session: Session, address: Address, owner_id: uuid.UUID, epoch: int, cycle: Cycle
-) -> None:
-    """Make a transaction the one of a cycle; call this first in it. Until the transaction ends, no
-    other broker can become the owner. Raises StoreFenced if another one is, or if the owner has a
-    newer epoch."""
-    status = await session.execute(
-        f"""
-        with {FENCE}
-        update quackmq.last_cycle set run_epoch = $3, cycle = $4, committed_at = clock_timestamp()
-        where exists (select from mine)
-        """,
-        *(owner_id, epoch, *cycle),
+async def skip_lost_offsets(session: Session, address: Address, least_epoch: int) -> None:
+    """Make sure that a database that has gone back in time gives no epoch and no offset a second
+    time. The caller holds the lock. Each partition skips as many offsets as a power cut can lose in
+    the weak sync modes of the local store."""
+    with translated_errors(address):
+        async with session.transaction():
+            await _set_lock_timeout(session)
+            await session.execute(
+                "update quackmq.owner set epoch = greatest(epoch, $1) + 1", least_epoch
+            )
+            await session.execute(
+                """
+                insert into quackmq.partitions as partition (
+                    topic_id, partition, next_offset, next_position, greatest_timestamp_ms,
+                    latest_append_ms, last_aborted_offset
+                )
+                select topic_id, generate_series(0, partitions - 1), $1, 0, -1, 0, -1
+                from quackmq.topic_settings
+                on conflict (topic_id, partition) do update set
+                    next_offset = partition.next_offset + excluded.next_offset
+                """,
+                limits.UNSYNCED_OFFSETS,
+            )
+    _logger.error(
+        "%s has gone back in time, as after a failover to a replica that was behind, or a restored "
+        "backup: acknowledged messages are lost; each partition skips %d offsets",
+        *(address, limits.UNSYNCED_OFFSETS),
     )
-    if status != "UPDATE 1":
-        raise fenced_error(address)
 
 
 async def beat(session: Session, address: Address, owner_id: uuid.UUID) -> None:
@@ -209,9 +224,11 @@ async def release(session: Session, address: Address, owner_id: uuid.UUID) -> No
         await session.execute(f"select pg_advisory_unlock({LOCK_KEY}); notify {HAND_OVER_CHANNEL}")
 
 
-async def end_sessions(session: Session, address: Address, owner_id: uuid.UUID) -> int:
-    """End all other sessions of one run of a broker, and wait for their end; return how many. Their
-    transactions are rolled back, and their locks released."""
+async def end_sessions(
+    session: Session, address: Address, owner_id: uuid.UUID, process: int | None = None
+) -> int:
+    """End all other sessions of one run of a broker, or the one of a server process, and wait for
+    their end; return how many. Their transactions are rolled back, and their locks released."""
     with translated_errors(address):
         ended: list[bool] = [
             row[0]
@@ -220,9 +237,9 @@ async def end_sessions(session: Session, address: Address, owner_id: uuid.UUID) 
                 select pg_terminate_backend(pid, $2)
                 from pg_stat_activity
                 where application_name = $1 and datname = current_database()
-                    and pid <> pg_backend_pid()
+                    and pid <> pg_backend_pid() and ($3::int is null or pid = $3)
                 """,
-                *(session_name(owner_id), int(limits.END_SESSION_S * 1000)),
+                *(session_name(owner_id), int(limits.END_SESSION_S * 1000), process),
             )
         ]
     return len(ended)
@@ -237,6 +254,15 @@ class Standby:
         self._is_handed_over = asyncio.Event()
         #: The owner as it was last seen.
         self.owner: Owner | None = None
+
+    async def skip_lost_offsets(self) -> None:
+        """Call `skip_lost_offsets` if the database has gone back in time since this standby has
+        last seen it. Call this with the lock, before a new owner is set."""
+        seen, now = self.owner, await read_owner(self._session, self._address)
+        if seen is None or now is None:
+            return
+        if now.epoch < seen.epoch or now.last_cycle < seen.last_cycle:
+            await skip_lost_offsets(self._session, self._address, seen.epoch)
 
     async def wait_for_lock(self) -> None:
         """Return when this session has the lock: the owner has ended or handed over, or its

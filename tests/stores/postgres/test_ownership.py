@@ -17,7 +17,6 @@ from quackmq.stores.postgres.ownership import (
     Standby,
     beat,
     end_sessions,
-    fence_cycle,
     read_owner,
     release,
     renew_epoch,
@@ -25,6 +24,7 @@ from quackmq.stores.postgres.ownership import (
     try_lock,
 )
 from quackmq.stores.postgres.schema import migrate
+from quackmq.stores.postgres.statements import AppendedRows, append_rows
 from tests.kit.postgres import PostgresServer
 from tests.stores.postgres.conftest import Opener
 
@@ -41,11 +41,10 @@ async def owner_session(open_for: Opener, address: Address) -> Session:
     return session
 
 
-async def commit(
-    session: Session, address: Address, number: int, owner_id: uuid.UUID = FIRST, epoch: int = 1
-) -> None:
-    async with session.transaction():
-        await fence_cycle(session, address, owner_id, epoch, Cycle(1, number))
+async def commit(session: Session, address: Address, number: int, epoch: int = 1) -> None:
+    """Commit a cycle of the first owner, without batches."""
+    no_rows = AppendedRows([], [], [], [])
+    await append_rows(session, address, FIRST, epoch, Cycle(1, number), no_rows)
 
 
 async def current_owner(session: Session, address: Address) -> Owner:
@@ -142,7 +141,7 @@ async def test_a_frozen_owner_is_ended_and_cannot_commit_when_it_resumes(
     # It is frozen in the middle of a transaction.
     frozen = owner_session.transaction()
     await frozen.start()
-    await fence_cycle(owner_session, address, FIRST, 1, Cycle(1, 2))
+    await commit(owner_session, address, 2)
     session = await open_for(SECOND)
     await make_heartbeat_old(session)
     standby = Standby(session, address)
@@ -181,7 +180,7 @@ async def test_a_new_owner_waits_for_the_transaction_of_the_one_before(
     """Also if that one's sessions could not be ended: here they have another name."""
     session, third = await open_for(SECOND), await open_for(uuid.uuid4())
     async with third.transaction():
-        await fence_cycle(third, address, FIRST, 1, Cycle(1, 7))
+        await commit(third, address, 7)
         taking = asyncio.create_task(take_ownership(session, address, SECOND, "second:9092"))
         await blocked(third, session)
     assert await taking == 2
@@ -194,7 +193,7 @@ async def test_a_new_owner_does_not_wait_for_ever(
     monkeypatch.setattr(limits, "END_SESSION_S", 0.05)
     session, third = await open_for(SECOND), await open_for(uuid.uuid4())
     async with third.transaction():
-        await fence_cycle(third, address, FIRST, 1, Cycle(1, 7))
+        await commit(third, address, 7)
         with pytest.raises(StorageError, match="lock timeout"):
             await take_ownership(session, address, SECOND, "second:9092")
     assert (await current_owner(session, address)).owner_id == FIRST
@@ -251,11 +250,12 @@ async def test_a_restart_of_the_database_leaves_the_owner(
 
 
 async def listening(session: Session) -> None:
-    """Wait until another session listens for a hand-over."""
+    """Wait until another session has tried to get the lock, and listens for a hand-over."""
     async with asyncio.timeout(60):
         while not await session.fetchval(
             "select exists (select from pg_stat_activity where pid <> pg_backend_pid() "
-            "and datname = current_database() and query like '%pg_try_advisory_lock%')"
+            "and datname = current_database() and state = 'idle' "
+            "and query like '%heartbeat_age_s%')"
         ):
             await asyncio.sleep(0)
 

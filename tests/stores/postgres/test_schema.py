@@ -138,7 +138,7 @@ async def test_the_view_of_topics_shows_sizes_and_rates(session: Session, addres
     now_ms = int(await session.fetchval("select extract(epoch from clock_timestamp()) * 1000"))
     for base_offset, age_ms in ((0, 3_600_000), (10, 1_000), (20, 500)):
         await session.execute(
-            "insert into quackmq.batches values ($1, 0, $2, $3, 0, $4, 0, $5)",
+            "insert into quackmq.batches values ($1, 0, $2, $3, 0, $4, 0, 0, 0, $5)",
             *(TOPIC, base_offset, base_offset + 10, now_ms - age_ms, bytes(600)),
         )
     row = await session.fetchrow("select * from quackmq.topics")

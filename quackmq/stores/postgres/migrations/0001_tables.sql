@@ -72,14 +72,14 @@ comment on column quackmq.topic_settings.created_ms is 'Milliseconds since 1970,
 create table quackmq.partitions (
     topic_id               uuid not null,
     partition              integer not null,
-    first_offset           bigint not null,
+    first_offset           bigint not null default 0,
     next_offset            bigint not null,
-    first_position         bigint not null,
+    first_position         bigint not null default 0,
     next_position          bigint not null,
     greatest_timestamp_ms  bigint not null,
     latest_append_ms       bigint not null,
     last_aborted_offset    bigint not null,
-    removed_before         bigint not null,
+    removed_before         bigint not null default 0,
     is_deleted             boolean not null default false,
     primary key (topic_id, partition)
 ) with (fillfactor = 50);
@@ -103,7 +103,9 @@ create table quackmq.batches (
     next_offset            bigint not null,
     position               bigint not null,
     append_ms              bigint not null,
+    max_timestamp_ms       bigint not null,
     greatest_timestamp_ms  bigint not null,
+    checksum               bigint not null,
     data                   bytea not null,
     primary key (topic_id, partition, base_offset)
 );
@@ -117,8 +119,10 @@ comment on column quackmq.batches.next_offset is 'The offset after the last reco
 comment on column quackmq.batches.position is 'The bytes of all earlier rows of the partition, '
     'including removed ones.';
 comment on column quackmq.batches.append_ms is 'When the broker has appended the row.';
+comment on column quackmq.batches.max_timestamp_ms is 'The greatest timestamp in this row.';
 comment on column quackmq.batches.greatest_timestamp_ms is 'The greatest timestamp of the records '
     'in this row and in all earlier rows of the partition. So it never decreases.';
+comment on column quackmq.batches.checksum is 'The CRC-32C of data.';
 
 create table quackmq.producers (
     topic_id            uuid not null,
