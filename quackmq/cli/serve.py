@@ -19,7 +19,7 @@ from quackmq.cli.broker import process
 from quackmq.cli.broker.address import LAST_PORT, Address, UnixPath
 from quackmq.cli.broker.settings import (
     CONFIG_VARIABLE,
-    MEMORY_STORE,
+    LOCAL_STORE,
     LoadedSettings,
     load,
     option_name,
@@ -78,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
     loaded = load(options, os.environ, args.config)
     settings = loaded.settings
     addresses = plan_listeners(loaded)
-    if settings.store != MEMORY_STORE and settings.data is None:
+    if settings.store == LOCAL_STORE and settings.data is None:
         raise InvalidSetting(
             "serve needs a data directory: give --data DIR, QUACKMQ_DATA or data in the settings "
-            "file; or give --store memory: to keep the data in memory only"
+            "file; or give --store memory: to keep the data in memory only, or --store "
+            "postgresql://… to keep it in a database"
         )
     logformat.configure(settings.log_level, settings.log_format)
     for doubt in loaded.warnings:

@@ -108,7 +108,7 @@ def test_the_environment_can_name_the_file_and_an_option_goes_before_it(
     ("name", "text", "complaint"),
     [
         ("data", "", "'' is empty"),
-        ("store", "disk", "'disk' is not one of local, memory:"),
+        ("store", "disk", "'disk' is not one of local, memory:, postgresql://…"),
         ("http_names", "a,http://b", "contains 'http://b', which is not a host name: write names"),
         ("http_names", "a.example:8002", "without http:// and without a port"),
         ("kafka", "nine", "'nine' is not HOST:PORT"),

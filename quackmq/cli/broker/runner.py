@@ -26,9 +26,10 @@ from quackmq.cli import limits
 from quackmq.cli.broker import closing, process
 from quackmq.cli.broker.address import Address, UnixPath
 from quackmq.cli.broker.collector import FullCollection
-from quackmq.cli.broker.settings import MEMORY_STORE, Settings
+from quackmq.cli.broker.settings import LOCAL_STORE, MEMORY_STORE, Settings
 from quackmq.cli.text import pluralize
 from quackmq.clock import Clock
+from quackmq.errors import InvalidSetting
 from quackmq.protocols.http.server import HttpServer
 from quackmq.protocols.kafka.server import KafkaServer
 from quackmq.protocols.line.server import LineServer
@@ -47,6 +48,7 @@ from quackmq.watchdog import LoopWatchdog
 log = logging.getLogger(__name__)
 
 GAVE_UP: Final = 1
+STORE_LOST: Final = 1
 INTERRUPTED: Final = 130
 
 
@@ -128,12 +130,15 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
     order."""
     process.prepare()
     stopping = _catch_signals()
-    if settings.store != MEMORY_STORE and settings.data is not None and not settings.data.exists():
+    if settings.store == LOCAL_STORE and settings.data is not None and not settings.data.exists():
         # A start that fails leaves no new directory behind.
         await _check_addresses(addresses)
     async with AsyncExitStack() as opened:
         clock = Clock.of_system()
-        store, archive = await _open_store(settings, clock)
+        opening = asyncio.ensure_future(_open_store(settings, clock))
+        if not await _ends_before(opening, stopping):
+            return 0
+        store, archive = opening.result()
         opened.push_async_callback(store.close)
         if archive is not None:
             # Loading Parquet's library blocks the loop: do it before there are clients.
@@ -172,12 +177,17 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
         opened.callback(garbage_collection.stop)
         print("ready", flush=True)
 
-        await stopping.wait()
+        lost = asyncio.ensure_future(store.lost())
+        exit_code = 0
+        if await _ends_before(lost, stopping):
+            # A new process becomes a standby of the broker that has taken over.
+            log.error("the store is lost: %s", lost.result())
+            exit_code = STORE_LOST
         log.info("closing")
         # Exit without closing if closing makes no progress.
         closing.watch(lambda: store.work_done, _give_up)
     log.info("closed")
-    return 0
+    return exit_code
 
 
 async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredStore | None]:
@@ -189,6 +199,8 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
                 settings.data,
             )
         return MemoryStore(clock), None
+    if settings.store != LOCAL_STORE:
+        return await _open_database(settings, clock), None
     assert settings.data is not None, "serve has checked that data is set"
     if settings.sync != "always":
         log.warning("sync = %s: a power failure can lose acknowledged messages", settings.sync)
@@ -200,6 +212,36 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
         await log_store.close()
         raise
     return archive, archive
+
+
+async def _open_database(settings: Settings, clock: Clock) -> Store:
+    """Open a store in a database, as soon as no other broker owns it. Raises StorageError,
+    InvalidSetting."""
+    try:
+        from quackmq.stores.postgres.options import PostgresOptions
+        from quackmq.stores.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(
+            f"--store postgresql://… needs {error.name}, which is not installed: pip install "
+            "'quackmq[postgres]'"
+        ) from error
+    if settings.data is not None:
+        log.warning("the data directory %s is not used: the store is a database", settings.data)
+    options = PostgresOptions(broker=str(settings.advertise or settings.kafka or ""))
+    return await PostgresStore.open(settings.store, options, clock)
+
+
+async def _ends_before(work: asyncio.Future[Any], stopping: asyncio.Event) -> bool:
+    """Wait until `work` has ended, or the broker is to stop; return whether `work` has ended. Else
+    cancel it."""
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if work.done():
+        return True
+    work.cancel()
+    await asyncio.wait([work])
+    return False
 
 
 async def _check_addresses(addresses: Mapping[str, Address | UnixPath]) -> None:

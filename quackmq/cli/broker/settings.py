@@ -40,6 +40,8 @@ ENVIRONMENT_PREFIX: Final = "QUACKMQ_"
 CONFIG_VARIABLE: Final = ENVIRONMENT_PREFIX + "CONFIG"
 MEMORY_STORE: Final = "memory:"
 LOCAL_STORE: Final = "local"
+#: How the URL of a database begins.
+POSTGRES_STORES: Final = ("postgresql://", "postgres://")
 
 
 _LIST_OF_SETTINGS: Final = ": quackmq serve --help lists them"
@@ -101,12 +103,20 @@ def yes_or_no() -> Kind:
     return Kind("true|false", parse, bool)
 
 
+def _store(text: str) -> str:
+    """Return the name of a store, or the URL of a database."""
+    if text not in (LOCAL_STORE, MEMORY_STORE) and not text.startswith(POSTGRES_STORES):
+        raise ValueError(f"is not one of {STORE.metavar.replace('|', ', ')}")
+    return text
+
+
 def _directory(text: str) -> Path:
     if not text:
         raise ValueError("is empty")
     return Path(text).expanduser()
 
 
+STORE: Final = Kind(f"{LOCAL_STORE}|{MEMORY_STORE}|postgresql://…", _store)
 ADDRESS: Final = Kind("HOST:PORT", parse_address)
 ADVERTISED: Final = Kind("HOST:PORT", parse_advertised_address)
 HOST_NAMES: Final = Kind("NAME,…", parse_host_names, list)
@@ -123,8 +133,9 @@ class Settings:
     data: Path | None = setting(None, DIRECTORY, "the data directory; created if missing")
     store: str = setting(
         LOCAL_STORE,
-        choice(LOCAL_STORE, MEMORY_STORE),
-        "where data is stored: local is the data directory, memory: loses everything at exit",
+        STORE,
+        "where data is stored: local is the data directory, memory: loses everything at exit, and "
+        "postgresql://USER@HOST/DATABASE is a PostgreSQL database",
     )
     kafka: Address | None = setting(None, ADDRESS, "listen for Kafka clients")
     http: Address | None = setting(None, ADDRESS, "listen for HTTP")

@@ -1,0 +1,71 @@
+"""`quackmq serve --store postgresql://…`: brokers that share a database, one of them active."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.cli.test_serve import publish, read
+from tests.kit.postgres import PostgresServer
+from tests.kit.server import Server
+from tests.kit.waiting import wait_until
+
+ON_ANY_PORT = ("--kafka", "127.0.0.1:0")
+
+
+def serve(url: str) -> Server:
+    return Server("serve", "--store", url, *ON_ANY_PORT)
+
+
+def test_a_waiting_broker_takes_over_from_one_that_is_killed_or_ends(
+    postgres: PostgresServer, store_database: str
+) -> None:
+    with serve(store_database) as first:
+        publish(first.ready(), "ducks", b"quack")
+        with serve(store_database) as second:
+            wait_until(lambda: has_standby(postgres))
+            first.send(signal.SIGKILL)
+            address = second.ready()
+            assert read(address, "ducks", 1) == [b"quack"]
+            publish(address, "ducks", b"again")
+            with serve(store_database) as third:
+                wait_until(lambda: has_standby(postgres))
+                second.send(signal.SIGTERM)
+                assert second.exit_code() == 0
+                assert read(third.ready(), "ducks", 2) == [b"quack", b"again"]
+
+
+def test_a_broker_that_waits_for_a_database_ends_when_it_is_told_to(
+    postgres: PostgresServer, store_database: str
+) -> None:
+    with serve(store_database) as active:
+        active.ready()
+        with serve(store_database) as waiting:
+            wait_until(lambda: has_standby(postgres))
+            waiting.send(signal.SIGTERM)
+            assert waiting.exit_code() == 0
+
+
+def test_a_broker_that_was_replaced_ends(postgres: PostgresServer, store_database: str) -> None:
+    with serve(store_database) as server:
+        publish(server.ready(), "ducks", b"quack")
+        postgres.execute(
+            "update quackmq.owner set epoch = epoch + 1, owner_id = gen_random_uuid()", "stores"
+        )
+        assert server.exit_code() == 1
+        assert "another broker owns" in server.errors()
+
+
+def test_a_missing_database_is_one_sentence(postgres: PostgresServer) -> None:
+    with serve(postgres.url("nowhere")) as server:
+        assert server.exit_code() != 0
+        assert "create it with createdb nowhere" in server.errors()
+        assert "Traceback" not in server.errors()
+
+
+def has_standby(postgres: PostgresServer) -> bool:
+    """Return whether sessions of two brokers are open."""
+    count = postgres.execute(
+        "select count(distinct application_name) from pg_stat_activity "
+        "where application_name like 'quackmq %'"
+    )
+    return int(count) > 1
