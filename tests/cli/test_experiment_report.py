@@ -180,6 +180,7 @@ def test_what_a_program_leaves_when_it_ends_early_is_no_problem() -> None:
     found = outcome(subscriber(report=None, program=left, left=2))
     assert found.problems() == []
     assert as_text(found).endswith("published = delivered + skipped + left\n")
+    assert "latency: unknown for programs\n" in as_text(found)
 
 
 def test_what_an_interrupt_leaves_is_no_problem() -> None:
@@ -430,6 +431,8 @@ def test_an_experiment_in_which_nothing_came_can_be_drawn(tmp_path: Path) -> Non
             ["--topics", "2", "--sub-topics", "s1=2,3"],
             "--sub-topics: there is no topic '3' for s1: there are 1 to 2; raise --topics for more",
         ),
+        (["--sub-topics", f"s1={'9' * 5000}"], "--sub-topics: there is no topic '999"),
+        (["--sub-topics", "s1=201"], "--topics: 201 is not from 1 to 200"),
         (["--sub-topics", "s1=pond"], "--sub-topics: there is no topic 'pond' for s1: there is"),
         (
             ["--suite", "--pub-topics", "p1=1"],

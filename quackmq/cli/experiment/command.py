@@ -2,9 +2,10 @@
 lost.
 
 The broker runs in this process; each publisher and subscriber is a process connected to it by
-pipes. The command prints the connection records, lets the peers work, ends them by the protocol and
-reports. Exit codes: 0 if published = delivered + skipped for every live subscriber, 1 if not (the
-report says where), 2 invalid arguments.
+pipes. The command prints the connection records, lets the peers work, ends them by the protocol,
+compares the archive with the counts, and reports. Exit codes: 0 if published = delivered + skipped
+for every live subscriber and the archive holds every entry, 1 if not (the report says where), 2
+invalid arguments, 130 interrupted.
 
 `plan` defines an experiment and `runner` performs it; both are imported only when needed.
 """
@@ -39,8 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "experiment",
         help="run a broker with publishers and subscribers, and check the counts",
         description="Run a broker with publishers and subscribers in separate processes, "
-        "connected by pipes, and check the counts. Exit codes: 0 if published = delivered + "
-        "skipped for every live subscriber, 1 if not, 2 invalid arguments.",
+        "connected by pipes, and check the counts and the archive. Exit codes: 0 if published = "
+        "delivered + skipped for every live subscriber and the archive holds every entry, 1 if "
+        "not, 2 invalid arguments, 130 interrupted.",
         allow_abbrev=False,
     )
     peers = parser.add_argument_group("participants")
@@ -241,13 +243,7 @@ def _build_experiment(args: argparse.Namespace) -> Experiment:
     from quackmq.cli.experiment.plan import Experiment, highest_topic, parse_topics
 
     if args.suite:
-        for option in ("pub_topics", "sub_topics", "pub_commands", "sub_commands"):
-            if getattr(args, option):
-                name = option.removesuffix("s") if option.endswith("commands") else option
-                raise InvalidRequest(
-                    f"--{name.replace('_', '-')} cannot be used with --suite, which chooses the "
-                    "peers and their topics itself: use it with a single experiment"
-                )
+        _check_options_of_suite(args)
     pub_topics = parse_topics("--pub-topics", args.pub_topics)
     sub_topics = parse_topics("--sub-topics", args.sub_topics)
     # In a suite these are n, m and t, the numbers of its largest experiments.
@@ -279,6 +275,22 @@ def _build_experiment(args: argparse.Namespace) -> Experiment:
         answer_ms=args.answer_ms,
         reading=args.line_reading,
     )
+
+
+def _check_options_of_suite(args: argparse.Namespace) -> None:
+    """Raise InvalidRequest if an option is given that a suite cannot follow."""
+    values = {
+        "--pub-topics": args.pub_topics,
+        "--sub-topics": args.sub_topics,
+        "--pub-command": args.pub_commands,
+        "--sub-command": args.sub_commands,
+    }
+    for option, value in values.items():
+        if value:
+            raise InvalidRequest(
+                f"{option} cannot be used with --suite, which chooses the peers and their topics "
+                "itself: use it with a single experiment"
+            )
 
 
 def _add_number_option(

@@ -8,6 +8,7 @@ case, with fast and slow peers.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ _LEAST_ENTRY_BYTES: Final = 64
 _LONGEST_SECONDS: Final = 24 * 3600.0
 #: Entries that are no longer live are archived within this time: an experiment lasts seconds.
 _ARCHIVE_AFTER_LIVE_MS: Final = 1_000
+#: The name of a topic: a number of a few digits.
+_TOPIC_NUMBER: Final = re.compile("[1-9][0-9]{0,8}")
 #: A silent or dying subscriber first answers this many entries.
 _ANSWERED_BEFORE: Final = 3
 #: The shortest slice of a time series.
@@ -139,7 +142,7 @@ class Experiment:
             for topic in topics:
                 if topic not in self.topic_names:
                     raise InvalidRequest(
-                        f"--{role}-topics: there is no topic {topic!r} for {peer}: "
+                        f"--{role}-topics: there is no topic {topic[:100]!r} for {peer}: "
                         f"{_describe_names(self.topic_names)}; raise --topics for more"
                     )
 
@@ -315,10 +318,11 @@ def parse_topics(option: str, texts: Sequence[str]) -> dict[str, tuple[str, ...]
 
 
 def highest_topic(*assigned: Mapping[str, Sequence[str]]) -> int:
-    """Return the highest number of an assigned topic; 1 without any. Names that are no numbers are
-    ignored; `Experiment` refuses them."""
+    """Return the highest number of an assigned topic; 1 without any. Names that cannot be topics
+    are ignored; `Experiment` refuses them."""
     names = chain.from_iterable(topics for each in assigned for topics in each.values())
-    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=1)
+    numbers = (int(name) for name in names if _TOPIC_NUMBER.fullmatch(name))
+    return max(numbers, default=1)
 
 
 def _check_command(program: Program) -> None:

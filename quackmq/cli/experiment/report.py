@@ -432,7 +432,7 @@ def _latency_words(outcome: Outcome) -> str:
     """Return the percentiles of the latency over all subscribers in words."""
     found = outcome.latencies()
     if found["p50_ms"] is None:
-        return "nothing was delivered"
+        return "unknown for programs" if outcome.delivered else "nothing was delivered"
     names = {"p50_ms": "half within", "p90_ms": "90 %", "p99_ms": "99 %", "max_ms": "all"}
     return ", ".join(f"{word} {_format_ms(found[name])} ms" for name, word in names.items())
 
