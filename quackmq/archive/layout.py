@@ -88,9 +88,12 @@ def scan_archive(disk: Disk, topics: Mapping[str, Topic]) -> ArchiveScan:
             numbers = sorted(int(number) for number in names if _NUMBER.fullmatch(number))
             partitions[name] = [number for number in numbers if number < topic.partitions]
         elif owner is not None:
+            # Its topic was deleted. This renames the directory; it is removed below.
             _move_aside(disk, topic_path(name), owner)
         elif topic is None:
+            # The broker died before it wrote the owner, and the topic was deleted since.
             _remove_unclaimed(disk, topic_path(name))
+        # Otherwise the topic exists, and claims the directory when it is first archived.
     _remove_all_left_behind(disk)
     return ArchiveScan(partitions, damaged)
 

@@ -51,7 +51,7 @@ class Server(ABC, Generic[ConnectionT]):
 
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
-        self.mistaken = MistakenPeers(self.name, broker.listener_addresses)
+        self.mistaken_peers = MistakenPeers(self.name, broker.listener_addresses)
         #: The open connections, in the order in which they were opened.
         self.connections: dict[ConnectionT, None] = {}
         self._log = logging.getLogger(type(self).__module__)

@@ -63,8 +63,10 @@ def _check_clients(servers: ProxyServers) -> None:
     retransmissions = [
         each for by_topic in clients._retransmissions.values() for each in by_topic.values()
     ]
-    if clients._count != len(retransmissions):
-        raise Violation(f"{clients._count} clients are counted, not {len(retransmissions)}")
+    if clients._retransmission_count != len(retransmissions):
+        raise Violation(
+            f"{clients._retransmission_count} clients are counted, not {len(retransmissions)}"
+        )
     if set(clients._connections) != set(clients._retransmissions):
         raise Violation("a client without a topic has a connection, or one with a topic has none")
     for each in retransmissions:

@@ -110,16 +110,16 @@ class ArchiveRun:
             await self._commit(
                 await self._disk.run(lambda: self._file_builder.finish(version), "archive")
             )
-            # Before the trim, which may fail: the records are archived already.
-            self.examined_to = self._position
+        self.examined_to = self._position
+        # Last, because it may fail: the records are archived already.
+        if self._file_end > self._file_start:
             await self._store.trim_log(self._key, self._file_end)
-        self.examined_to = max(self.examined_to, self._position)
-        # There was no error and no progress. Without an error here, the archiver would try the same
-        # again at once, for ever.
         if stopped_by is None and self._position == start < self._end:
+            # Without an error, the archiver would try the same again at once, for ever.
             stopped_by = StorageError(
                 f"no batch at offset {start} although the log continues: run `quackmq log verify`"
             )
+        # Retention may have deleted the records that were being read; then there is no failure.
         if stopped_by is not None and not self._was_trimmed():
             raise stopped_by
 
@@ -133,8 +133,7 @@ class ArchiveRun:
         return manifest
 
     def _was_trimmed(self) -> bool:
-        """Return whether retention has trimmed the records to archive during the run. Then the
-        error that stopped the run is no failure."""
+        """Return whether retention has trimmed the records to archive during the run."""
         current = self._store.registry.manifest(self._key)
         return current is None or current.first_offset > self._file_start
 

@@ -40,7 +40,7 @@ from quackmq.broker.log.decoded_batches import DecodedBatches
 from quackmq.broker.log.page import Page, read_page
 from quackmq.broker.log.service import LogService
 from quackmq.broker.publish.placement import (
-    ONE_PARTITION,
+    NO_PLACEMENT,
     choose_partitions,
     current_placement,
     find_stored_placement,
@@ -354,7 +354,7 @@ class Messages:
             partitions = await choose_partitions(placement, keys, partition_for_any(placement, key))
         else:
             partitions = [partition] * len(records)
-        epoch = placement.epoch if len(set(partitions)) > 1 else ONE_PARTITION
+        epoch = placement.epoch if len(set(partitions)) > 1 else NO_PLACEMENT
         return self._build_shares(records, partitions, _key_producer_id(topic, key), epoch)
 
     async def _distribute_repeat(

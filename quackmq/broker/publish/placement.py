@@ -37,8 +37,9 @@ _NUMBERED: Final = (Partitioner.MURMUR2, Partitioner.CRC32, Partitioner.LEGACY)
 _EPOCHS_PER_PARTITIONER: Final = 10_000
 #: Hashing any key costs about as much as this many more bytes.
 _KEY_BYTES: Final = 32
-#: The epoch of a put whose records are all in one partition.
-ONE_PARTITION: Final = 0
+#: The epoch of a put without a stored placement: all its records are in one partition, or a version
+#: before 0.1.0 stored them.
+NO_PLACEMENT: Final = 0
 
 
 class Placement(NamedTuple):
@@ -116,7 +117,7 @@ def partition_for_any(placement: Placement, idempotency_key: bytes) -> int:
 
 def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
     """Yield the rules that may have distributed the records of a put with this epoch."""
-    if epoch == ONE_PARTITION:
+    if epoch == NO_PLACEMENT:
         # An older version stored no placement: the topic had as many partitions as now, or fewer.
         for partitions in range(topic.partitions, 0, -1):
             yield Placement(Partitioner.LEGACY, partitions)

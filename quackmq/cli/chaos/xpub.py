@@ -75,9 +75,9 @@ class BadProxyClient:
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
         if self._sockets is None or times == 0:
             return None
-        if self._sockets.send_reply(
-            message.id
-        ):  # the message came to the callback address: this is the first acknowledgement
+        # The reply acknowledges a message that came to the callback address. All other
+        # acknowledgements are requests.
+        if self._sockets.send_reply(message.id):
             times -= 1
         for _ in range(times):
             self._request(Received(self._name, message.topic, (message.id,)))

@@ -29,6 +29,8 @@ from quackmq.errors import (
 
 log = logging.getLogger(__name__)
 
+#: How long to ask why no message came. The program has already waited for its whole timeout.
+_EXPLANATION_S: Final = limits.CLIENT_TIMEOUT_MS / 1000 / 10
 #: The topic may have been deleted, or deleted and created again.
 _MISSING_TOPIC: Final = frozenset(
     {
@@ -138,11 +140,11 @@ class Diagnostics:
         """Return the error that explains why no message arrived."""
         waited_for = f"a message of topic {self._topic.name} for {self._name}"
         try:
-            self.check_topic(Deadline(limits.CLIENT_TIMEOUT_MS / 10_000))
+            self.check_topic(Deadline(_EXPLANATION_S))
         except QuackTimeout:
-            words = self._config.connection_errors.suffix()
+            connection_error = self._config.connection_errors.suffix()
             return deadline.timeout_error(
-                f"{waited_for}: no answer from {self._config.address}{words}"
+                f"{waited_for}: no answer from {self._config.address}{connection_error}"
             )
         except QuackError as explanation:
             return explanation

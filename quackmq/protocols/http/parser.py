@@ -54,7 +54,7 @@ class ServerContext(ServerCounts, Protocol):
     router: Router
     head_cache: RequestHeadCache
     names: OwnNames
-    mistaken: MistakenPeers
+    mistaken_peers: MistakenPeers
     receive_budget: ReceiveBudget
 
 
@@ -351,8 +351,8 @@ class Receiver:
         it."""
         protocol = recognize_protocol(bytes(data[: serving_limits.OPENING_BYTES]))
         if protocol is not None and protocol is not WireProtocol.HTTP and self.accepts_requests:
-            mistaken = self._server.mistaken
-            reason = mistaken.report(self._caller.address, protocol, time.monotonic())
+            mistaken_peers = self._server.mistaken_peers
+            reason = mistaken_peers.report(self._caller.address, protocol, time.monotonic())
             message = f"{message}: {reason}"
         self.refuse(status, code, message)
 

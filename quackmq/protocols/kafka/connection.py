@@ -73,7 +73,7 @@ class ServerContext(Admission, Protocol):
     #: Connections that wait until large requests release their memory.
     waiting_for_memory: WaitingLine
     send_budget: SendBudget
-    mistaken: MistakenPeers
+    mistaken_peers: MistakenPeers
     encoded_topics: EncodedTopics
     last_response: LastResponse
     publish_turns: PublishTurns
@@ -282,7 +282,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if protocol is None or protocol is WireProtocol.KAFKA:
             self.disconnect(reason)
             return
-        self._server.mistaken.report(self._caller.address, protocol, self._loop.time())
+        self._server.mistaken_peers.report(self._caller.address, protocol, self._loop.time())
         self.abort()
 
     def _sweep(self, now: float) -> None:

@@ -61,7 +61,7 @@ class ServerContext(Admission, Protocol):
     scratch: memoryview
     encoded_lines: EncodedLines
     joint_writes: JointWrites
-    mistaken: MistakenPeers
+    mistaken_peers: MistakenPeers
     #: The work that a closing server waits for.
     tasks: TaskSet
 
@@ -471,7 +471,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if self._conversation.peer is None:
             protocol = recognize_protocol(self._conversation.opening)
             if protocol is not None and protocol is not WireProtocol.LINE:
-                self._server.mistaken.report(self._channel, protocol, self._loop.time())
+                self._server.mistaken_peers.report(self._channel, protocol, self._loop.time())
                 self.end(End.MISTAKEN)
                 return
             if self._transport is not None:

@@ -30,7 +30,7 @@ class ServerContext(Admission, Protocol):
     #: The shared receive buffer; every peer copies its bytes out before it returns.
     scratch: memoryview
     budgets: Budgets
-    mistaken: MistakenPeers
+    mistaken_peers: MistakenPeers
 
     def has_room(self) -> bool:
         """Return whether another request may begin."""
@@ -162,18 +162,22 @@ class Peer(ServedConnection, asyncio.BufferedProtocol):
             self._close()
 
     def _expel(self, reason: str) -> None:
-        """Disconnect a peer that sent invalid bytes; log which port serves its protocol."""
-        mistaken, address, now = self._server.mistaken, self._caller.address, self._loop.time()
+        """Disconnect a peer that sent invalid bytes, and log why. If it uses the wrong listener,
+        log which one serves it."""
+        mistaken_peers = self._server.mistaken_peers
+        address, now = self._caller.address, self._loop.time()
         protocol = recognize_protocol(self._decoder.opening)
         if protocol is not None and protocol is not WireProtocol.ZMTP:
-            mistaken.report(address, protocol, now)
+            # It speaks another protocol, and would not understand an error of ZMTP.
+            mistaken_peers.report(address, protocol, now)
             self._close()
         elif socket_type := self._decoder.refused_socket:
-            reason = mistaken.report_socket(address, reason, socket_type, now)
+            # A ZeroMQ socket of a type that another listener serves.
+            reason = mistaken_peers.report_socket(address, reason, socket_type, now)
             self._transport.write(zmtp.error(reason))
             self._close()
         else:
-            if not self._is_ready:
+            if not self._is_ready:  # ZMTP has errors only in the handshake
                 self._transport.write(zmtp.error(reason))
             self.disconnect(reason)
 

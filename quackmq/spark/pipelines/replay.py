@@ -243,7 +243,11 @@ def _load_or_fix_range(job: Job, options: Options) -> tuple[_ReplayRange, _Parti
     finally:
         metadata.close()
     assert job.checkpoint is not None, "stored facts come from a checkpoint"
-    return _load_range(job.checkpoint, options, stored_facts, topic.id, target["id"]), partitioning
+    _check_same_options(job.checkpoint, options, stored_facts["asked"])
+    replay_range = _decode_range(stored_facts)
+    _check_same_topic(job.checkpoint, options.topic, replay_range.topic_id, topic.id)
+    _check_same_topic(job.checkpoint, options.to_topic, replay_range.target_id, target["id"])
+    return replay_range, partitioning
 
 
 def _fetch_topic(metadata: BrokerMetadata, name: str) -> TopicFacts:
@@ -271,28 +275,27 @@ def _fix_range(
 
 def _encode_range(options: Options, replay_range: _ReplayRange) -> dict[str, Any]:
     """Return the options and the range as JSON values, for the checkpoint."""
+    return {"asked": _encode_options(options), **asdict(replay_range)}
+
+
+def _encode_options(options: Options) -> dict[str, Any]:
+    """Return the options that must be the same when a replay is continued."""
     return {
-        "asked": {
-            "topic": options.topic,
-            "to_topic": options.to_topic,
-            "from": str(options.from_),
-            "to": str(options.to),
-            "where": options.where,
-        },
-        **asdict(replay_range),
+        "topic": options.topic,
+        "to_topic": options.to_topic,
+        "from": str(options.from_),
+        "to": str(options.to),
+        "where": options.where,
     }
 
 
-def _load_range(
-    directory: Path, options: Options, stored_facts: dict[str, Any], topic_id: str, target_id: str
-) -> _ReplayRange:
-    """Return the range in the checkpoint. Raise InvalidRequest if the replay was started with other
-    options, and UnknownTopic if a topic was deleted and created again since."""
+def _decode_range(stored_facts: dict[str, Any]) -> _ReplayRange:
+    """Return the range in the facts of a checkpoint."""
     begin, end = (
         {int(partition): offset for partition, offset in stored_facts[name].items()}
         for name in ("begin", "end")
     )
-    replay_range = _ReplayRange(
+    return _ReplayRange(
         stored_facts["id"],
         stored_facts["topic_id"],
         stored_facts["target_id"],
@@ -300,20 +303,25 @@ def _load_range(
         end,
         stored_facts["width"],
     )
-    for name, value in _encode_range(options, replay_range)["asked"].items():
-        if stored_facts["asked"][name] != value:
+
+
+def _check_same_options(directory: Path, options: Options, stored_options: dict[str, Any]) -> None:
+    """Raise InvalidRequest if the replay in this directory was started with other options."""
+    for name, value in _encode_options(options).items():
+        if stored_options[name] != value:
             raise InvalidRequest(
-                f"{directory} is of a replay with {name}={stored_facts['asked'][name]}, not "
+                f"{directory} is of a replay with {name}={stored_options[name]}, not "
                 f"{value}: give the same options, or another directory"
             )
-    present_ids = {options.topic: topic_id, options.to_topic: target_id}
-    stored_ids = {options.topic: replay_range.topic_id, options.to_topic: replay_range.target_id}
-    for name in (name for name in present_ids if present_ids[name] != stored_ids[name]):
+
+
+def _check_same_topic(directory: Path, name: str, stored_id: str, present_id: str) -> None:
+    """Raise UnknownTopic if a topic was deleted and created again since the replay started."""
+    if stored_id != present_id:
         raise UnknownTopic(
-            f"topic {name} was made anew since the replay in {directory} started: start another "
-            "replay in another directory"
+            f"topic {name} was created again after the replay in {directory} started: start "
+            "another replay in another directory"
         )
-    return replay_range
 
 
 def _resolve_position(

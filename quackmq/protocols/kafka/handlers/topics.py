@@ -362,9 +362,13 @@ async def _add_partitions(
     """
     code, message = ErrorCode.none, None
     try:
-        refusal = _refusal_to_add(call, requested, is_repeated)
+        refusal = _find_refusal(call, requested, is_repeated)
         if refusal is not None:
             code, message = refusal
+        elif requested.count > limits.PARTITIONS_PER_TOPIC:
+            raise LimitReached(
+                f"{requested.count} partitions; a topic has at most {limits.PARTITIONS_PER_TOPIC}"
+            )
         elif not validate_only:
             await call.broker.alter_topic(call.caller, requested.name, partitions=requested.count)
     except QuackError as error:
@@ -372,8 +376,9 @@ async def _add_partitions(
     return {"name": requested.name, "error_code": code, "error_message": message}
 
 
-def _refusal_to_add(call: Call, requested: Any, is_repeated: bool) -> tuple[ErrorCode, str] | None:
-    """Return the error code and message for a request that Kafka would refuse too, or None."""
+def _find_refusal(call: Call, requested: Any, is_repeated: bool) -> tuple[ErrorCode, str] | None:
+    """Return error code and message if a request to add partitions breaks a rule of Kafka's, or
+    None. Raises UnknownTopic."""
     if is_repeated:
         return ErrorCode.invalid_request, "the topic is named twice in one request"
     current = call.broker.topic(requested.name).partitions
@@ -382,10 +387,6 @@ def _refusal_to_add(call: Call, requested: Any, is_repeated: bool) -> tuple[Erro
             ErrorCode.invalid_partitions,
             f"topic {requested.name} has {current} partitions: there can only be more, "
             f"so {requested.count} is too few",
-        )
-    if requested.count > limits.PARTITIONS_PER_TOPIC:
-        raise LimitReached(
-            f"{requested.count} partitions; a topic has {limits.PARTITIONS_PER_TOPIC} at the most"
         )
     if requested.assignments is None:
         return None

@@ -69,11 +69,12 @@ class Clients:
         self._connections: dict[str, CallbackConnection] = {}
         #: By client and topic.
         self._retransmissions: dict[str, dict[str, Retransmission]] = {}
-        #: The number of retransmissions, and of places for those that a running `hello` may add.
-        self._count = 0
-        self._reserved = 0
+        self._retransmission_count = 0
+        #: Places reserved for the retransmissions that running calls of `hello` may add.
+        self._reserved_places = 0
         #: One lock per client, held while its subscriptions or its address change.
         self._locks = NamedLocks()
+        #: Bounds the large messages that are sent to all clients at a time.
         self._large_slots = asyncio.Semaphore(limits.PROXY_LARGE_EXCHANGES)
         self._hello_limiter = PerHostLimiter(limits.PROXY_HELLOS, limits.PROXY_HELLOS_OF_HOST)
         self._cleanups = TaskSet()
@@ -165,16 +166,16 @@ class Clients:
         if self._find(client, topic) is not None:
             yield
             return
-        if self._count + self._reserved >= limits.PROXY_CLIENTS:
+        if self._retransmission_count + self._reserved_places >= limits.PROXY_CLIENTS:
             raise LimitReached(
                 f"{limits.PROXY_CLIENTS} clients have introduced themselves: say goodbye with one "
                 "that is no longer needed"
             )
-        self._reserved += 1
+        self._reserved_places += 1
         try:
             yield
         finally:
-            self._reserved -= 1
+            self._reserved_places -= 1
 
     async def _subscribe(self, caller: Caller, topic: str, target: Target) -> bool:
         """Store the address, then create the subscription; return whether it is new."""
@@ -217,7 +218,7 @@ class Clients:
         connection = self._connections.get(client)
         if connection is None:
             connection = self._connections[client] = CallbackConnection(target)
-        self._count += 1
+        self._retransmission_count += 1
         self._retransmissions.setdefault(client, {})[topic] = Retransmission(
             self._broker,
             caller,
@@ -235,7 +236,7 @@ class Clients:
         """
         client, topic = retransmission.client, retransmission.topic
         del self._retransmissions[client][topic]
-        self._count -= 1
+        self._retransmission_count -= 1
         if not self._retransmissions[client]:
             del self._retransmissions[client]
             self._connections.pop(client).close()

@@ -64,9 +64,8 @@ class Retransmission:
         """
         self.client = caller.client
         self.topic = topic
-        #: Messages that were sent to the client's address, and tries that failed.
+        #: Messages that were sent to the client's address.
         self.sent = 0
-        self.failed = 0
         self._connection = connection
         self._broker = broker
         self._caller = caller
@@ -82,7 +81,7 @@ class Retransmission:
         #: Partition and offset of acknowledged entries that are not leased yet, the oldest first.
         self._early: dict[tuple[int, int], None] = {}
         #: Failed tries since the last successful one.
-        self._failures = 0
+        self._failed_tries = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def replace_connection(self, connection: CallbackConnection) -> None:
@@ -213,25 +212,28 @@ class Retransmission:
             reply = await self._connection.request(data_words(data), content)
         is_processed = read_data_reply(data, reply)
         self.sent += 1
-        if self._failures:
+        if self._failed_tries:
             log.info(
-                "%s is reached again, for %s; %d tries failed", self.client, self.topic, self.failed
+                "%s is reached again, for %s; %d tries failed",
+                self.client,
+                self.topic,
+                self._failed_tries,
             )
             self._clear_failures()
         return is_processed
 
     async def _back_off(self, error: QuackError) -> None:
         """Wait after a failure, longer each time, or until the client says `hello` again."""
-        self.failed += 1
-        if not self._failures:
+        if not self._failed_tries:
             log.warning(
                 "%s does not get what it has missed of %s; it is tried again: %s",
                 self.client,
                 self.topic,
                 error,
             )
-        wait_ms = min(limits.PROXY_BACKOFF_MS * 2**self._failures, limits.PROXY_LONGEST_BACKOFF_MS)
-        self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
+        doublings = min(self._failed_tries, _MOST_DOUBLINGS)
+        wait_ms = min(limits.PROXY_BACKOFF_MS << doublings, limits.PROXY_LONGEST_BACKOFF_MS)
+        self._failed_tries += 1
         self._reachable.clear()
         try:
             async with asyncio.timeout(wait_ms / 1000):
@@ -241,12 +243,12 @@ class Retransmission:
 
     def _clear_failures_if_caught_up(self, channel: Channel) -> None:
         """Clear the failures of a client that got all entries another way, for example by XPUB."""
-        if self._failures and not channel.lag():
+        if self._failed_tries and not channel.lag():
             self._clear_failures()
 
     def _clear_failures(self) -> None:
         """Stop reporting the client as unreachable; restart the back-off at its beginning."""
-        self._failures = 0
+        self._failed_tries = 0
         self._broker.pushing.unreached.pop((self.client, self.topic), None)
 
     def _retry_delay_ms(self, entry: LeasedEntry) -> int:
