@@ -33,6 +33,7 @@ def run_experiment(directory: Path, publish: str, **settings: object) -> Outcome
         subs=0,
         pub_commands=[f"sh {directory / 'publish.sh'}"],
         sub_commands=[f"sh {directory / 'subscribe.sh'}"],
+        command_ms=limits.EXPERIMENT_LONGEST_COMMAND_MS,
         **(CALM | settings),
     )
     observer = experiment_run.Observer()

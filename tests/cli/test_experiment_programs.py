@@ -63,7 +63,8 @@ class Scripts:
 
     def outcome(self, *, pubs: int = 0, subs: int = 0, **settings: Any) -> Outcome:
         """Run an experiment; without other commands, a script publishes and one subscribes."""
-        commands: dict[str, Any] = {"pub_commands": [self.command("publish.sh", PUBLISH)]}
+        commands: dict[str, Any] = {"command_ms": limits.EXPERIMENT_LONGEST_COMMAND_MS}
+        commands["pub_commands"] = [self.command("publish.sh", PUBLISH)]
         commands["sub_commands"] = [self.command("subscribe.sh", SUBSCRIBE)]
         experiment = Experiment(**(CALM | commands | {"pubs": pubs, "subs": subs} | settings))
         data = tempfile.mkdtemp(dir=self._directory)
@@ -118,7 +119,8 @@ def test_q1_each_peer_has_its_own_topics_and_is_accounted_for_them(scripts: Scri
 
 def test_q1_m12_the_example_programs_are_peers_on_the_pipes_that_they_inherit() -> None:
     exit_code, out, err = run_to_end(
-        *("--json", "--topics", 2, "--seconds", 100, "--delta-ms", 0, "--command-ms", 60_000),
+        *("--json", "--topics", 2, "--seconds", 100, "--delta-ms", 0),
+        *("--command-ms", 60_000, "--answer-ms", 60_000),
         *("--pub-command", PUBLISHER, "--sub-command", SUBSCRIBER),
     )
     assert exit_code == 0, out + err
@@ -187,7 +189,7 @@ def test_a_program_that_does_not_get_ready_ends_the_experiment_with_the_reason(
 ) -> None:
     command = scripts.command("bad.sh", script)
     with pytest.raises(QuackError, match=f"^--sub-command '{re.escape(command)}' .*{reason}"):
-        scripts.outcome(sub_commands=[command], command_ms=60_000)
+        scripts.outcome(sub_commands=[command])
 
 
 @each(
@@ -236,9 +238,7 @@ def test_a_program_that_does_not_end_well_is_named_in_the_report(
     script: str, settings: dict[str, int], problem: str, scripts: Scripts
 ) -> None:
     command = scripts.command("bad.sh", CONNECT_AS_SUB + script)
-    outcome = scripts.outcome(
-        sub_commands=[command], **({"command_ms": 60_000, "slow_ms": 0} | settings)
-    )
+    outcome = scripts.outcome(sub_commands=[command], slow_ms=0, **settings)
     (sentence,) = outcome.problems()
     assert sentence.startswith(f"subscriber s1 ({command!r}) {problem}")
     (subscriber,) = outcome.subscribers
