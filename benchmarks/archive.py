@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.doors import Broker
+from benchmarks.broker import Broker
 from benchmarks.driver import Driver
 from benchmarks.support import Row, measure
 from quackmq import limits

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks import archive
-from benchmarks.doors import ask
+from benchmarks.broker import ask
 from benchmarks.growth_curves import grows_at_most_by_step, stays_below
 from benchmarks.growth_rows import Measured, Row, Stage, heaviest_turn, median_ms
 from benchmarks.growth_systems import (

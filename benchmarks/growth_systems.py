@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.doors import ask
+from benchmarks.broker import ask
 from benchmarks.growth_curves import KAFKA, OURS
 from benchmarks.peers.kafka import Kafka
 from benchmarks.processes import HOST, Command, Server, free_ports, running

@@ -15,7 +15,7 @@ from typing import Final
 
 import zmq
 
-from benchmarks.doors import ask
+from benchmarks.broker import ask
 from benchmarks.push_peers import LinePeer
 from benchmarks.requests import kafka_fetch, kafka_put, kafka_put_answer
 from benchmarks.streams import WAIT_SECONDS, connect, receive_exactly, receive_frame, receive_until

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks.doors import ask
+from benchmarks.broker import ask
 from benchmarks.push import Bench
 from benchmarks.support import Row, measure
 

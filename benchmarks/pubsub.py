@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks import queues, single, wrk
-from benchmarks.doors import Broker, echo
+from benchmarks.broker import Broker, echo
 from benchmarks.driver import Crowd
 from benchmarks.requests import kafka_put, kafka_put_answer, zmq_request
 from benchmarks.support import Row, measure

@@ -20,7 +20,7 @@ import zmq
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 import quackmq
-from benchmarks.doors import Broker
+from benchmarks.broker import Broker
 from benchmarks.driver import LoadFailed
 
 Putting = AbstractContextManager[Callable[[], object]]

@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import spark_bare
-from benchmarks.doors import Broker
+from benchmarks.broker import Broker
 from benchmarks.support import Row, measure
 from quackmq.spark import register, table
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from benchmarks.doors import Broker
+from benchmarks.broker import Broker
 from benchmarks.support import Row, measure
 from quackmq.records.columns import to_arrow
 from quackmq.spark.source import rows as source_rows

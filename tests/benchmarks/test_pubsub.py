@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from benchmarks import queues
-from benchmarks.doors import Broker
+from benchmarks.broker import Broker
 from benchmarks.pubsub import best, row
 from benchmarks.queues import Queue
 from benchmarks.requests import kafka_put, kafka_put_answer, zmq_request
