@@ -1,4 +1,4 @@
-"""A broker with all its doors open, and the bare loop that one of them is held to."""
+"""A broker with all its listeners open, and the bare loop that one of them is held to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT: Final = str(Path(__file__).parent.parent)
 
 
 class Broker(NamedTuple):
-    """Where each door listens."""
+    """Where each listener listens."""
 
     server: Server
     kafka: str
@@ -55,7 +55,7 @@ def echo(kind: str, directory: Path) -> Iterator[str]:
 
 
 def ask(url: str, body: object = None) -> dict[str, Any]:
-    """Return the JSON object that the HTTP door answers; with a body, it is a POST."""
+    """Return the JSON object that the HTTP listener answers; with a body, it is a POST."""
     data = None if body is None else json.dumps(body).encode()
     headers = {} if data is None else {"Content-Type": "application/json"}
     with urllib.request.urlopen(

@@ -1,10 +1,10 @@
-"""A ROUTER that sends back what it is sent and does nothing else: the limit of the ZeroMQ door.
+"""A ROUTER that sends back what it is sent and does nothing else: the limit of the ZeroMQ listener.
 
     python -m benchmarks.echo asyncio|libzmq|zmtp HOST:PORT
 
 All run on the loop that the broker runs on. `asyncio` is pyzmq's socket for such loops, as programs
 have it; `libzmq` the same socket without futures, all that is there taken at one go; `zmtp` is the
-door's codec on the loop's sockets, so all of the door but the broker.
+listener's codec on the loop's sockets, so all of the listener but the broker.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ async def append_large(root: Path, scale: float, sync: SyncMode) -> Row:
 
 
 def _received(batch: Batch, count: int) -> Iterator[list[bytearray]]:
-    """So many buffers with a batch in each, as a door has received them; some at a time."""
+    """So many buffers with a batch in each, as a listener has received them; some at a time."""
     while count:
         step = min(count, 250)
         yield [bytearray(batch.view) for _ in range(step)]

@@ -1,9 +1,10 @@
 """The brokers that the growth benchmark starts, stops and kills, and the load that it sends.
 
-QuackMQ runs with its defaults, so `sync = always`, with its Kafka and HTTP doors. Apache Kafka runs
-as the comparison starts it: with its defaults, so without a sync before it acknowledges. The data
-of both stays in their directory between two starts. Requests are prepared before the clock runs,
-and one request writes to many topics, so that the broker is the bottleneck and not this program.
+QuackMQ runs with its defaults, so `sync = always`, with its Kafka and HTTP listeners. Apache Kafka
+runs as the comparison starts it: with its defaults, so without a sync before it acknowledges. The
+data of both stays in their directory between two starts. Requests are prepared before the clock
+runs, and one request writes to many topics, so that the broker is the bottleneck and not this
+program.
 """
 
 from __future__ import annotations

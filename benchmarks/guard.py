@@ -49,7 +49,7 @@ _ENVIRONMENT: Final = {
     "PYTHONHASHSEED": "0",
     "PYTHONPATH": str(Path(__file__).parent.parent),
 }
-_DOORS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
+_LISTENERS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
 _IDLE_SECONDS: Final = 120.0
 #: Under valgrind it takes 18 s on an idle machine.
 _START_SECONDS: Final = 900.0
@@ -341,7 +341,7 @@ def _is_asleep(pid: int) -> bool:
 def count(counter: Counter, directory: Path, counts: Path, only: str) -> Figures:
     """Return each count by operation."""
     figures: dict[str, dict[str, float]] = {}
-    with _broker(counter, directory, counts) as doors, Work(doors) as work:
+    with _broker(counter, directory, counts) as listeners, Work(listeners) as work:
         (pid,) = struct.unpack_from("=Q", counts.read_bytes(), PID * 8)
         for name, prepare in work.operations.items():
             if only not in name:
@@ -372,10 +372,10 @@ def _broker(counter: Counter, directory: Path, counts: Path) -> Iterator[dict[st
     counts.write_bytes(bytes(COUNTS_BYTES))
     words = [sys.executable, "-m", "benchmarks.guard_broker", str(counts), counter.in_process]
     words += ["--data", str(directory / "data"), "--log-level", "error"]
-    for door in _DOORS:
-        words += [f"--{door}", f"{HOST}:0"]
-    with started(counter.wrap(words), directory, _START_SECONDS) as doors:
-        yield doors
+    for listener in _LISTENERS:
+        words += [f"--{listener}", f"{HOST}:0"]
+    with started(counter.wrap(words), directory, _START_SECONDS) as listeners:
+        yield listeners
 
 
 def counters(directory: Path, counts: Path, is_quick: bool) -> Iterator[Counter]:

@@ -128,9 +128,9 @@ def main(counts: Path, counted: str, words: list[str]) -> int:
         counter.watch_new_threads()
     serve = server.serve
 
-    async def serve_and_count(settings: Any, doors: Mapping[str, Any]) -> int:
+    async def serve_and_count(settings: Any, listeners: Mapping[str, Any]) -> int:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, counter.begin)
-        return await serve(settings, doors)
+        return await serve(settings, listeners)
 
     _replace(server, "serve", serve_and_count)
     return command.main(["serve", *words])

@@ -30,8 +30,8 @@ Operation = Callable[[], None]
 class Work:
     """Clients of every protocol, connected to one broker. Use as a context manager."""
 
-    def __init__(self, doors: dict[str, str]) -> None:
-        self._doors = doors
+    def __init__(self, listeners: dict[str, str]) -> None:
+        self._listeners = listeners
         self._open = ExitStack()
 
         #: By name, in the order of the table. Each is a call that connects and returns the
@@ -56,7 +56,7 @@ class Work:
         self._open.close()
 
     def _produce(self, topic: str, value: bytes, count: int = 1) -> Operation:
-        ask(f"http://{self._doors['http']}/v1/topics", {"name": topic, "partitions": 1})
+        ask(f"http://{self._listeners['http']}/v1/topics", {"name": topic, "partitions": 1})
         stream, request = self._connect("kafka"), kafka_put(topic, value) * count
         expected = kafka_put_answer(topic)
 
@@ -80,7 +80,7 @@ class Work:
         return fetch
 
     def _http_put(self, topic: str) -> Operation:
-        stream, address = self._connect("http"), self._doors["http"]
+        stream, address = self._connect("http"), self._listeners["http"]
         body = json.dumps({"value": SMALL.decode()}).encode()
         head = (
             f"POST /v1/topics/{topic}/messages HTTP/1.1\r\nHost: {address}\r\n"
@@ -102,7 +102,7 @@ class Work:
         peer = self._open.enter_context(context.socket(zmq.REQ))
         peer.setsockopt(zmq.LINGER, 0)
         peer.setsockopt(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
-        peer.connect(f"tcp://{self._doors['zmq']}")
+        peer.connect(f"tcp://{self._listeners['zmq']}")
         request = b"PUT guard %s %s" % (topic.encode(), SMALL)
 
         def put() -> None:
@@ -114,7 +114,7 @@ class Work:
 
     def _push(self, topic: str) -> Operation:
         publisher, subscriber = (
-            self._open.enter_context(closing(LinePeer(self._doors["line"], role, role, topic)))
+            self._open.enter_context(closing(LinePeer(self._listeners["line"], role, role, topic)))
             for role in ("pub", "sub")
         )
         entry = b"topic %s [%s]\n" % (topic.encode(), SMALL)
@@ -127,5 +127,5 @@ class Work:
 
         return push
 
-    def _connect(self, door: str) -> socket.socket:
-        return self._open.enter_context(connect(self._doors[door]))
+    def _connect(self, listener: str) -> socket.socket:
+        return self._open.enter_context(connect(self._listeners[listener]))

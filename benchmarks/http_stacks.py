@@ -1,4 +1,4 @@
-"""Which HTTP stack should the door stand on? Requests a second of one small POST answered with
+"""Which HTTP stack should the listener stand on? Requests a second of one small POST answered with
 JSON.
 
     python -m benchmarks.http_stacks            # needs wrk; about two minutes
@@ -166,7 +166,7 @@ async def bare_httptools(port: int) -> None:
     await server.serve_forever()
 
 
-async def the_door(port: int) -> None:
+async def the_listener(port: int) -> None:
     """What was built in the end, with all its bounds."""
 
     async def produce(request: Request) -> Response:
@@ -175,14 +175,14 @@ async def the_door(port: int) -> None:
 
     broker = Broker(MemoryStore())
     await broker.open()
-    door = HttpServer(broker, HOST, port, routes=[Route("POST", PATH, produce)])
-    await door.start()
+    listener = HttpServer(broker, HOST, port, routes=[Route("POST", PATH, produce)])
+    await listener.start()
     await asyncio.Event().wait()
 
 
 CANDIDATES: Final[dict[str, Callable[[int], Awaitable[None]]]] = {
     "asyncio protocol over httptools, bare": bare_httptools,
-    "the door (the same, with every bound)": the_door,
+    "the listener (the same, with every bound)": the_listener,
     "granian, embedded, raw ASGI": granian_embedded,
     "uvicorn (httptools), raw ASGI": uvicorn_httptools,
     "uvicorn (httptools), Starlette": uvicorn_starlette,

@@ -1,4 +1,4 @@
-"""The Kafka door against a client in C, a stub and the bare disk: ratios measured in one run.
+"""The Kafka listener against a client in C, a stub and the bare disk: ratios measured in one run.
 
     python -m benchmarks.kafka [--scale 1.0] [--directory DIR] [--only NAME …]
 
@@ -89,7 +89,7 @@ class Server:
 def keep_in_log(broker: Server) -> None:
     """Make the topic of the loads one that is never archived. All rounds together are more than
     what goes to the archive at once, and the process that takes it there would be measured with the
-    door; archive.py has rows for that."""
+    listener; archive.py has rows for that."""
     never = {"quackmq.archive_after_ms": "-1", "quackmq.archive_bytes": "-1"}
     admin = AdminClient({"bootstrap.servers": broker.address})
     admin.create_topics([NewTopic(TOPIC, 1, config=never)])[TOPIC].result()

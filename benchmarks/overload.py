@@ -57,13 +57,13 @@ class Load(NamedTuple):
 def overload(bench: Bench) -> list[Row]:
     seconds = max(1.0, SECONDS * bench.scale)
     many = max(FEW, round(MANY * bench.scale))
-    with bench.broker() as doors:
-        http = f"http://{doors['http']}"
+    with bench.broker() as listeners:
+        http = f"http://{listeners['http']}"
         for topic, partitions in ((TOPIC, 1), (MEMBERS_TOPIC, MEMBERS)):
             ask(f"{http}/v1/topics", {"name": topic, "partitions": partitions})
-        with Members(doors["kafka"]) as members:
-            few_load = run(http, doors["http"], FEW, seconds, members)
-            many_load = run(http, doors["http"], many, seconds, members)
+        with Members(listeners["kafka"]) as members:
+            few_load = run(http, listeners["http"], FEW, seconds, members)
+            many_load = run(http, listeners["http"], many, seconds, members)
         pause = ask(f"{http}/v1/health")["longest_pause"]
     print(f"the longest pause of the loop: {pause}", file=sys.stderr)
     return rows(few_load, many_load, many)

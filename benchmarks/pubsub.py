@@ -1,8 +1,8 @@
-"""Put and get over every door, against the bare disk, bare loops and what users would write.
+"""Put and get over every listener, against the bare disk, bare loops and what users would write.
 
     python -m benchmarks.pubsub [--scale 1.0] [--directory DIR] [--only NAME …]
 
-The broker is `quackmq serve`, all its doors open, in a process of its own and anew for each
+The broker is `quackmq serve`, all its listeners open, in a process of its own and anew for each
 section. One client at a time works as an application does, through a library, in this process
 (over HTTP it is wrk, since Python's own client takes longer than the broker does).
 Crowds come from programs in C that cost next to nothing themselves, so that the broker is what is
@@ -91,26 +91,26 @@ def one(bench: Bench) -> list[Row]:
     name = "one durable put of 100 B at a time"
     with bench.broker() as broker, bench.directory() as directory:
         loops: dict[str, Callable[[], float]] = {
-            door: partial(_rate_of, client, broker, count)
-            for door, client in single.CLIENTS.items()
+            listener: partial(_rate_of, client, broker, count)
+            for listener, client in single.CLIENTS.items()
         }
         loops["HTTP by wrk"] = partial(_by_wrk, broker, bench.wrk_seconds)
-        appended, written_over, *doors = best(
+        appended, written_over, *listeners = best(
             lambda: _rate(single.appending(directory, VALUE), count),
             lambda: _rate(single.writing_over(directory, VALUE, count), count),
             *loops.values(),
         )
-    rates = dict(zip(loops, doors, strict=True))
+    rates = dict(zip(loops, listeners, strict=True))
     return [
         *(
             row(
-                f"{name}, {door} / write + fdatasync",
+                f"{name}, {listener} / write + fdatasync",
                 rate,
                 appended,
                 "put/s",
-                None if door == single.HTTP_IN_PYTHON else 0.25,
+                None if listener == single.HTTP_IN_PYTHON else 0.25,
             )
-            for door, rate in rates.items()
+            for listener, rate in rates.items()
         ),
         row("write + fdatasync / write over + fdatasync", appended, written_over, "put/s", None),
     ]
@@ -150,7 +150,7 @@ def crowd(bench: Bench) -> list[Row]:
         def over_zmq(clients: int) -> float:
             return _crowd(bench, "zmq", broker.zmq, clients, zmq_puts(clients))
 
-        doors = {"HTTP": (over_http, 6), "Kafka": (over_kafka, 15), "ZeroMQ": (over_zmq, 15)}
+        listeners = {"HTTP": (over_http, 6), "Kafka": (over_kafka, 15), "ZeroMQ": (over_zmq, 15)}
         return [
             row(
                 f"{CROWD} clients that put one at a time / one, {name}",
@@ -159,7 +159,7 @@ def crowd(bench: Bench) -> list[Row]:
                 "put/s",
                 target,
             )
-            for name, (put, target) in doors.items()
+            for name, (put, target) in listeners.items()
             for many, alone in [best(partial(put, CROWD), partial(put, 1))]
         ]
 
@@ -224,7 +224,7 @@ def unsynced(bench: Bench) -> list[Row]:
     return [
         row(f"{name} / pyzmq's ROUTER that echoes", ours, bare[0], "request/s", 0.5),
         row(f"{name} / the same without futures", ours, bare[1], "request/s", None),
-        row(f"{name} / the door's own codec that echoes", ours, bare[2], "request/s", None),
+        row(f"{name} / the listener's own codec that echoes", ours, bare[2], "request/s", None),
     ]
 
 

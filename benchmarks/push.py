@@ -1,4 +1,4 @@
-"""Push, over the line door and the XPUB/XSUB proxy, against bare loops that do the same.
+"""Push, over the line listener and the XPUB/XSUB proxy, against bare loops that do the same.
 
     python -m benchmarks.push [--scale 1.0] [--directory DIR] [--only NAME …]
 
@@ -40,7 +40,7 @@ LATENCIES: Final = 400
 _ROOT: Final = str(Path(__file__).parent.parent)
 _LOOK_EVERY_SECONDS: Final = 0.01
 _LISTENING: Final = re.compile(r"^(\w+) listening on (\S+)$", re.MULTILINE)
-_DOORS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
+_LISTENERS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
 
 
 class Bench(NamedTuple):
@@ -53,11 +53,11 @@ class Bench(NamedTuple):
 
     @contextmanager
     def broker(self, *options: str) -> Iterator[dict[str, str]]:
-        """Run a broker with these further options; yield where each door listens."""
+        """Run a broker with these further options; yield where each listener listens."""
         words = [sys.executable, "-m", "quackmq", "serve", "--sync", "os", "--log-level", "error"]
         words += options
-        for door in _DOORS:
-            words += [f"--{door}", f"{HOST}:0"]
+        for listener in _LISTENERS:
+            words += [f"--{listener}", f"{HOST}:0"]
         with self.directory() as directory:
             command = Command([*words, "--data", str(directory / "data")])
             with started(command, directory) as addresses:
@@ -88,14 +88,14 @@ def started(
 
 
 def m13(bench: Bench) -> list[Row]:
-    with bench.broker() as doors:
-        with closing(LineSwarm(doors["line"], "m13-line", M13_CONSUMERS)) as lines:
+    with bench.broker() as listeners:
+        with closing(LineSwarm(listeners["line"], "m13-line", M13_CONSUMERS)) as lines:
             line_ms = best([lines.run(M13_MESSAGES) * 1000 for _ in range(10 * ROUNDS)])
-        with closing(ProxySwarm(doors, "m13-proxy", M13_CONSUMERS)) as clients:
+        with closing(ProxySwarm(listeners, "m13-proxy", M13_CONSUMERS)) as clients:
             proxy_ms = best([clients.run(M13_MESSAGES) * 1000 for _ in range(10 * ROUNDS)])
     what = f"{M13_MESSAGES} messages to {M13_CONSUMERS} consumers, first publish to last answer"
     return [
-        _at_least(f"M13 over the line door: {what} (speed-up)", M13_MS, line_ms, "ms", 10),
+        _at_least(f"M13 over the line listener: {what} (speed-up)", M13_MS, line_ms, "ms", 10),
         _at_least(f"M13 over the proxy: {what} (speed-up)", M13_MS, proxy_ms, "ms", 10),
     ]
 
@@ -105,12 +105,12 @@ def m13(bench: Bench) -> list[Row]:
 
 def line(bench: Bench) -> list[Row]:
     entries = _scaled(ENTRIES, bench)
-    with bench.broker() as doors, bench.bare("line") as bare_doors:
-        ours_swarm = LineSwarm(doors["line"], TOPIC, SUBSCRIBERS)
-        bare_swarm = LineSwarm(bare_doors["line"], TOPIC, SUBSCRIBERS)
+    with bench.broker() as listeners, bench.bare("line") as bare_listeners:
+        ours_swarm = LineSwarm(listeners["line"], TOPIC, SUBSCRIBERS)
+        bare_swarm = LineSwarm(bare_listeners["line"], TOPIC, SUBSCRIBERS)
         with closing(ours_swarm), closing(bare_swarm):
             ours, bare = _rates(ours_swarm.run, bare_swarm.run, entries, SUBSCRIBERS)
-    name = f"line door: one publisher, {SUBSCRIBERS} subscribers / bare asyncio fan-out"
+    name = f"line listener: one publisher, {SUBSCRIBERS} subscribers / bare asyncio fan-out"
     return [_at_least(name, ours, bare, "entries/s", 0.3)]
 
 
@@ -140,9 +140,9 @@ def order(bench: Bench) -> list[Row]:
 
 def xpub(bench: Bench) -> list[Row]:
     entries = _scaled(ENTRIES, bench)
-    with bench.broker() as doors, bench.bare("xpub") as bare_doors:
-        ours_swarm = SubSwarm(doors["xsub"], doors["xpub"], TOPIC, SUBSCRIBERS)
-        bare_swarm = SubSwarm(bare_doors["xsub"], bare_doors["xpub"], TOPIC, SUBSCRIBERS)
+    with bench.broker() as listeners, bench.bare("xpub") as bare_listeners:
+        ours_swarm = SubSwarm(listeners["xsub"], listeners["xpub"], TOPIC, SUBSCRIBERS)
+        bare_swarm = SubSwarm(bare_listeners["xsub"], bare_listeners["xpub"], TOPIC, SUBSCRIBERS)
         with closing(ours_swarm), closing(bare_swarm):
             ours, bare = _rates(ours_swarm.run, bare_swarm.run, entries, SUBSCRIBERS)
     name = f"XPUB/XSUB: one PUB, {SUBSCRIBERS} SUB sockets / bare loop in Python"
@@ -161,7 +161,7 @@ def slow(bench: Bench) -> list[Row]:
             _answering_slowly(slow_peer),
         ):
             ours, bare = _rates(disturbed_swarm.run, alone_swarm.run, entries, others)
-    name = f"line door: {others} subscribers beside a slow and a silent one / without them"
+    name = f"line listener: {others} subscribers beside a slow and a silent one / without them"
     return [_at_least(name, ours, bare, "entries/s", 0.95)]
 
 
@@ -195,14 +195,14 @@ def latency(bench: Bench) -> list[Row]:
     entries = _scaled(BACKLOG, bench)
     with bench.directory() as data:
         words = (str(data / "data"), str(entries), str(READERS))
-        with bench.bare("backlog", *words) as doors:
-            publisher = LinePeer(doors["live"], "pub", "publisher", TOPIC)
-            subscriber = LinePeer(doors["live"], "sub", "subscriber", TOPIC)
+        with bench.bare("backlog", *words) as listeners:
+            publisher = LinePeer(listeners["live"], "pub", "publisher", TOPIC)
+            subscriber = LinePeer(listeners["live"], "sub", "subscriber", TOPIC)
             with closing(publisher), closing(subscriber):
                 idle = _latencies(publisher, subscriber)
                 reading = Command(
                     [sys.executable, "-m", "benchmarks.push_peers"]
-                    + [doors["every"], TOPIC, str(READERS)],
+                    + [listeners["every"], TOPIC, str(READERS)],
                     {"PYTHONPATH": _ROOT},
                 )
                 with bench.directory() as directory, running([reading], 0, directory) as readers:

@@ -1,4 +1,4 @@
-"""What the push doors are held to: the least that fans out, in one loop, and keeps nothing.
+"""What the push listeners are held to: the least that fans out, in one loop, and keeps nothing.
 
     python -m benchmarks.push_bare line
     python -m benchmarks.push_bare xpub
@@ -6,8 +6,9 @@
 
 Each says where it listens, as the broker does. `line` speaks the line protocol's messages, one
 entry at a time to each subscriber and the next when it is acknowledged; `xpub` forwards what comes
-to an XSUB to an XPUB. `backlog` is no bare thing but a broker with two line doors, one live, one
-for every entry, over a topic that has a backlog which the second door's readers have yet to read.
+to an XSUB to an XPUB. `backlog` is no bare thing but a broker with two line listeners, one live,
+one for every entry, over a topic that has a backlog which the second listener's readers have yet to
+read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Peers of the push doors, as cheap as Python allows: many in one process, one thread.
+"""Peers of the push listeners, as cheap as Python allows: many in one process, one thread.
 
     python -m benchmarks.push_peers ADDRESS TOPIC READERS
 
@@ -220,7 +220,7 @@ class ProxySwarm:
     """Subscribers of the reliable proxy, and one plain PUB."""
 
     def __init__(self, addresses: Mapping[str, str], topic: str, subscribers: int) -> None:
-        """`addresses` are those of the broker's doors, by name."""
+        """`addresses` are those of the broker's listeners, by name."""
         self._context = zmq.Context()
         self._topic = topic
         self._publisher = self._context.socket(zmq.PUB)

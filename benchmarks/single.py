@@ -59,7 +59,7 @@ def _write_and_sync(descriptor: int, value: bytes) -> Callable[[], object]:
     return put
 
 
-# --- the doors -------------------------------------------------------------------------------
+# --- the listeners -------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""The least that a Kafka broker in this language on this loop can do: the raw limit of the door.
+"""The least that a Kafka broker in this language on this loop can do: the raw limit of the
+listener.
 
     python -m benchmarks.stub VALUE_BYTES
 

@@ -1,4 +1,4 @@
-"""A peer that is pushed entries, as a door would do it: it is told, takes, answers."""
+"""A peer that is pushed entries, as a listener would do it: it is told, takes, answers."""
 
 from __future__ import annotations
 

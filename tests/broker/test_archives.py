@@ -1,4 +1,5 @@
-"""The archive as doors see it: plans keep files, what is offered is compared before it is taken."""
+"""The archive as listeners see it: plans keep files, what is offered is compared before it is
+taken."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ async def test_ranges_are_told_apart_and_are_few() -> None:
     assert len(losses.ranges()) == 16
 
 
-async def test_a_door_without_a_place_for_it_is_told_by_an_error_once() -> None:
+async def test_a_listener_without_a_place_for_it_is_told_by_an_error_once() -> None:
     clock = Clock()
     async with open_broker(clock=clock) as broker:
         await subscribed(broker, policy=Policy(keep_until_consumed=True, hold_for_ms=1000))

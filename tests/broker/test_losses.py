@@ -174,7 +174,7 @@ async def test_a_damaged_range_is_named_skipped_and_counted(
         assert len(caplog.records) == 1 and "bytes 0 to 99" in caplog.text
 
 
-async def test_a_door_of_batches_that_meets_damage_has_it_named_in_the_log(
+async def test_a_listener_of_batches_that_meets_damage_has_it_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Kafka's answer is a number: it has no room for which offsets cannot be had, and why."""

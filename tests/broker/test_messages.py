@@ -114,7 +114,7 @@ async def test_keys_of_several_partitions_are_one_unit_and_ids_keep_the_order(po
             assert page.messages[0].id == answer.ids[number]
 
 
-async def test_a_door_that_cannot_wait_puts_at_once_or_not_at_all(pond: Pond) -> None:
+async def test_a_listener_that_cannot_wait_puts_at_once_or_not_at_all(pond: Pond) -> None:
     async with pond.open(default_partitions=2) as broker:
         assert broker.messages.begin_put(CALLER, TOPIC, b"a") is None, "there is no topic yet"
         await broker.create_topic(CALLER, TOPIC)

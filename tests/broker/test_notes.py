@@ -1,4 +1,4 @@
-"""Small notes of doors: durable, one at a time, by door and name."""
+"""Small notes of listeners: durable, one at a time, by listener and name."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ async def test_a_publisher_s_numbers_outlive_the_offsets_of_a_group_and_expire_a
 async def test_numbers_of_transactions_and_of_puts_are_the_same_ones(
     pond: Pond, implicit: bool
 ) -> None:
-    """The Python client numbers what it puts by a transaction, other doors by `put`."""
+    """The Python client numbers what it puts by a transaction, other listeners by `put`."""
     async with pond.open() as broker:
         await numbered(broker, 6, b"six")
         client = Transactor(broker, implicit=implicit)

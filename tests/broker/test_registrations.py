@@ -204,7 +204,7 @@ async def test_a_consumer_that_has_unsubscribed_everywhere_is_still_one(pond: Po
         broker.registrations.check_consumer(TOPIC, "consumer-1")
 
 
-async def test_who_subscribed_through_another_door_is_a_consumer_too() -> None:
+async def test_who_subscribed_through_another_listener_is_a_consumer_too() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
         await broker.create_topic(CALLER, OTHER)

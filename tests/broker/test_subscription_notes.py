@@ -1,6 +1,6 @@
 """Subscribing by committing: two notes beside an offset make and end a subscription (conventions).
 
-Who speaks plain Kafka subscribes so, and is then seen by every door.
+Who speaks plain Kafka subscribes so, and is then seen by every listener.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ async def test_who_subscribes_again_does_not_go_on_from_where_it_unsubscribed() 
         assert values_of(await get_all(broker)) == [b"wanted"]
 
 
-async def test_what_another_door_made_is_ended_by_a_note_and_the_reverse() -> None:
+async def test_what_another_listener_made_is_ended_by_a_note_and_the_reverse() -> None:
     async with open_broker() as broker:
         await broker.subscribe(CALLER, NAME, TOPIC)
         await note(broker, UNSUBSCRIBED, 0)
@@ -238,7 +238,9 @@ async def test_a_topic_that_goes_meanwhile_does_not_come_back_by_a_note(pond: Po
         assert await broker.subscriptions(CALLER) == []
 
 
-async def test_what_members_have_committed_is_noted_as_ended_by_another_door(pond: Pond) -> None:
+async def test_what_members_have_committed_is_noted_as_ended_by_another_listener(
+    pond: Pond,
+) -> None:
     """They keep their offsets, but a client that looks at its note has unsubscribed."""
     async with pond.open() as broker:
         await broker.create_topic(CALLER, TOPIC, partitions=2)

@@ -1,4 +1,5 @@
-"""The topic queue of the line door: numbers from 1, MAXENTRIES, δ, what each call returns (Q5)."""
+"""The topic queue of the line listener: numbers from 1, MAXENTRIES, δ, what each call returns
+(Q5)."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ async def test_q5_an_entry_takes_quacksize_bytes_at_the_most() -> None:
             await queue.enqueue("donald", b"x" * 11)
 
 
-async def test_entries_of_other_doors_are_in_the_queue_and_what_cannot_be_read_is_gone_over() -> (
+async def test_entries_of_other_listeners_are_in_the_queue_and_unreadable_ones_are_skipped() -> (
     None
 ):
     async with open_broker() as broker:

@@ -50,7 +50,7 @@ def test_what_is_no_address_is_told_so(text: str, complaint: str) -> None:
         parse_address(text)
 
 
-def test_the_line_door_may_have_a_unix_socket() -> None:
+def test_the_line_listener_may_have_a_unix_socket() -> None:
     assert parse_address_or_path("unix:run/quack") == UnixPath("run/quack")
     assert str(UnixPath("run/quack")) == "unix:run/quack"
     assert parse_address_or_path("[::1]:7") == Address("::1", 7)

@@ -20,7 +20,7 @@ from quackmq.cli.main import main
 from quackmq.errors import InvalidRequest
 from tests.kit.server import DEADLINE_S, Server
 
-DOORS = ["line", "zmq", "xpub", "kafka"]
+LISTENERS = ["line", "zmq", "xpub", "kafka"]
 #: Long enough for whatever comes again after a while, also where a dead member has to be missed.
 PATIENT = ("--seconds", 60, "--settle", 60)
 #: For one that has much to wait for; less than a test may take.
@@ -30,14 +30,14 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[dict[str, str]]:
-    """A broker's doors; it is also found to be well at the end."""
+def listeners() -> Iterator[dict[str, str]]:
+    """A broker's listeners; it is also found to be well at the end."""
     arguments = ["--store", "memory:", "--line-reading", "every"]
     arguments += ["--proxy-lease-ms", "300", "--group-initial-delay-ms", "0"]
-    for door in ("kafka", "http", "zmq", "line"):
-        arguments += [f"--{door}", "127.0.0.1:0"]
+    for listener in ("kafka", "http", "zmq", "line"):
+        arguments += [f"--{listener}", "127.0.0.1:0"]
     with Server("serve", *arguments) as server:
-        yield server.doors()
+        yield server.listeners()
         server.send(signal.SIGTERM)
         assert server.exit_code() == 0
         assert "Traceback" not in server.errors()
@@ -48,10 +48,19 @@ def topic() -> str:
     return f"chaos-{next(_numbers)}"
 
 
-def chaos(doors: dict[str, str], door: str, topic: str, *options: object) -> dict[str, Any]:
+def chaos(listeners: dict[str, str], listener: str, topic: str, *options: object) -> dict[str, Any]:
     """Its summary, when it has ended well."""
-    address = doors["proxy" if door == "xpub" else door]
-    arguments = ("--door", door, "--address", address, "--topic", topic, "--name", f"bad-{topic}")
+    address = listeners["proxy" if listener == "xpub" else listener]
+    arguments = (
+        "--door",
+        listener,
+        "--address",
+        address,
+        "--topic",
+        topic,
+        "--name",
+        f"bad-{topic}",
+    )
     with Server("chaos-client", *arguments, "--json", *options) as client:
         return summary_of(client)
 
@@ -96,23 +105,23 @@ def test_a_fault_that_there_is_not_is_refused() -> None:
         next(plan(0, ["a"], ["explode"]))
 
 
-# --- at each door ----------------------------------------------------------------------------
+# --- at each listener ----------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("listener", LISTENERS)
 def test_x5_whatever_it_drops_comes_again_until_it_has_all(
-    door: str, doors: dict[str, str], topic: str, tmp_path: Path
+    listener: str, listeners: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
     """It drops, delays, doubles and dies; what it acknowledged at last is every message, once. Of a
     Kafka group nobody dies here: a dead member is missed after six seconds, as Kafka has it."""
     seen, wanted = tmp_path / "seen", 20
-    chaos(doors, door, topic, "--acts", 1, "--keep")
-    with Client(doors["kafka"], timeout=DEADLINE_S) as client:
+    chaos(listeners, listener, topic, "--acts", 1, "--keep")
+    with Client(listeners["kafka"], timeout=DEADLINE_S) as client:
         client.put_many(topic, [f"quack {number}".encode() for number in range(wanted)])
-    faults = "drop,delay,double" if door == "kafka" else "drop,delay,double,die"
+    faults = "drop,delay,double" if listener == "kafka" else "drop,delay,double,die"
     bad = ("--faults", faults, "--no-puts", "--acts", 30, "--seed", 11)
-    chaos(doors, door, topic, *bad, *PATIENT, "--expect", wanted, "--seen", seen)
+    chaos(listeners, listener, topic, *bad, *PATIENT, "--expect", wanted, "--seen", seen)
     found = [json.loads(line) for line in seen.read_text().splitlines()]
     assert sorted(each["content"] for each in found) == sorted(
         f"quack {number}" for number in range(wanted)
@@ -121,16 +130,18 @@ def test_x5_whatever_it_drops_comes_again_until_it_has_all(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("listener", LISTENERS)
 def test_x5_it_does_what_its_seed_says_and_harms_nobody_else(
-    door: str, doors: dict[str, str], topic: str, tmp_path: Path
+    listener: str, listeners: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
     """A good client of the same topic gets its own messages, each once and in order."""
-    with Client(doors["kafka"], f"good-{topic}", timeout=DEADLINE_S, directory=tmp_path) as client:
+    with Client(
+        listeners["kafka"], f"good-{topic}", timeout=DEADLINE_S, directory=tmp_path
+    ) as client:
         client.subscribe(topic)
         wanted = [f"good {number}".encode() for number in range(20)]
         client.put_many(topic, wanted[:10])
-        summary = chaos(doors, door, topic, "--seed", 5, "--acts", 40, "--seconds", 100)
+        summary = chaos(listeners, listener, topic, "--seed", 5, "--acts", 40, "--seconds", 100)
         client.put_many(topic, wanted[10:])
         client.put(topic, b"the end")
         got = []
@@ -147,17 +158,17 @@ def test_x5_it_does_what_its_seed_says_and_harms_nobody_else(
 
 @pytest.mark.processes
 def test_the_same_words_in_two_topics_are_two_messages(
-    doors: dict[str, str], topic: str, tmp_path: Path
+    listeners: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
-    """At the line door, whose entries have no ids."""
+    """At the line listener, whose entries have no ids."""
     seen, topics = tmp_path / "seen", [topic, f"{topic}-other"]
     both = ("--topic", topics[1], "--acts", 2, "--no-puts")
-    chaos(doors, "line", topic, *both, "--keep")
-    with Client(doors["kafka"], timeout=DEADLINE_S) as client:
+    chaos(listeners, "line", topic, *both, "--keep")
+    with Client(listeners["kafka"], timeout=DEADLINE_S) as client:
         for each in topics:
             client.put(each, b"quack")
     good = ("--faults", "", *PATIENT)
-    chaos(doors, "line", topic, *both, *good, "--expect", 2, "--seen", seen)
+    chaos(listeners, "line", topic, *both, *good, "--expect", 2, "--seen", seen)
     found = [json.loads(line) for line in seen.read_text().splitlines()]
     assert sorted(each["topic"] for each in found) == topics
     assert [each["content"] for each in found] == ["quack"] * 2
@@ -165,17 +176,17 @@ def test_the_same_words_in_two_topics_are_two_messages(
 
 @pytest.mark.processes
 def test_what_it_has_seen_is_known_after_its_own_death(
-    doors: dict[str, str], topic: str, tmp_path: Path
+    listeners: dict[str, str], topic: str, tmp_path: Path
 ) -> None:
     seen = tmp_path / "seen"
-    chaos(doors, "zmq", topic, "--acts", 1, "--keep")
-    with Client(doors["kafka"], timeout=DEADLINE_S) as client:
+    chaos(listeners, "zmq", topic, "--acts", 1, "--keep")
+    with Client(listeners["kafka"], timeout=DEADLINE_S) as client:
         client.put_many(topic, [b"one", b"two"])
     taking = ("--faults", "", "--no-puts", "--acts", 1, *PATIENT, "--seen", seen, "--keep")
-    chaos(doors, "zmq", topic, *taking, "--expect", 1)
+    chaos(listeners, "zmq", topic, *taking, "--expect", 1)
     with seen.open("a") as file:
         file.write('{"topic":"torn')  # a kill amid a line
-    chaos(doors, "zmq", topic, *taking, "--expect", 2)
+    chaos(listeners, "zmq", topic, *taking, "--expect", 2)
     found = [json.loads(line)["content"] for line in seen.read_text().splitlines()]
     assert found == ["one", "two"], "the first came again, since its id was named by nobody"
 
@@ -206,10 +217,10 @@ def test_it_goes_on_when_its_broker_is_killed_and_back(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_in_good_order_and_it_prints_its_summary(
-    doors: dict[str, str], topic: str, number: signal.Signals, exit_code: int
+    listeners: dict[str, str], topic: str, number: signal.Signals, exit_code: int
 ) -> None:
-    arguments = ("--door", "line", "--address", doors["line"], "--topic", topic, "--seed", 1)
-    with Client(doors["kafka"], f"watch-{topic}", timeout=DEADLINE_S) as client:
+    arguments = ("--door", "line", "--address", listeners["line"], "--topic", topic, "--seed", 1)
+    with Client(listeners["kafka"], f"watch-{topic}", timeout=DEADLINE_S) as client:
         client.subscribe(topic)
         with Server("chaos-client", *arguments, "--seconds", 1000) as chaotic:
             assert client.get(topic).data is not None, "it has begun"
@@ -220,7 +231,7 @@ def test_a_signal_ends_it_in_good_order_and_it_prints_its_summary(
 
 
 @pytest.mark.parametrize(
-    ("door", "address"),
+    ("listener", "address"),
     [
         ("line", "unix:/run/quack"),
         ("zmq", "tcp://127.0.0.1:5555"),
@@ -228,8 +239,8 @@ def test_a_signal_ends_it_in_good_order_and_it_prints_its_summary(
         ("kafka", "here:9092,[::1]:9093"),
     ],
 )
-def test_an_address_is_taken_as_the_door_has_it(door: str, address: str) -> None:
-    assert _check_address(door, address) == address
+def test_an_address_is_taken_as_the_listener_has_it(listener: str, address: str) -> None:
+    assert _check_address(listener, address) == address
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_an_interrupt_while_it_loads_ends_it_without_a_traceback(
 def test_a_broker_whose_terminal_is_closed_ends_in_good_order(tmp_path: Path) -> None:
     arguments = ["serve", "--data", tmp_path / "data", "--http", "127.0.0.1:0"]
     with Server(*arguments, command=[*AS_ON_A_TERMINAL, *MODULE]) as server:
-        server.doors()
+        server.listeners()
         server.send(signal.SIGHUP)
         assert server.exit_code() == 0
         assert server.errors().endswith(" closed\n")
@@ -126,7 +126,7 @@ def test_a_broker_whose_terminal_is_closed_ends_in_good_order(tmp_path: Path) ->
 def test_a_broker_that_was_started_by_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     arguments = ["serve", "--data", tmp_path / "data", "--http", "127.0.0.1:0"]
     with Server(*arguments, command=["nohup", *MODULE]) as server:
-        address = server.doors()["http"]
+        address = server.listeners()["http"]
         server.send(signal.SIGHUP)
         with urllib.request.urlopen(f"http://{address}/v1/ready", timeout=DEADLINE_S) as answer:
             assert answer.status == 200

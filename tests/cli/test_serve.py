@@ -56,11 +56,11 @@ def test_it_says_where_it_listens_serves_and_ends_well(
         assert "only kafka opens, because of the option --kafka; closed: http" in server.errors()
 
 
-def test_the_http_door_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:
+def test_the_http_listener_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:
     with Server("serve", "--data", tmp_path / "data", "--http", "127.0.0.1:0") as server:
-        doors = server.doors()
-        assert list(doors) == ["http"], "just those that are named"
-        connection = http.client.HTTPConnection(doors["http"], timeout=DEADLINE_S)
+        listeners = server.listeners()
+        assert list(listeners) == ["http"], "just those that are named"
+        connection = http.client.HTTPConnection(listeners["http"], timeout=DEADLINE_S)
         connection.request("POST", "/topics?topic_name=ducks")
         assert connection.getresponse().read()
         connection.request("GET", "/topics")
@@ -218,13 +218,13 @@ def test_the_log_can_be_read_by_programs(tmp_path: Path) -> None:
 
 # --- the end, when it takes too long ----------------------------------------------------------
 
-STUCK_DOOR = """
+STUCK_LISTENER = """
 import asyncio, sys
 from quackmq.cli import limits as cli_limits
 from quackmq.cli import main
 from quackmq.cli.broker import runner
 
-class StuckDoor:
+class StuckListener:
     async def start(self):
         return "127.0.0.1", 1
 
@@ -233,14 +233,14 @@ class StuckDoor:
         await asyncio.Event().wait()
 
 cli_limits.DRAIN_MS = int(sys.argv[1])
-runner.LISTENER_MAKERS = {"kafka": lambda *_: StuckDoor()}
+runner.LISTENER_MAKERS = {"kafka": lambda *_: StuckListener()}
 sys.exit(main.main(["serve", "--store", "memory:", "--kafka", "127.0.0.1:1"]))
 """
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_while_it_closes_ends_it_at_once(first: signal.Signals) -> None:
-    with Server("600000", command=[sys.executable, "-c", STUCK_DOOR]) as server:
+    with Server("600000", command=[sys.executable, "-c", STUCK_LISTENER]) as server:
         server.ready()
         server.send(first)
         assert server.line() == "closing\n"
@@ -250,7 +250,7 @@ def test_an_interrupt_while_it_closes_ends_it_at_once(first: signal.Signals) -> 
 
 
 def test_closing_has_an_end() -> None:
-    with Server("1", command=[sys.executable, "-c", STUCK_DOOR]) as server:
+    with Server("1", command=[sys.executable, "-c", STUCK_LISTENER]) as server:
         server.ready()
         server.send(signal.SIGTERM)
         assert server.exit_code() == 1

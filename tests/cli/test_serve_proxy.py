@@ -1,4 +1,4 @@
-"""Where the four sockets of the ZeroMQ door listen."""
+"""Where the four sockets of the ZeroMQ listener listen."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def planned(**options: str) -> dict[str, str]:
     return {name: str(address) for name, address in plan_listeners(load(options, {})).items()}
 
 
-def test_without_any_door_named_all_open_the_proxys_behind_zmq() -> None:
-    doors = planned()
-    assert list(doors) == ["kafka", "http", "zmq", "xsub", "xpub", "proxy", "line"]
-    assert doors["zmq"] == "127.0.0.1:5555"
-    assert [doors[name] for name in ("xsub", "xpub", "proxy")] == [
+def test_without_any_listener_named_all_open_the_proxys_behind_zmq() -> None:
+    listeners = planned()
+    assert list(listeners) == ["kafka", "http", "zmq", "xsub", "xpub", "proxy", "line"]
+    assert listeners["zmq"] == "127.0.0.1:5555"
+    assert [listeners[name] for name in ("xsub", "xpub", "proxy")] == [
         "127.0.0.1:5556",
         "127.0.0.1:5557",
         "127.0.0.1:5558",
@@ -54,7 +54,9 @@ def test_each_may_be_told_another_place_and_port_0_asks_for_a_free_one() -> None
     assert planned(xsub="127.0.0.1:9")["zmq"] == str(Address("127.0.0.1", 5555))
 
 
-def test_the_doors_that_stay_closed_are_named_with_the_reason_and_the_way_to_open_them() -> None:
+def test_the_listeners_that_stay_closed_are_named_with_the_reason_and_the_way_to_open_them() -> (
+    None
+):
     def said(environment: dict[str, str] | None = None, **options: str) -> str:
         loaded = load(options, environment or {})
         return describe_closed_listeners(loaded, plan_listeners(loaded))
@@ -81,16 +83,18 @@ def test_a_port_that_has_none_behind_it_is_refused() -> None:
     )
 
 
-async def test_the_http_door_goes_by_the_names_that_the_settings_have() -> None:
+async def test_the_http_listener_goes_by_the_names_that_the_settings_have() -> None:
     options = {"http_names": "queue.example", "advertise": "adv.example:9092"}
     store = MemoryStore()
     broker = Broker(store, BrokerSettings())
-    door = LISTENER_MAKERS["http"](broker, Address("door.example", 0), load(options, {}).settings)
-    assert isinstance(door, HttpServer)
-    for name in (b"queue.example", b"adv.example", b"door.example:8002"):
-        assert door.names.allows_host(name, is_loopback=True), name
-    assert not door.names.allows_host(b"evil.example", is_loopback=True)
-    assert door.names.is_own_origin(b"https://queue.example", b"127.0.0.1:8002")
+    listener = LISTENER_MAKERS["http"](
+        broker, Address("listener.example", 0), load(options, {}).settings
+    )
+    assert isinstance(listener, HttpServer)
+    for name in (b"queue.example", b"adv.example", b"listener.example:8002"):
+        assert listener.names.allows_host(name, is_loopback=True), name
+    assert not listener.names.allows_host(b"evil.example", is_loopback=True)
+    assert listener.names.is_own_origin(b"https://queue.example", b"127.0.0.1:8002")
     await store.close()
 
 
@@ -103,13 +107,13 @@ async def test_the_zmq_sockets_of_a_broker_share_the_memory_for_their_peers() ->
         made[name] = make_listener(
             name, broker, Address("127.0.0.1", 0), load({}, {}).settings, budgets, made
         )
-    assert all(door.budgets is budgets for door in made.values())
+    assert all(listener.budgets is budgets for listener in made.values())
     await store.close()
 
 
 @pytest.mark.processes
 def test_a_line_for_each_is_printed_before_ready() -> None:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
-        doors = server.doors()
-        assert list(doors) == ["zmq", "xsub", "xpub", "proxy"]
-        assert len(set(doors.values())) == 4
+        listeners = server.listeners()
+        assert list(listeners) == ["zmq", "xsub", "xpub", "proxy"]
+        assert len(set(listeners.values())) == 4

@@ -31,7 +31,7 @@ def address() -> Iterator[str]:
 def queue_address() -> Iterator[str]:
     """The address of a broker's HTTP listener, for the queue's library."""
     with Server("serve", "--store", "memory:", "--http", "127.0.0.1:0") as server:
-        yield server.doors()["http"]
+        yield server.listeners()["http"]
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ EXAMPLES: dict[str, tuple[list[str], list[list[str]], list[str]]] = {
 def addresses() -> Iterator[dict[str, str]]:
     ports = [word for name in ("kafka", "http", "zmq", "line") for word in (f"--{name}", FREE)]
     with Server("serve", "--store", "memory:", *ports) as server:
-        yield server.doors()
+        yield server.listeners()
 
 
 def test_m12_every_example_is_run_here_or_has_a_test_of_its_own() -> None:

@@ -16,22 +16,22 @@ from tests.kit.server import DEADLINE_S, Server
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[dict[str, str]]:
+def listeners() -> Iterator[dict[str, str]]:
     listening = ("--kafka", "127.0.0.1:0", "--zmq", "127.0.0.1:0")
     with Server("serve", "--store", "memory:", *listening) as server:
-        yield server.doors()
+        yield server.listeners()
 
 
 @pytest.mark.processes
 def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
-    doors: dict[str, str], tmp_path: Path, topic: str
+    listeners: dict[str, str], tmp_path: Path, topic: str
 ) -> None:
     """Neither way takes anything from the other, which goes on."""
     name = f"walker-{topic}"
     options: Any = {"serialiser": "str", "directory": tmp_path, "timeout": DEADLINE_S}
     with (
-        ZmqClient(doors["zmq"], name, timeout=DEADLINE_S) as other,
-        Client(doors["kafka"], name, **options) as client,
+        ZmqClient(listeners["zmq"], name, timeout=DEADLINE_S) as other,
+        Client(listeners["kafka"], name, **options) as client,
     ):
         other.subscribe(topic)
         client.put_many(topic, list("abc"))
@@ -47,12 +47,12 @@ def test_a_name_that_goes_by_last_id_elsewhere_is_told_so(
 
 @pytest.mark.processes
 def test_a_name_that_a_client_reads_by_is_refused_elsewhere_until_it_is_closed(
-    doors: dict[str, str], tmp_path: Path, topic: str
+    listeners: dict[str, str], tmp_path: Path, topic: str
 ) -> None:
     name = f"walker-{topic}"
     options: Any = {"serialiser": "str", "directory": tmp_path, "timeout": DEADLINE_S}
-    with ZmqClient(doors["zmq"], name, timeout=DEADLINE_S) as other:
-        with Client(doors["kafka"], name, **options) as client:
+    with ZmqClient(listeners["zmq"], name, timeout=DEADLINE_S) as other:
+        with Client(listeners["kafka"], name, **options) as client:
             client.subscribe(topic)
             client.put_many(topic, list("ab"))
             assert client.get(topic).value == "a"

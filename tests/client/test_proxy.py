@@ -42,10 +42,10 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[dict[str, str]]:
+def listeners() -> Iterator[dict[str, str]]:
     listening = ("--zmq", "127.0.0.1:0", "--proxy-lease-ms", LEASE_MS)
     with Server("serve", "--store", "memory:", *listening) as server:
-        yield server.doors()
+        yield server.listeners()
 
 
 @pytest.fixture
@@ -54,15 +54,17 @@ def name() -> str:
 
 
 @pytest.fixture
-def publisher(doors: dict[str, str]) -> Iterator[ReliablePublisher]:
-    with ReliablePublisher(doors["proxy"], f"daisy-{next(_numbers)}", timeout=DEADLINE_S) as made:
+def publisher(listeners: dict[str, str]) -> Iterator[ReliablePublisher]:
+    with ReliablePublisher(
+        listeners["proxy"], f"daisy-{next(_numbers)}", timeout=DEADLINE_S
+    ) as made:
         yield made
 
 
 def subscriber(
-    doors: dict[str, str], name: str, directory: Path | None = None
+    listeners: dict[str, str], name: str, directory: Path | None = None
 ) -> ReliableSubscriber:
-    return ReliableSubscriber(doors["proxy"], name, directory=directory, timeout=DEADLINE_S)
+    return ReliableSubscriber(listeners["proxy"], name, directory=directory, timeout=DEADLINE_S)
 
 
 def texts(receiving: ReliableSubscriber, number: int) -> list[str]:
@@ -70,9 +72,9 @@ def texts(receiving: ReliableSubscriber, number: int) -> list[str]:
 
 
 def test_what_is_published_comes_once(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         assert receiving.subscribe(topic) is True
         assert receiving.subscribe(topic) is False
         for number in range(50):
@@ -87,13 +89,13 @@ def test_what_is_published_comes_once(
 
 
 def test_x1_what_a_plain_pub_socket_sends_comes_once(
-    doors: dict[str, str], topic: str, name: str
+    listeners: dict[str, str], topic: str, name: str
 ) -> None:
-    with subscriber(doors, name) as receiving, zmq.Context() as context:
+    with subscriber(listeners, name) as receiving, zmq.Context() as context:
         receiving.subscribe(topic)
         with context.socket(zmq.XPUB) as publishing:
             publishing.linger = 0
-            publishing.connect(f"tcp://{doors['xsub']}")
+            publishing.connect(f"tcp://{listeners['xsub']}")
             assert publishing.poll(DEADLINE_S * 1000)
             for number in range(20):
                 publishing.send_multipart([topic.encode(), b"%d" % number])
@@ -102,27 +104,27 @@ def test_x1_what_a_plain_pub_socket_sends_comes_once(
 
 
 def test_x3_what_was_published_while_the_subscriber_was_away_comes_when_it_is_back(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
     for number in range(20):
         publisher.publish(topic, str(number))
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         assert receiving.subscribe(topic) is False
         assert sorted(texts(receiving, 20), key=int) == [str(number) for number in range(20)]
 
 
 def test_without_a_directory_the_last_message_comes_again_to_the_next_process(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
         for content in ("one", "two"):
             publisher.publish(topic, content)
         first, second = receiving.get(), receiving.get()
         receiving.flush()
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
         assert receiving.get() == second
         assert first.id != second.id
@@ -131,9 +133,9 @@ def test_without_a_directory_the_last_message_comes_again_to_the_next_process(
 
 
 def test_with_a_directory_a_message_is_returned_once_also_if_the_broker_never_hears_of_it(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
 ) -> None:
-    with subscriber(doors, name, tmp_path) as receiving:
+    with subscriber(listeners, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         publisher.publish(topic, "one")
         publisher.publish(topic, "two")
@@ -142,7 +144,7 @@ def test_with_a_directory_a_message_is_returned_once_also_if_the_broker_never_he
         # As by a process that dies after it has noted it and before it has said so.
         receiving._receiver._acks.clear()
         receiving._receiver._processed.add(*parse_message_id(two.id))
-    with subscriber(doors, name, tmp_path) as receiving:
+    with subscriber(listeners, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         assert receiving.get() == one
         with pytest.raises(QuackTimeout):
@@ -150,7 +152,7 @@ def test_with_a_directory_a_message_is_returned_once_also_if_the_broker_never_he
 
 
 def test_a_message_that_cannot_be_noted_is_got_by_the_next_call(
-    doors: dict[str, str],
+    listeners: dict[str, str],
     publisher: ReliablePublisher,
     topic: str,
     name: str,
@@ -160,7 +162,7 @@ def test_a_message_that_cannot_be_noted_is_got_by_the_next_call(
     def fail(*_: object) -> None:
         raise UnusableDirectory("the disk is full")
 
-    with subscriber(doors, name, tmp_path) as receiving:
+    with subscriber(listeners, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         publisher.publish(topic, "quack")
         with monkeypatch.context() as patch:
@@ -171,9 +173,9 @@ def test_a_message_that_cannot_be_noted_is_got_by_the_next_call(
 
 
 def test_a_message_that_is_held_comes_again_unless_it_is_done(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
 ) -> None:
-    with subscriber(doors, name, tmp_path) as receiving:
+    with subscriber(listeners, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         for content in ("kept", "done"):
             publisher.publish(topic, content)
@@ -181,7 +183,7 @@ def test_a_message_that_is_held_comes_again_unless_it_is_done(
         receiving.done(held["done"])
         with pytest.raises(QuackTimeout):
             receiving.get(timeout=1.0)  # while it is held, it does not come again
-    with subscriber(doors, name, tmp_path) as receiving:
+    with subscriber(listeners, name, tmp_path) as receiving:
         receiving.subscribe(topic)
         assert receiving.get() == held["kept"]
         with pytest.raises(QuackTimeout):
@@ -189,10 +191,10 @@ def test_a_message_that_is_held_comes_again_unless_it_is_done(
 
 
 def test_topics_are_left_one_by_one(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
     other = f"{topic}-other"
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
         receiving.subscribe(other)
         publisher.publish(topic, "to be left")
@@ -208,15 +210,15 @@ def test_topics_are_left_one_by_one(
 
 
 def test_x6_a_number_is_published_once(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str
 ) -> None:
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
         assert publisher.last_number(topic) is None
         for _ in range(2):
             publisher.publish(topic, b"\xff seven", number=7)
         assert publisher.last_number(topic) == 7
-        with ReliablePublisher(doors["proxy"], publisher.name, timeout=DEADLINE_S) as later:
+        with ReliablePublisher(listeners["proxy"], publisher.name, timeout=DEADLINE_S) as later:
             assert later.publish(topic, "eight") == 8
         got = [receiving.get().content for _ in range(2)]
         assert sorted(got) == [b"eight", b"\xff seven"]
@@ -226,7 +228,7 @@ def test_x6_a_number_is_published_once(
 
 
 def test_x4_and_x6_subscriber_and_publisher_go_on_when_the_broker_is_back(tmp_path: Path) -> None:
-    with Broker(tmp_path / "data", "--proxy-lease-ms", LEASE_MS, doors=["zmq"]) as broker:
+    with Broker(tmp_path / "data", "--proxy-lease-ms", LEASE_MS, listeners=["zmq"]) as broker:
         broker.start()
         address = broker.addresses["proxy"]
         with (
@@ -251,10 +253,10 @@ def test_x4_and_x6_subscriber_and_publisher_go_on_when_the_broker_is_back(tmp_pa
 
 
 def test_a_process_that_is_killed_has_seen_no_message_twice(
-    doors: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
+    listeners: dict[str, str], publisher: ReliablePublisher, topic: str, name: str, tmp_path: Path
 ) -> None:
     """X4, the client's side: each life takes some messages and is killed with the last in hand."""
-    with subscriber(doors, name) as receiving:
+    with subscriber(listeners, name) as receiving:
         receiving.subscribe(topic)
     for number in range(9):
         publisher.publish(topic, str(number))
@@ -269,21 +271,23 @@ def test_a_process_that_is_killed_has_seen_no_message_twice(
     )
     seen: list[int] = []
     for _ in range(3):
-        words = [sys.executable, "-c", program, doors["proxy"], name, str(tmp_path), topic]
+        words = [sys.executable, "-c", program, listeners["proxy"], name, str(tmp_path), topic]
         life = subprocess.run(words, stdout=subprocess.PIPE, timeout=DEADLINE_S * 2, check=False)
         assert life.returncode == -signal.SIGKILL
         seen += map(int, life.stdout.split())
     assert sorted(seen) == list(range(9))
 
 
-def test_an_address_that_the_proxy_cannot_reach_is_told(doors: dict[str, str], name: str) -> None:
+def test_an_address_that_the_proxy_cannot_reach_is_told(
+    listeners: dict[str, str], name: str
+) -> None:
     with ReliableSubscriber(
-        doors["proxy"], name, listen="127.0.0.2:0", timeout=DEADLINE_S
+        listeners["proxy"], name, listen="127.0.0.2:0", timeout=DEADLINE_S
     ) as receiving:
         with pytest.raises(NotAllowed, match="is not on the host that says hello"):
             receiving.subscribe("ducks")
     with ReliableSubscriber(
-        doors["proxy"], name, listen="0.0.0.0:0", timeout=DEADLINE_S
+        listeners["proxy"], name, listen="0.0.0.0:0", timeout=DEADLINE_S
     ) as receiving:
         assert receiving.subscribe("any-host") is True
 
@@ -314,16 +318,16 @@ def test_bad_names_and_a_broker_that_is_not_there(name: str) -> None:
         publisher.publish("ducks", "x")
 
 
-def test_one_process_uses_a_directory(doors: dict[str, str], name: str, tmp_path: Path) -> None:
-    with subscriber(doors, name, tmp_path):
+def test_one_process_uses_a_directory(listeners: dict[str, str], name: str, tmp_path: Path) -> None:
+    with subscriber(listeners, name, tmp_path):
         with pytest.raises(StoreLocked):
-            subscriber(doors, name, tmp_path)
-    subscriber(doors, name, tmp_path).close()
+            subscriber(listeners, name, tmp_path)
+    subscriber(listeners, name, tmp_path).close()
 
 
 @pytest.mark.parametrize("has_directory", [True, False])
 def test_a_message_is_not_done_when_the_subscriber_is_closed(
-    doors: dict[str, str],
+    listeners: dict[str, str],
     publisher: ReliablePublisher,
     topic: str,
     name: str,
@@ -331,13 +335,13 @@ def test_a_message_is_not_done_when_the_subscriber_is_closed(
     has_directory: bool,
 ) -> None:
     directory = tmp_path if has_directory else None
-    with subscriber(doors, name, directory) as receiving:
+    with subscriber(listeners, name, directory) as receiving:
         receiving.subscribe(topic)
         publisher.publish(topic, "x")
         message = receiving.get(hold=True)
     with pytest.raises(ClientClosed):
         receiving.done(message)
-    with subscriber(doors, name, directory) as receiving:
+    with subscriber(listeners, name, directory) as receiving:
         receiving.subscribe(topic)
         assert receiving.get().id == message.id
 
@@ -370,8 +374,8 @@ def test_invalid_messages_from_a_proxy_do_not_end_the_subscriber(name: str) -> N
                 receiving.flush()
 
 
-def test_a_wait_ends_when_the_subscriber_is_closed(doors: dict[str, str], name: str) -> None:
-    receiving = subscriber(doors, name)
+def test_a_wait_ends_when_the_subscriber_is_closed(listeners: dict[str, str], name: str) -> None:
+    receiving = subscriber(listeners, name)
     errors: list[BaseException] = []
 
     def wait() -> None:
@@ -388,10 +392,10 @@ def test_a_wait_ends_when_the_subscriber_is_closed(doors: dict[str, str], name: 
 
 
 def test_the_example_prints_each_message_once_however_often_it_is_started(
-    doors: dict[str, str], tmp_path: Path
+    listeners: dict[str, str], tmp_path: Path
 ) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "proxy_client.py"
-    words = [sys.executable, str(example), doors["proxy"]]
+    words = [sys.executable, str(example), listeners["proxy"]]
     printed: list[str] = []
     wanted = {"quack", "quack quack", "quack quack quack", "that was all"}
     # It does not wait for long: on a busy machine one life may be too short for all of them.

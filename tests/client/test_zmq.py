@@ -1,4 +1,4 @@
-"""The client of the ZeroMQ door (R1 to R6), against a broker in a process of its own."""
+"""The client of the ZeroMQ listener (R1 to R6), against a broker in a process of its own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IMPATIENT_S = 0.3
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
-        yield server.doors()["zmq"]
+        yield server.listeners()["zmq"]
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_r6_what_was_acknowledged_survives_the_brokers_crash(tmp_path: Path) -> 
     held: int | None = None
     for life in range(2):
         with Server("serve", "--data", data, "--zmq", "127.0.0.1:0") as server:
-            address = server.doors()["zmq"]
+            address = server.listeners()["zmq"]
             with (
                 ZmqClient(address, "donald", directory=ids, timeout=DEADLINE_S) as donald,
                 ZmqClient(address, "daisy", timeout=DEADLINE_S) as daisy,
@@ -309,10 +309,10 @@ def test_r6_what_was_acknowledged_survives_the_brokers_crash(tmp_path: Path) -> 
 
 @pytest.mark.processes
 def test_what_a_kafka_client_produces_is_got_as_it_is(topic: str) -> None:
-    """All doors are one broker; bytes that are no text come as they are."""
-    doors = ("--kafka", "127.0.0.1:0", "--zmq", "[::1]:0")
-    with Server("serve", "--store", "memory:", *doors) as server:
-        addresses = server.doors()
+    """All listeners are one broker; bytes that are no text come as they are."""
+    listeners = ("--kafka", "127.0.0.1:0", "--zmq", "[::1]:0")
+    with Server("serve", "--store", "memory:", *listeners) as server:
+        addresses = server.listeners()
         assert addresses["zmq"].startswith("[::1]:")
         with ZmqClient(addresses["zmq"], "donald") as client:
             client.subscribe(topic)
@@ -459,7 +459,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_m12_the_example_does_what_it_says(tmp_path: Path) -> None:
     with Server("serve", "--store", "memory:", "--zmq", "127.0.0.1:0") as server:
-        address = server.doors()["zmq"]
+        address = server.listeners()["zmq"]
         printed = example(tmp_path, address)
         # It does not wait for long: on a busy machine one life may be too short for all of them.
         while "quack quack quack" not in printed:

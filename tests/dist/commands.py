@@ -18,7 +18,7 @@ from tests.kit.server import Server
 #: Spark's first start on a busy machine is most of it.
 COMMAND_S = 300
 TOPIC = "dist"
-DOORS = ("kafka", "http", "zmq", "line")
+LISTENERS = ("kafka", "http", "zmq", "line")
 #: What Spark's scripts call, of all that lies where Java usually lies, too.
 PROGRAMS = (
     *("bash", "sh", "env", "dirname", "basename", "readlink", "uname", "ps", "rm", "cat", "nice"),
@@ -42,10 +42,10 @@ class Installed:
         """Run every command once; return what was run, in words."""
         done = self._run_alone()
         served = ("serve", "--data", self._directory / "data")
-        doors = [word for door in DOORS for word in (f"--{door}", "127.0.0.1:0")]
+        listeners = [word for listener in LISTENERS for word in (f"--{listener}", "127.0.0.1:0")]
         environment = self._environment(extras)
-        with Server(*served, *doors, environment=environment, command=self.command) as server:
-            addresses = server.doors()
+        with Server(*served, *listeners, environment=environment, command=self.command) as server:
+            addresses = server.listeners()
             done += self._run_clients(addresses)
             done += self._use_listeners(addresses)
             done += self._run_pipelines(addresses["kafka"], extras)
@@ -67,15 +67,15 @@ class Installed:
         get = self._run("get", TOPIC, "--count", "2", *kafka)
         clock = self._run("clock", "show", "--http", addresses["http"])
         done = [put, get, clock]
-        for door in ("line", "zmq", "xpub", "kafka"):
-            address = addresses["proxy" if door == "xpub" else door]
+        for listener in ("line", "zmq", "xpub", "kafka"):
+            address = addresses["proxy" if listener == "xpub" else listener]
             few = ("--acts", "5", "--seconds", "20", "--seed", "17", "--faults", "")
-            done.append(self._run("chaos-client", "--door", door, "--address", address, *few))
+            done.append(self._run("chaos-client", "--door", listener, "--address", address, *few))
         return done
 
     def _use_listeners(self, addresses: Mapping[str, str]) -> list[str]:
         program = str(Path(listeners.__file__))
-        words = [self._python, program, *(addresses[door] for door in DOORS)]
+        words = [self._python, program, *(addresses[listener] for listener in LISTENERS)]
         told = self._call(words, ())
         assert told.returncode == 0, f"{words} ended with {told.returncode}: {told.stderr}"
         return ["a message through each listener"]

@@ -1,8 +1,9 @@
-"""A history that is put, archived and read back: by every door, with clients of their own kinds.
+"""A history that is put, archived and read back: by every listener, with clients of their own
+kinds.
 
-Each reader is a function of where the doors listen, a topic of one partition, where to begin (None:
-the beginning; else a time), and how many records to wait for. What it gives is what its door tells
-of a record; `Told` has None for what a door does not tell.
+Each reader is a function of where the listeners listen, a topic of one partition, where to begin
+(None: the beginning; else a time), and how many records to wait for. What it gives is what its
+listener tells of a record; `Told` has None for what a listener does not tell.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ DEADLINE_S: Final = 60
 #: Files are made by a process that others go before: on a busy machine it gets a thirtieth of a
 #: processor, and has to start first.
 ARCHIVED_S: Final = 240
-Doors = Mapping[str, str]
+Listeners = Mapping[str, str]
 Headers = tuple[tuple[str, bytes | None], ...]
 #: As a producer of confluent-kafka takes them.
 HeaderList = list[tuple[str, str | bytes | None]]
 
 
 class Told(NamedTuple):
-    """A record, as far as a door tells it."""
+    """A record, as far as a listener tells it."""
 
     value: bytes
     offset: int | None = None
@@ -51,7 +52,7 @@ class Told(NamedTuple):
         return all(mine is None or mine == its for mine, its in zip(self, whole, strict=True))
 
 
-Reader = Callable[[Doors, str, int | None, int], Sequence[Told]]
+Reader = Callable[[Listeners, str, int | None, int], Sequence[Told]]
 
 
 # --- putting --------------------------------------------------------------------------------------
@@ -64,11 +65,16 @@ def record(number: int, start_ms: int) -> tuple[bytes, bytes, int, HeaderList]:
 
 
 def put(
-    doors: Doors, topic: str, numbers: Iterable[int], start_ms: int, *, transaction: str = ""
+    listeners: Listeners,
+    topic: str,
+    numbers: Iterable[int],
+    start_ms: int,
+    *,
+    transaction: str = "",
 ) -> list[Told]:
     """Records of these numbers, acknowledged; in a transaction, every second one of fifty is
     aborted first, so that offsets have holes."""
-    settings: dict[str, Any] = {"bootstrap.servers": doors["kafka"], "linger.ms": 2}
+    settings: dict[str, Any] = {"bootstrap.servers": listeners["kafka"], "linger.ms": 2}
     if transaction:
         settings["transactional.id"] = transaction
     producer = Producer({**settings, "enable.idempotence": True, "batch.num.messages": 100})
@@ -112,10 +118,12 @@ def put(
     return found
 
 
-def ask(doors: Doors, method: str, path: str, body: object = None) -> Any:
+def ask(listeners: Listeners, method: str, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"http://{doors['http']}{path}", data, headers, method=method)
+    request = urllib.request.Request(
+        f"http://{listeners['http']}{path}", data, headers, method=method
+    )
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             content = answer.read()
@@ -139,9 +147,9 @@ def wait_for_archive(directory: Path, topic: str, next_offset: int) -> Manifest:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def by_confluent(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
+def by_confluent(listeners: Listeners, topic: str, since_ms: int | None, count: int) -> list[Told]:
     settings = {
-        "bootstrap.servers": doors["kafka"],
+        "bootstrap.servers": listeners["kafka"],
         "group.id": "confluent",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
@@ -164,9 +172,9 @@ def by_confluent(doors: Doors, topic: str, since_ms: int | None, count: int) -> 
     return found
 
 
-def by_kcat(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
+def by_kcat(listeners: Listeners, topic: str, since_ms: int | None, count: int) -> list[Told]:
     start = "beginning" if since_ms is None else f"s@{since_ms}"
-    command = ["kcat", "-b", doors["kafka"], "-C", "-t", topic, "-p", "0", "-o", start, "-q"]
+    command = ["kcat", "-b", listeners["kafka"], "-C", "-t", topic, "-p", "0", "-o", start, "-q"]
     command += ["-c", str(count), "-f", "%o %T %k|%s\\n", "-X", "isolation.level=read_committed"]
     done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
     found = []
@@ -177,10 +185,10 @@ def by_kcat(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[
     return found
 
 
-def by_aiokafka(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
+def by_aiokafka(listeners: Listeners, topic: str, since_ms: int | None, count: int) -> list[Told]:
     async def read() -> list[Told]:
         consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=doors["kafka"],
+            bootstrap_servers=listeners["kafka"],
             enable_auto_commit=False,
             isolation_level="read_committed",
             auto_offset_reset="none",
@@ -205,18 +213,18 @@ def by_aiokafka(doors: Doors, topic: str, since_ms: int | None, count: int) -> l
     return asyncio.run(read())
 
 
-def by_http(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
+def by_http(listeners: Listeners, topic: str, since_ms: int | None, count: int) -> list[Told]:
     """By offset, page by page; a time is looked up by a subscription that begins there."""
-    offset = ask(doors, "GET", f"/v1/topics/{topic}")["partitions"][0]["first_offset"]
+    offset = ask(listeners, "GET", f"/v1/topics/{topic}")["partitions"][0]["first_offset"]
     if since_ms is not None:
         path = f"/v1/subscriptions/http/topics/{topic}"
-        begun = ask(doors, "PUT", path, {"start": {"timestamp_ms": since_ms}})
+        begun = ask(listeners, "PUT", path, {"start": {"timestamp_ms": since_ms}})
         (offset,) = begun["next_offsets"]
-        ask(doors, "DELETE", path)
+        ask(listeners, "DELETE", path)
     found: list[Told] = []
     while len(found) < count:
         path = f"/v1/topics/{topic}/partitions/0/messages?offset={offset}&limit=500&wait_ms=1000"
-        page = ask(doors, "GET", path)
+        page = ask(listeners, "GET", path)
         for one in page["messages"]:
             assert one["lost"] == 0, one
             headers = tuple((each["name"], each["value"].encode()) for each in one["headers"])
@@ -226,24 +234,28 @@ def by_http(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[
     return found[:count]
 
 
-def by_zmq(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
-    """One by one; a subscription that another door has begun."""
+def by_zmq(listeners: Listeners, topic: str, since_ms: int | None, count: int) -> list[Told]:
+    """One by one; a subscription that another listener has begun."""
     start = "beginning" if since_ms is None else {"timestamp_ms": since_ms}
-    ask(doors, "PUT", f"/v1/subscriptions/zeromq/topics/{topic}", {"start": start})
-    with ZmqClient(doors["zmq"], "zeromq", timeout=DEADLINE_S) as client:
+    ask(listeners, "PUT", f"/v1/subscriptions/zeromq/topics/{topic}", {"start": start})
+    with ZmqClient(listeners["zmq"], "zeromq", timeout=DEADLINE_S) as client:
         found = [Told(client.get(topic).content) for _ in range(count)]
         client.unsubscribe(topic)
     return found
 
 
-def by_python_client(doors: Doors, topic: str, since_ms: int | None, count: int) -> list[Told]:
+def by_python_client(
+    listeners: Listeners, topic: str, since_ms: int | None, count: int
+) -> list[Told]:
     start: StartLike = "beginning"
     if since_ms is not None:
         start = datetime.fromtimestamp(since_ms / 1000, UTC)
     found: list[Told] = []
     with (
         tempfile.TemporaryDirectory() as directory,
-        quackmq.Client(doors["kafka"], "python", directory=directory, timeout=DEADLINE_S) as client,
+        quackmq.Client(
+            listeners["kafka"], "python", directory=directory, timeout=DEADLINE_S
+        ) as client,
     ):
         client.subscribe(topic, start=start)
         for message in client.listen(topic, timeout=DEADLINE_S):

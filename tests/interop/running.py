@@ -1,5 +1,5 @@
-"""A broker with its Kafka door, in a thread of the test: clients from outside speak to it, and the
-test can look inside."""
+"""A broker with its Kafka listener, in a thread of the test: clients from outside speak to it, and
+the test can look inside."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class RunningBroker:
         store = MemoryStore()
         self.broker = WatchedBroker(store, self._settings)
         await self.broker.open()
-        door = KafkaServer(self.broker, "127.0.0.1", 0, advertise=self._advertise)
-        host, port = await listening(door)
+        listener = KafkaServer(self.broker, "127.0.0.1", 0, advertise=self._advertise)
+        host, port = await listening(listener)
         self.address = f"{host}:{port}"
         self._started.set_result(asyncio.get_running_loop())
         await self._stop.wait()
-        await door.close()
+        await listener.close()
         await self.broker.close()
         await store.close()

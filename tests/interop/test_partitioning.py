@@ -35,7 +35,7 @@ KEYS: Final = (
     b"long" * 5_000,
 )
 NO_EMPTY_KEY: Final = KEYS[1:]
-#: Topics in which Python's own client, the doors and the import choose by CRC32.
+#: Topics in which Python's own client, the listeners and the import choose by CRC32.
 BY_CRC32: Final = (Partitioner.CRC32, Partitioner.LEGACY)
 
 Send = Callable[[str, Sequence[bytes]], None]

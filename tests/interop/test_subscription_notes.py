@@ -1,4 +1,4 @@
-"""Subscribing through the Kafka door, with a client that knows of nothing but commits."""
+"""Subscribing through the Kafka listener, with a client that knows of nothing but commits."""
 
 from __future__ import annotations
 

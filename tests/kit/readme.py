@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from tests.kit.server import Server
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-#: The ports of a broker's doors, unless it is told otherwise.
+#: The ports of a broker's listeners, unless it is told otherwise.
 PORTS: Final = {
     "kafka": "9092",
     "http": "8002",
@@ -156,14 +156,14 @@ class Tour:
     def _serve(self, line: str) -> str:
         self._stop()
         words = line.partition("#")[0].split()[1:]
-        options = [word for door in PORTS for word in (f"--{door}", "127.0.0.1:0")]
+        options = [word for listener in PORTS for word in (f"--{listener}", "127.0.0.1:0")]
         # A path in a README is one below where its reader stands.
         words = [str(self._directory / word) if word.startswith("./") else word for word in words]
         self._server = Server(*words, *options, command=[str(self._python.with_name("quackmq"))])
         self._server.__enter__()
-        self._addresses = self._server.doors()
+        self._addresses = self._server.listeners()
         return "".join(
-            f"{door} listening on 127.0.0.1:{port}\n" for door, port in PORTS.items()
+            f"{listener} listening on 127.0.0.1:{port}\n" for listener, port in PORTS.items()
         ) + ("ready\n")
 
     def _stop(self) -> None:
@@ -173,8 +173,8 @@ class Tour:
 
     def _here(self, text: str) -> str:
         """With the ports that our broker has."""
-        for door, address in self._addresses.items():
-            text = re.sub(rf"(?<=:){PORTS[door]}\b", address.rpartition(":")[2], text)
+        for listener, address in self._addresses.items():
+            text = re.sub(rf"(?<=:){PORTS[listener]}\b", address.rpartition(":")[2], text)
         return _NO_ADDRESS.sub(f'"{self._addresses.get("kafka", "")}", ', text)
 
     def _call(self, command: list[str], what: str) -> str:

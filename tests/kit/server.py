@@ -28,7 +28,8 @@ AS_ON_A_TERMINAL = [
 
 
 class Server:
-    """A process that announces its doors on stdout. Killed on leaving the block, whatever happens.
+    """A process that announces its listeners on stdout. Killed on leaving the block, whatever
+    happens.
 
     Arguments are passed as text: paths and numbers need not be converted. `environment` is all the
     environment that it has.
@@ -75,11 +76,11 @@ class Server:
         return self._lines.get(timeout=DEADLINE_S)
 
     def ready(self) -> str:
-        """Wait until the broker is ready; where its Kafka door listens."""
-        return self.doors().get("kafka", "")
+        """Wait until the broker is ready; where its Kafka listener listens."""
+        return self.listeners().get("kafka", "")
 
-    def doors(self) -> dict[str, str]:
-        """Wait until the broker is ready; where each of its doors listens."""
+    def listeners(self) -> dict[str, str]:
+        """Wait until the broker is ready; where each of its listeners listens."""
         addresses = {}
         while (line := self.line()) != "ready\n":
             assert line, f"it ended before it was ready: {self.errors()}"

@@ -75,9 +75,9 @@ def batches_of(chunks: Iterable[bytes | bytearray | memoryview]) -> list[Batch]:
     ]
 
 
-async def listening(door: Server[Any]) -> tuple[str, int]:
-    """Start a door that listens on TCP; return its host and port."""
-    address = await door.start()
+async def listening(listener: Server[Any]) -> tuple[str, int]:
+    """Start a listener that listens on TCP; return its host and port."""
+    address = await listener.start()
     assert isinstance(address, tuple), address
     return address
 

@@ -1,6 +1,6 @@
-"""Every protocol sent to every door that does not speak it: the connection is closed or refused,
-nothing is published, the door's other connections notice nothing, and one line of the log says
-which protocol came and which port serves it."""
+"""Every protocol sent to every listener that does not speak it: the connection is closed or
+refused, nothing is published, the listener's other connections notice nothing, and one line of the
+log says which protocol came and which port serves it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def kafka_create() -> bytes:
     return peer.frame(CREATE_TOPICS, 5, topics=topics, timeout=1000)
 
 
-#: By name: what is sent, the doors that serve it, and what the log calls it elsewhere.
+#: By name: what is sent, the listeners that serve it, and what the log calls it elsewhere.
 PROTOCOLS: Final[dict[str, tuple[Callable[[], bytes], tuple[str, ...], str]]] = {
     "kafka": (kafka_create, ("kafka",), "the Kafka protocol"),
     "http": (http_post, ("http",), "HTTP"),
@@ -72,48 +72,50 @@ PROTOCOLS: Final[dict[str, tuple[Callable[[], bytes], tuple[str, ...], str]]] = 
     "PUB": (lambda: greeting() + ready(b"PUB") + message(b"crossed", b"x"), ("xsub",), "ZMTP"),
     "SUB": (lambda: greeting() + ready(b"SUB") + message(b"\x01crossed"), ("xpub",), "ZMTP"),
 }
-#: A REQ socket of the reliable proxy is the same to any other door.
+#: A REQ socket of the reliable proxy is the same to any other listener.
 PROXY_REQUEST: Final = HELLO + request(b"publish evil crossed 1 quack")
 ZMTP_SOCKETS: Final = {"zmq": b"REQ", "proxy": b"REQ", "xsub": b"PUB", "xpub": b"SUB"}
-DOORS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
+LISTENERS: Final = ("kafka", "http", "zmq", "xsub", "xpub", "proxy", "line")
 CROSSINGS: Final = [
-    (door, protocol)
-    for door in DOORS
+    (listener, protocol)
+    for listener in LISTENERS
     for protocol, (_, served_by, _) in PROTOCOLS.items()
-    if door not in served_by
+    if listener not in served_by
 ]
 
 
 class Opened:
-    """A broker with every door open."""
+    """A broker with every listener open."""
 
-    def __init__(self, broker: Broker, doors: Mapping[str, Server[Any]]) -> None:
+    def __init__(self, broker: Broker, listeners: Mapping[str, Server[Any]]) -> None:
         self.broker = broker
-        self.doors = doors
+        self.listeners = listeners
         self._stack = AsyncExitStack()
 
-    async def connect(self, door: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await soon(asyncio.open_connection(*self.broker.listener_addresses[door]))
+    async def connect(self, listener: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await soon(
+            asyncio.open_connection(*self.broker.listener_addresses[listener])
+        )
         self._stack.callback(writer.close)
         return reader, writer
 
-    async def well(self, door: str) -> Callable[[], Awaitable[None]]:
-        """A peer that speaks the door's protocol; the answer asks it whether it is served."""
-        reader, writer = await self.connect(door)
-        if door == "kafka":
+    async def well(self, listener: str) -> Callable[[], Awaitable[None]]:
+        """A peer that speaks the listener's protocol; the answer asks it whether it is served."""
+        reader, writer = await self.connect(listener)
+        if listener == "kafka":
             client = KafkaPeer(reader, writer)
 
             async def ask() -> None:
                 assert (await client.ask(API_VERSIONS, 0)).error_code.value == 0
 
-        elif door == "http":
+        elif listener == "http":
 
             async def ask() -> None:
                 writer.write(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert (await soon(reader.readline())).startswith(b"HTTP/1.1 200")
                 await soon(reader.readuntil(b"}\n"))
 
-        elif door == "line":
+        elif listener == "line":
 
             async def ask() -> None:
                 writer.write(b"quack\n")
@@ -127,13 +129,13 @@ class Opened:
                 writer.write(command(b"PING", b"\x00\x00well"))
                 await soon(reader.readuntil(b"\x04PONGwell"))
 
-            writer.write(greeting() + ready(ZMTP_SOCKETS[door]))
+            writer.write(greeting() + ready(ZMTP_SOCKETS[listener]))
         await ask()
         return ask
 
-    async def send(self, door: str, data: bytes, piece_bytes: int = 1 << 20) -> bytes:
-        """Send this to a door in pieces; return what it says until it closes the connection."""
-        reader, writer = await self.connect(door)
+    async def send(self, listener: str, data: bytes, piece_bytes: int = 1 << 20) -> bytes:
+        """Send this to a listener in pieces; return what it says until it closes the connection."""
+        reader, writer = await self.connect(listener)
         for at in range(0, len(data), piece_bytes):
             writer.write(data[at : at + piece_bytes])
             await asyncio.sleep(0)
@@ -160,7 +162,7 @@ async def opened() -> AsyncIterator[Opened]:
         await broker.open()
         stack.push_async_callback(broker.close)
         xpub = XpubServer(broker, HOST, 0)
-        doors: dict[str, Server[Any]] = {
+        listeners: dict[str, Server[Any]] = {
             "kafka": KafkaServer(broker, HOST, 0),
             "http": HttpServer(broker, HOST, 0),
             "zmq": ZmqServer(broker, HOST, 0),
@@ -169,10 +171,10 @@ async def opened() -> AsyncIterator[Opened]:
             "proxy": ProxyServer(broker, HOST, 0, xpub),
             "line": LineServer(broker, (HOST, 0)),
         }
-        for name, door in doors.items():
-            broker.listener_addresses[name] = await listening(door)
-            stack.push_async_callback(door.close)
-        running = Opened(broker, doors)
+        for name, listener in listeners.items():
+            broker.listener_addresses[name] = await listening(listener)
+            stack.push_async_callback(listener.close)
+        running = Opened(broker, listeners)
         stack.push_async_callback(running.close_peers)
         yield running
 
@@ -181,20 +183,20 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(("door", "protocol"), CROSSINGS)
-async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
-    door: str, protocol: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("listener", "protocol"), CROSSINGS)
+async def test_a_protocol_at_the_wrong_listener_is_let_go_of_and_told_where_to_go(
+    listener: str, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, served_by, called = PROTOCOLS[protocol]
     async with opened() as running:
-        is_served = await running.well(door)
+        is_served = await running.well(listener)
         caplog.clear()
-        said = await running.send(door, data())
+        said = await running.send(listener, data())
         assert running.broker.topics() == {} and b"accept" not in said
         (line,) = warnings(caplog)
-        assert f"disconnected from the {door} listener" in line
-        if door in ZMTP_SOCKETS and called == "ZMTP":
-            assert f"{ZMTP_SOCKETS[door].decode()}" in line and f"'{protocol}' socket" in line
+        assert f"disconnected from the {listener} listener" in line
+        if listener in ZMTP_SOCKETS and called == "ZMTP":
+            assert f"{ZMTP_SOCKETS[listener].decode()}" in line and f"'{protocol}' socket" in line
             assert line.rpartition("; ")[2].encode() in said, "libzmq's own monitor shows it"
         else:
             assert f"it speaks {called}" in line
@@ -203,13 +205,13 @@ async def test_a_protocol_at_the_wrong_door_is_let_go_of_and_told_where_to_go(
         await is_served()
 
         for _ in range(3):
-            await running.send(door, data())
+            await running.send(listener, data())
         assert warnings(caplog) == [line], "one line a minute, however often it comes"
         await is_served()
 
 
-@each("protocol", [name for name, (_, doors, _) in PROTOCOLS.items() if doors])
-async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> None:
+@each("protocol", [name for name, (_, listeners, _) in PROTOCOLS.items() if listeners])
+async def test_the_same_bytes_do_something_at_their_own_listener(protocol: str) -> None:
     """Else the test above would prove nothing."""
     data, served_by, _ = PROTOCOLS[protocol]
     async with opened() as running:
@@ -223,28 +225,28 @@ async def test_the_same_bytes_do_something_at_their_own_door(protocol: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("door", "data", "said"),
+    ("listener", "data", "said"),
     [
         ("proxy", HELLO + request(b"PUT evil crossed quack"), b"send PUT to the zmq port"),
         ("zmq", PROXY_REQUEST, b"send publish to the proxy port"),
     ],
 )
 async def test_a_request_to_the_other_rep_socket_is_answered_with_the_port_to_ask(
-    door: str, data: bytes, said: bytes
+    listener: str, data: bytes, said: bytes
 ) -> None:
     async with opened() as running:
-        reader, writer = await running.connect(door)
+        reader, writer = await running.connect(listener)
         writer.write(data)
         assert await soon(reader.readuntil(said))
         assert running.broker.topics() == {}
 
 
-@each("door", DOORS)
-async def test_byte_by_byte_a_foreign_protocol_is_let_go_of_all_the_same(door: str) -> None:
+@each("listener", LISTENERS)
+async def test_byte_by_byte_a_foreign_protocol_is_let_go_of_all_the_same(listener: str) -> None:
     async with opened() as running:
-        is_served = await running.well(door)
+        is_served = await running.well(listener)
         for data, served_by, _ in PROTOCOLS.values():
-            if door not in served_by:
-                await running.send(door, data(), piece_bytes=1)
+            if listener not in served_by:
+                await running.send(listener, data(), piece_bytes=1)
         assert running.broker.topics() == {}
         await is_served()

@@ -82,8 +82,8 @@ class Listeners:
 @asynccontextmanager
 async def listening() -> AsyncIterator[Listeners]:
     async with proxied(LONG_LEASE) as proxy:
-        door = LineServer(proxy.broker, (HOST, 0))
-        line = Served(proxy.broker, door, await door.start())
+        listener = LineServer(proxy.broker, (HOST, 0))
+        line = Served(proxy.broker, listener, await listener.start())
         http = HttpServer(proxy.broker, HOST, 0)
         where = await http.start()
         assert isinstance(where, tuple)
@@ -93,7 +93,7 @@ async def listening() -> AsyncIterator[Listeners]:
         finally:
             listeners.close()
             await line.close_peers()
-            await soon(door.close())
+            await soon(listener.close())
             await soon(http.close())
 
 

@@ -1,16 +1,16 @@
-"""Chaos clients and a broker that is killed, at one door; and then the messages are counted.
+"""Chaos clients and a broker that is killed, at one listener; and then the messages are counted.
 
 Two takers, chaos clients that only take, and a putter, one that does everything bad that it can,
 are at the same topics as a good producer that numbers its puts (worker.py). From a seed it is drawn
 what each of them does, and who is killed when, with SIGKILL: the broker, a taker, the producer.
 Whoever died is started again. At the end the log is read back, takers go on until they have all of
 it, and the checker (checker.py) compares log and takers with what the producer was told; a putter's
-messages, which may be there twice where a door has no numbers, are compared with the log.
+messages, which may be there twice where a listener has no numbers, are compared with the log.
 
     python -m tests.pubsub.chaos --seconds 600
     python -m tests.pubsub.chaos --seed 17 --door line
 
-For as long as one likes it does so at one door after the other, and with the clients of the
+For as long as one likes it does so at one listener after the other, and with the clients of the
 reliable proxy (proxy_cast.py).
 
 The first violation ends it, its seed is printed, and its directory is kept. A seed repeats the
@@ -61,8 +61,8 @@ ENOUGH_TAKEN: Final = 5
 _NO_TOPIC: Final = uuid.UUID(int=0)
 
 
-class Door(NamedTuple):
-    """How chaos clients are at a door."""
+class Listener(NamedTuple):
+    """How chaos clients are at a listener."""
 
     #: What `Broker` calls it, and which of its addresses they are told.
     opens: str
@@ -78,11 +78,11 @@ class Door(NamedTuple):
     doubles: bool
 
 
-DOORS: Final = {
-    "line": Door("line", "line", "zmq", "drop,delay,double,die", False, True),
-    "zmq": Door("zmq", "zmq", "zmq", "drop,delay,double,die", True, True),
-    "xpub": Door("zmq", "proxy", "zmq", "drop,delay,double,die", False, False),
-    "kafka": Door("kafka", "kafka", "python", "drop,delay,double", True, True),
+LISTENERS: Final = {
+    "line": Listener("line", "line", "zmq", "drop,delay,double,die", False, True),
+    "zmq": Listener("zmq", "zmq", "zmq", "drop,delay,double,die", True, True),
+    "xpub": Listener("zmq", "proxy", "zmq", "drop,delay,double,die", False, False),
+    "kafka": Listener("kafka", "kafka", "python", "drop,delay,double", True, True),
 }
 
 
@@ -104,7 +104,7 @@ class Chaos:
     def __init__(
         self,
         directory: Path,
-        door: str,
+        listener: str,
         seed: int,
         *,
         puts: int,
@@ -115,8 +115,8 @@ class Chaos:
         lost what it lacks."""
         directory.mkdir(exist_ok=True)
         self._directory = directory
-        self._door = DOORS[door]
-        self._name = door
+        self._listener = LISTENERS[listener]
+        self._name = listener
         self._puts = puts
         self._end_s = end_s
         self._random = random.Random(seed)
@@ -127,7 +127,7 @@ class Chaos:
             *("--line-reading", "every", "--proxy-lease-ms", "300"),
             *("--group-initial-delay-ms", "0"),
             command=command,
-            doors=sorted({"kafka", "zmq", self._door.opens}),
+            listeners=sorted({"kafka", "zmq", self._listener.opens}),
         )
         self._takers = {name: self._client(name, "--no-puts") for name in TAKERS}
         self._putter = self._client(PUTTER, faults=None)
@@ -135,8 +135,8 @@ class Chaos:
             WORKER,
             self._random,
             role="producer",
-            way=self._door.way,
-            address=self._broker.addresses["kafka" if self._door.way == "python" else "zmq"],
+            way=self._listener.way,
+            address=self._broker.addresses["kafka" if self._listener.way == "python" else "zmq"],
             name=PRODUCER,
             topics=TOPICS,
             count=puts,
@@ -282,8 +282,8 @@ class Chaos:
     def _placed(
         self, taker: _Client, log: Mapping[str, Sequence[Stored]]
     ) -> dict[str, list[Stored]]:
-        """What a taker has seen, with ids as the log has them; of an entry of the line door, which
-        has none, that of the first one that says the same."""
+        """What a taker has seen, with ids as the log has them; of an entry of the line listener,
+        which has none, that of the first one that says the same."""
         firsts = {
             (topic, each.value): each.id for topic, of in log.items() for each in reversed(of)
         }
@@ -298,7 +298,7 @@ class Chaos:
             else:
                 own_id = message_id(_NO_TOPIC, parse_message_id(told["id"])[1])
             placed[topic].append(Stored(own_id, value))
-        if not self._door.is_ordered:  # ids tell where each belongs
+        if not self._listener.is_ordered:  # ids tell where each belongs
             for messages in placed.values():
                 messages.sort(key=lambda each: parse_message_id(each.id)[1])
         return placed
@@ -324,7 +324,7 @@ class Chaos:
         for (topic, value), times in values.items():
             if not value.startswith(f"{PUTTER}-"):
                 yield f"{value!r} in {topic} was put by nobody"
-            if times > (2 if self._door.doubles else 1):
+            if times > (2 if self._listener.doubles else 1):
                 yield f"{value!r} is in {topic} {times} times"
         least = counts["put"]
         most = least + counts["uncertain"] if self._putter.lives == 1 else math.inf
@@ -333,10 +333,10 @@ class Chaos:
 
     def _client(self, name: str, *options: object, faults: str | None = "") -> _Client:
         words: list[object] = ["--door", self._name, "--name", name, "--json"]
-        words += ["--address", self._broker.addresses[self._door.address]]
+        words += ["--address", self._broker.addresses[self._listener.address]]
         words += [word for topic in TOPICS for word in ("--topic", topic)]
         if faults is not None:
-            words += ["--faults", faults or self._door.faults, "--keep"]
+            words += ["--faults", faults or self._listener.faults, "--keep"]
         return _Client(name, self._directory / f"{name}.seen", self._random, [*words, *options])
 
 
@@ -461,9 +461,10 @@ def read_back(address: str) -> dict[str, list[Stored]]:
 # --- for as long as one likes ---------------------------------------------------------------------
 
 
-#: The clients of the reliable proxy, which do what a chaos client at the door beside them does not.
+#: The clients of the reliable proxy, which do what a chaos client at the listener beside them does
+#: not.
 CLIENTS: Final = "xpub-clients"
-RUNS: Final = (*DOORS, CLIENTS)
+RUNS: Final = (*LISTENERS, CLIENTS)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """What producers were told and what subscribers stored, and whether that is exactly once. Pure.
 
-One checker for every door. A producer with a durable name numbers its puts in each topic from 0 on;
-a put is one message or several. A subscriber has stored what it received of each topic, in order.
-Promised:
+One checker for every listener. A producer with a durable name numbers its puts in each topic from 0
+on; a put is one message or several. A subscriber has stored what it received of each topic, in
+order. Promised:
 
 - what was acknowledged, every subscriber has, once;
 - what was not acknowledged, a subscriber has once or not at all, and all of them agree;

@@ -1,4 +1,4 @@
-"""Kills the clients of every door while they consume or publish, and compares what they saw.
+"""Kills the clients of every listener while they consume or publish, and compares what they saw.
 
 Programs on the clients (mortal.py) use the defaults that a reader of the documents has. They are
 killed by SIGKILL at points drawn from a seed and started again, until everything is consumed. Then
@@ -32,8 +32,8 @@ MESSAGES: Final = 200
 KILLS: Final = 8
 #: A program is killed when it has seen so many more messages, at the most.
 STRIDE: Final = 30
-#: Which door serves a client, by the first word of its role.
-DOOR_OF: Final = {
+#: Which listener serves a client, by the first word of its role.
+LISTENER_OF: Final = {
     "queue": "http",
     "zmq": "zmq",
     "proxy": "proxy",
@@ -53,29 +53,29 @@ GIVEN_ONCE: Final = {"queue": True, "zmq": True, "proxy": True, "python skip": F
 
 @contextmanager
 def world() -> Iterator[World]:
-    """A broker with all the doors, and the process that forks programs."""
+    """A broker with all the listeners, and the process that forks programs."""
     names = ("kafka", "http", "zmq", "line")
-    doors = [word for door in names for word in (f"--{door}", "127.0.0.1:0")]
+    listeners = [word for listener in names for word in (f"--{listener}", "127.0.0.1:0")]
     # What the proxy has sent to a client that died is sent again after the lease.
     with (
-        Server("serve", "--store", "memory:", "--proxy-lease-ms", "300", *doors) as server,
+        Server("serve", "--store", "memory:", "--proxy-lease-ms", "300", *listeners) as server,
         Mortals() as mortals,
     ):
-        yield World(server.doors(), mortals)
+        yield World(server.listeners(), mortals)
 
 
 class World(NamedTuple):
-    doors: dict[str, str]
+    listeners: dict[str, str]
     mortals: Mortals
 
     def address(self, role: str) -> str:
-        return self.doors[DOOR_OF[role.split(maxsplit=1)[0]]]
+        return self.listeners[LISTENER_OF[role.split(maxsplit=1)[0]]]
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(
-            f"http://{self.doors['http']}{path}", data, headers, method=method
+            f"http://{self.listeners['http']}{path}", data, headers, method=method
         )
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             return json.loads(response.read() or b"{}")

@@ -1,4 +1,4 @@
-"""Programs on the clients of every door, to be killed while they consume or publish.
+"""Programs on the clients of every listener, to be killed while they consume or publish.
 
     python -m tests.pubsub.mortal
 
@@ -53,8 +53,8 @@ WORK_S = 0.004
 
 @dataclass(frozen=True)
 class Task:
-    """What a program is told. `address` is that of its door; `directory` is "" for none; `home` is
-    where the user's programs keep their state."""
+    """What a program is told. `address` is that of its listener; `directory` is "" for none; `home`
+    is where the user's programs keep their state."""
 
     role: str
     address: str

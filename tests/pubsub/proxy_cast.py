@@ -1,5 +1,5 @@
 """Publishers and subscribers of the reliable proxy who die and go on, a broker that is killed, and
-a chaos client at the same topic; and what the checker of all doors has to say to that.
+a chaos client at the same topic; and what the checker of all listeners has to say to that.
 
 Nobody but the broker is killed from outside: the others (proxy_program.py) kill themselves at a
 step that is drawn from the seed. A seed repeats the draws, not the timing of real processes.
@@ -49,7 +49,7 @@ def run(directory: Path, seed: int, broker_kills: int) -> Outcome:
     """On an empty directory. AssertionError if somebody fails or nothing goes on."""
     chance = random.Random(seed)
     logs: list[str] = []
-    with Broker(directory / "data", "--proxy-lease-ms", "300", doors=["zmq"]) as broker:
+    with Broker(directory / "data", "--proxy-lease-ms", "300", listeners=["zmq"]) as broker:
         broker.start()
         address = broker.addresses["proxy"]
         with (
@@ -67,7 +67,8 @@ def run(directory: Path, seed: int, broker_kills: int) -> Outcome:
                 f"{name} was done with {each}" for name in SUBSCRIBERS for each in cast.wrong(name)
             ]
             told = {(name, TOPIC): Told(PUTS, cast.told(name)) for name in PUBLISHERS}
-            # This door promises no order: what was missed comes later. Ids tell where it belongs.
+            # This listener promises no order: what was missed comes later. Ids tell where it
+            # belongs.
             stored = {(name, TOPIC): sorted(cast.stored(name), key=place) for name in SUBSCRIBERS}
             chaos.end()
             logs.append(broker.kill())

@@ -1,5 +1,5 @@
 """X5, exactly once where chaos clients are at a broker that is killed; and the same finds a broker
-out that leaves a check out. `make soak` does more, over every door."""
+out that leaves a check out. `make soak` does more, over every listener."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BROKER_KILLS = 2
 END_S = 5
 
 
-@pytest.mark.parametrize("door", ["zmq", "kafka"])
+@pytest.mark.parametrize("listener", ["zmq", "kafka"])
 @pytest.mark.timeout(600)
 def test_x5_chaos_clients_take_every_message_whatever_becomes_of_the_broker(
-    tmp_path: Path, door: str
+    tmp_path: Path, listener: str
 ) -> None:
-    with Chaos(tmp_path, door, SEED, puts=PUTS) as chaos:
+    with Chaos(tmp_path, listener, SEED, puts=PUTS) as chaos:
         outcome = chaos.run(BROKER_KILLS, ["broker"])
     assert outcome.violations == []
     assert outcome.puts == PUTS * 2

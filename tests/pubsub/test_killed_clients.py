@@ -1,6 +1,6 @@
-"""Clients of every door, killed by SIGKILL again and again while they consume or publish, with the
-defaults that an example of the documents has: what they were given, what they acknowledged and what
-came again, compared with what was published."""
+"""Clients of every listener, killed by SIGKILL again and again while they consume or publish, with
+the defaults that an example of the documents has: what they were given, what they acknowledged and
+what came again, compared with what was published."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from tests.kit.waiting import wait_until
 from tests.pubsub.killing import (
-    DOOR_OF,
     GIVEN_ONCE,
     KILLS,
+    LISTENER_OF,
     MESSAGES,
     Life,
     World,
@@ -33,7 +33,7 @@ GROUP_KILLS = 4
 
 
 def kills_of(role: str) -> int:
-    return GROUP_KILLS if DOOR_OF[role.split(maxsplit=1)[0]] == "kafka" else KILLS
+    return GROUP_KILLS if LISTENER_OF[role.split(maxsplit=1)[0]] == "kafka" else KILLS
 
 
 @pytest.fixture(scope="module", name="world")
@@ -67,7 +67,7 @@ def test_a_killed_consumer_of_the_queue_without_a_directory_leaves_its_messages_
 ) -> None:
     """A program that comes back registers anew, and begins with what comes then. What it had not
     taken waits under its former id, the message in hand included."""
-    task = Task("queue", world.doors["http"], "", "queue-anew", str(tmp_path / "log"))
+    task = Task("queue", world.listeners["http"], "", "queue-anew", str(tmp_path / "log"))
     world.ask("POST", "/v1/topics", {"name": task.topic})
     life = Life(world, task)
     life.begin()
@@ -96,6 +96,6 @@ def test_what_a_killed_publisher_knows_to_be_published_is_there_and_only_doubts_
     assert list(acknowledged_is_there(life)) == []
 
 
-def test_every_client_of_these_doors_is_killed_here() -> None:
-    assert {role.split()[0] for role in CONSUMERS} == set(DOOR_OF)
-    assert {role.split()[0] for role in PUBLISHERS} == set(DOOR_OF)
+def test_every_client_of_these_listeners_is_killed_here() -> None:
+    assert {role.split()[0] for role in CONSUMERS} == set(LISTENER_OF)
+    assert {role.split()[0] for role in PUBLISHERS} == set(LISTENER_OF)

@@ -1,5 +1,5 @@
-"""All doors see the same topics, subscriptions, numbers and ids: subscribe by one, put by another,
-get by a third."""
+"""All listeners see the same topics, subscriptions, numbers and ids: subscribe by one, put by
+another, get by a third."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from tests.kit.server import DEADLINE_S, Server
 
 pytestmark = pytest.mark.processes
 
-DOORS = ("python", "http", "zmq")
+LISTENERS = ("python", "http", "zmq")
 
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[dict[str, str]]:
-    doors = [word for door in ("kafka", "http", "zmq") for word in (f"--{door}", "127.0.0.1:0")]
-    with Server("serve", "--store", "memory:", "--default-partitions", "2", *doors) as server:
-        yield server.doors()
+    listeners = [
+        word for listener in ("kafka", "http", "zmq") for word in (f"--{listener}", "127.0.0.1:0")
+    ]
+    with Server("serve", "--store", "memory:", "--default-partitions", "2", *listeners) as server:
+        yield server.listeners()
 
 
 class Http:
@@ -110,21 +112,21 @@ class Python:
 
 
 class Opened:
-    """Clients of each door, closed at the end of the test."""
+    """Clients of each listener, closed at the end of the test."""
 
     def __init__(self, addresses: dict[str, str], directory: Path) -> None:
         self._addresses = addresses
         self._directory = directory
         self._clients: list[Http | Zmq | Python] = []
 
-    def __call__(self, door: str, name: str) -> Http | Zmq | Python:
+    def __call__(self, listener: str, name: str) -> Http | Zmq | Python:
         client: Http | Zmq | Python
-        if door == "python":
+        if listener == "python":
             client = Python(self._addresses["kafka"], name, self._directory / name)
-        elif door == "http":
-            client = Http(self._addresses[door], name)
+        elif listener == "http":
+            client = Http(self._addresses[listener], name)
         else:
-            client = Zmq(self._addresses[door], name)
+            client = Zmq(self._addresses[listener], name)
         self._clients.append(client)
         return client
 
@@ -140,12 +142,12 @@ def opened(addresses: dict[str, str], tmp_path: Path) -> Iterator[Opened]:
     clients.close()
 
 
-@pytest.mark.parametrize("doors", [*permutations(DOORS)], ids=" ".join)
-def test_subscribe_by_one_door_put_by_another_get_by_a_third(
-    opened: Opened, doors: tuple[str, str, str]
+@pytest.mark.parametrize("listeners", [*permutations(LISTENERS)], ids=" ".join)
+def test_subscribe_by_one_listener_put_by_another_get_by_a_third(
+    opened: Opened, listeners: tuple[str, str, str]
 ) -> None:
-    topic = "-".join(doors)
-    subscribing, putting, getting = doors
+    topic = "-".join(listeners)
+    subscribing, putting, getting = listeners
     opened(subscribing, f"reader-{topic}").subscribe(topic)
     author = opened(putting, "author")
     texts = [f"message {number}" for number in range(6)]
@@ -160,12 +162,12 @@ def test_subscribe_by_one_door_put_by_another_get_by_a_third(
     assert sorted(got) == texts
 
 
-@pytest.mark.parametrize("doors", [*permutations(DOORS, 2)], ids=" ".join)
-def test_unsubscribed_by_one_door_is_unsubscribed_for_all(
-    opened: Opened, doors: tuple[str, str]
+@pytest.mark.parametrize("listeners", [*permutations(LISTENERS, 2)], ids=" ".join)
+def test_unsubscribed_by_one_listener_is_unsubscribed_for_all(
+    opened: Opened, listeners: tuple[str, str]
 ) -> None:
-    topic = f"left-{'-'.join(doors)}"
-    one, other = (opened(door, f"leaver-{topic}") for door in doors)
+    topic = f"left-{'-'.join(listeners)}"
+    one, other = (opened(listener, f"leaver-{topic}") for listener in listeners)
     one.subscribe(topic)
     other.unsubscribe(topic)
     with pytest.raises(UnknownSubscription):
@@ -174,9 +176,9 @@ def test_unsubscribed_by_one_door_is_unsubscribed_for_all(
         other.unsubscribe(topic)
 
 
-def test_a_publishers_numbers_are_the_same_by_every_door(opened: Opened) -> None:
+def test_a_publishers_numbers_are_the_same_by_every_listener(opened: Opened) -> None:
     opened("zmq", "counter").subscribe("numbered")
-    authors = [opened(door, "numberer") for door in DOORS]
+    authors = [opened(listener, "numberer") for listener in LISTENERS]
     for sequence in range(3):
         for author in authors:
             author.put("numbered", f"number {sequence}", sequence)
@@ -191,20 +193,20 @@ def test_a_publishers_numbers_are_the_same_by_every_door(opened: Opened) -> None
     assert sorted(got) == ["end", "number 0", "number 1", "number 2"]
 
 
-def test_an_id_names_the_same_message_by_every_door(opened: Opened) -> None:
-    """What was got by one door is named by another, and is behind."""
+def test_an_id_names_the_same_message_by_every_listener(opened: Opened) -> None:
+    """What was got by one listener is named by another, and is behind."""
     opened("http", "walker").subscribe("walked")
     author = opened("http", "author")
     for sequence in range(4):
         author.put("walked", f"step {sequence}", sequence)
     last_id, got = None, []
-    for door in ("http", "zmq", "http", "zmq"):
-        last_id, text = opened(door, "walker").get("walked", last_id)
+    for listener in ("http", "zmq", "http", "zmq"):
+        last_id, text = opened(listener, "walker").get("walked", last_id)
         got.append(text)
     assert sorted(got) == [f"step {sequence}" for sequence in range(4)]
 
 
-def test_topics_are_the_same_by_every_door(opened: Opened, addresses: dict[str, str]) -> None:
+def test_topics_are_the_same_by_every_listener(opened: Opened, addresses: dict[str, str]) -> None:
     with Client(addresses["kafka"], "maker") as client:
         client.create_topic("made", 5)
         connection = http.client.HTTPConnection(addresses["http"], timeout=DEADLINE_S)

@@ -1,6 +1,6 @@
 """X2 to X6, exactly once through the reliable proxy: broker, publishers and subscribers are killed
-again and again, a chaos client is at the same topic, and the checker of all doors finds nothing.
-`make soak` does more."""
+again and again, a chaos client is at the same topic, and the checker of all listeners finds
+nothing. `make soak` does more."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MESSAGES = LINES * sum(map(len, PRODUCERS.values()))
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "data", command=SMALL_QUACKMQ, doors=["http"]) as broker:
+    with Broker(tmp_path / "data", command=SMALL_QUACKMQ, listeners=["http"]) as broker:
         broker.start()
         yield broker
 

@@ -1,5 +1,5 @@
-"""Exactly once through kills and lost answers, over every door (R2, R6, D7); and the same torture
-finds a broker out that leaves a check out."""
+"""Exactly once through kills and lost answers, over every listener (R2, R6, D7); and the same
+torture finds a broker out that leaves a check out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pubsub.torture import DOORS, Torture
+from tests.pubsub.torture import LISTENERS, Torture
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +19,7 @@ KILLS = 6
 END_S = 15
 
 
-@pytest.mark.parametrize("way", DOORS)
+@pytest.mark.parametrize("way", LISTENERS)
 @pytest.mark.timeout(900)
 def test_every_message_is_there_exactly_once_for_every_subscriber(tmp_path: Path, way: str) -> None:
     with Torture(tmp_path, way, SEED, puts=PUTS) as torture:

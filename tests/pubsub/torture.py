@@ -68,19 +68,19 @@ DEATHS: Final = {
 PAUSE_S: Final = 0.01
 
 
-class Door(NamedTuple):
-    """By which door a way goes, and what of it may be said twice."""
+class Listener(NamedTuple):
+    """By which listener a way goes, and what of it may be said twice."""
 
     name: str
     again: Again
 
 
-DOORS: Final = {
-    "http": Door("http", last_http_request),
-    "http-keys": Door("http", last_http_request),
-    "zmq": Door("zmq", everything),
-    "zmq-client": Door("zmq", everything),
-    "python": Door("kafka", last_produce_request),
+LISTENERS: Final = {
+    "http": Listener("http", last_http_request),
+    "http-keys": Listener("http", last_http_request),
+    "zmq": Listener("zmq", everything),
+    "zmq-client": Listener("zmq", everything),
+    "python": Listener("kafka", last_produce_request),
 }
 
 
@@ -122,12 +122,12 @@ class Torture:
         self._weather = Weather(seed)
         self._deaths: Counter[str] = Counter()
         self._broker = Broker(
-            directory / "data", command=command, doors=sorted({"kafka", DOORS[way].name})
+            directory / "data", command=command, listeners=sorted({"kafka", LISTENERS[way].name})
         )
         self._proxy = UnreliableProxy(
-            self._broker.addresses[DOORS[way].name], self._weather, DOORS[way].again
+            self._broker.addresses[LISTENERS[way].name], self._weather, LISTENERS[way].again
         )
-        if DOORS[way].name == "kafka":
+        if LISTENERS[way].name == "kafka":
             self._broker.options = ("--advertise", self._proxy.address)
         self._producers = [self._worker("producer", number) for number in range(PRODUCERS)]
         self._subscribers = [self._worker("subscriber", number) for number in range(SUBSCRIBERS)]
@@ -351,7 +351,7 @@ def changed_at_ns(path: Path) -> int:
 
 
 def main() -> int:
-    over = "way", list(DOORS)
+    over = "way", list(LISTENERS)
     return soak(_run, "torture", over, description=__doc__ or "", puts=600, kills=30)
 
 

@@ -1,7 +1,7 @@
-"""Ways to put and get: one small interface over each door, for programs that are killed.
+"""Ways to put and get: one small interface over each listener, for programs that are killed.
 
-Each way does what its door offers for exactly once, and nothing beyond that: a put is numbered or
-has a key of its own, a get names the last id. Whoever gets no answer is told `Unsure` and asks
+Each way does what its listener offers for exactly once, and nothing beyond that: a put is numbered
+or has a key of its own, a get names the last id. Whoever gets no answer is told `Unsure` and asks
 again.
 """
 

@@ -37,25 +37,25 @@ def wait_until_opening(server: Server, data: Path) -> None:
 
 class Broker:
     """One life at a time. Killed on leaving the block, whatever happens. `addresses` are those of
-    its doors by name, `address` is that of the Kafka door."""
+    its listeners by name, `address` is that of the Kafka listener."""
 
     def __init__(
         self,
         data: Path,
         *options: str,
         command: Sequence[str] = QUACKMQ,
-        doors: Sequence[str] = ("kafka",),
+        listeners: Sequence[str] = ("kafka",),
     ) -> None:
         self.data = data
         self.options = options
         self.command = command
         self._life = ExitStack()
         self._server: Server | None = None
-        if "zmq" in doors:
-            doors = (*doors, "xsub", "xpub", "proxy")  # which open with it
-        self._held = {door: _held_port() for door in doors}
+        if "zmq" in listeners:
+            listeners = (*listeners, "xsub", "xpub", "proxy")  # which open with it
+        self._held = {listener: _held_port() for listener in listeners}
         self.addresses = {
-            door: f"{HOST}:{held.getsockname()[1]}" for door, held in self._held.items()
+            listener: f"{HOST}:{held.getsockname()[1]}" for listener, held in self._held.items()
         }
         self.address = self.addresses.get("kafka", "")
 
@@ -79,14 +79,18 @@ class Broker:
     def start(self) -> None:
         """Until it is ready."""
         self.launch()
-        addresses = self._running.doors()
+        addresses = self._running.listeners()
         assert addresses == self.addresses, f"it listens on {addresses}, not {self.addresses}"
 
     def launch(self) -> None:
         """Without waiting for anything."""
         assert self._server is None, "it runs already"
-        doors = [word for door in self.addresses.items() for word in (f"--{door[0]}", door[1])]
-        arguments = ["--data", str(self.data), *doors, *self.options]
+        listeners = [
+            word
+            for listener in self.addresses.items()
+            for word in (f"--{listener[0]}", listener[1])
+        ]
+        arguments = ["--data", str(self.data), *listeners, *self.options]
         server = Server("serve", *arguments, command=self.command)
         self._server = self._life.enter_context(server)
 

@@ -53,7 +53,7 @@ def new_attempt(
 
 
 async def mind_room(life: Life) -> None:
-    """As a door does, though not always: the store must bear it."""
+    """As a listener does, though not always: the store must bear it."""
     if life.source.random() < 0.7:
         await life.broker.room()
 

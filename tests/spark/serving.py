@@ -1,4 +1,5 @@
-"""A broker with its Kafka and HTTP doors in a thread: what a driver and its tasks speak with."""
+"""A broker with its Kafka and HTTP listeners in a thread: what a driver and its tasks speak
+with."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from tests.protocols.http.v1.serving import CALLER, DEADLINE_S, Serving
 class Broker(Serving):
     def __init__(self, store: Store | None = None, directory: Path | None = None) -> None:
         super().__init__(store, directory)
-        self.kafka_door = KafkaServer(self.broker, "127.0.0.1", 0)
-        host, port = self.run(listening(self.kafka_door))
+        self.kafka_listener = KafkaServer(self.broker, "127.0.0.1", 0)
+        host, port = self.run(listening(self.kafka_listener))
         self.address = f"{host}:{port}"
         self.broker.listener_addresses["http"] = (self.host, self.port)
 
     def close(self) -> None:
-        self.run(self.kafka_door.close())
+        self.run(self.kafka_listener.close())
         super().close()
 
     # --- what tests do with it --------------------------------------------------------------

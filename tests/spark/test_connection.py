@@ -27,7 +27,7 @@ def http_address(host: str) -> str | None:
     return next((each.value for each in configs if each.name == "quackmq.http.address"), None)
 
 
-def test_a_door_that_listens_everywhere_is_found_where_the_kafka_door_is() -> None:
+def test_a_listener_that_listens_everywhere_is_found_where_the_kafka_listener_is() -> None:
     assert http_address("127.0.0.1") == "127.0.0.1:8002"
     assert http_address("0.0.0.0") == http_address("::") == "pond.example:8002"
     assert http_address("fe80::1") == "[fe80::1]:8002"
@@ -35,7 +35,7 @@ def test_a_door_that_listens_everywhere_is_found_where_the_kafka_door_is() -> No
     assert all(each.name != "quackmq.http.address" for each in without)
 
 
-def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Broker) -> None:
+def test_the_address_of_the_http_listener_is_learnt_from_the_kafka_listener(broker: Broker) -> None:
     access = find_broker(broker.address)
     assert access.http == f"{broker.host}:{broker.port}"
     with access.connect() as http:
@@ -43,7 +43,7 @@ def test_the_address_of_the_http_door_is_learnt_from_the_kafka_door(broker: Brok
 
 
 @pytest.mark.processes
-def test_a_broker_without_an_http_door_is_named_with_what_to_do() -> None:
+def test_a_broker_without_an_http_listener_is_named_with_what_to_do() -> None:
     with Server("serve", "--store", "memory:", "--kafka", "127.0.0.1:0") as server:
         with pytest.raises(
             InvalidRequest, match=r"does not report the address of its HTTP listener.*--http"

@@ -276,7 +276,7 @@ def test_columns_that_cannot_be_written_are_named(
         BatchSink(options(served, topic), schema, False)
 
 
-def test_a_topic_that_is_not_there_is_created_as_by_every_other_door(
+def test_a_topic_that_is_not_there_is_created_as_by_every_other_listener(
     served: Serving, api: Client, topic: str, task: dict[str, str]
 ) -> None:
     writer = batch_sink(served, f"{topic}.new")

@@ -134,13 +134,13 @@ class Torture:
         self.masters, self.keyed, self.plain = masters, keyed, plain
         self.lives = 0
         self._server: Server | None = None
-        self._doors: dict[str, str] = {}
+        self._listeners: dict[str, str] = {}
 
     def run(self, blows: Sequence[Blow], *, forget_commits_of: Sequence[int] = ()) -> Outcome:
         """Live until all is copied. After each life that a kill has ended with the last commit of
         one of these batches, Spark's log forgets that it was committed."""
         with reserved() as kafka, reserved() as http:
-            self._doors = {"kafka": kafka, "http": http}
+            self._listeners = {"kafka": kafka, "http": http}
             return self._story(blows, forget_commits_of)
 
     def _story(self, blows: Sequence[Blow], forget_commits_of: Sequence[int]) -> Outcome:
@@ -159,17 +159,17 @@ class Torture:
     def _serve(self) -> None:
         self._server = Server(
             *("serve", "--data", self.directory / "data"),
-            *("--kafka", self._doors["kafka"], "--http", self._doors["http"]),
+            *("--kafka", self._listeners["kafka"], "--http", self._listeners["http"]),
             environment=dict(os.environ),
         )
         self._server.ready()
 
     def _fill(self) -> list[Record]:
-        admin = AdminClient({"bootstrap.servers": self._doors["kafka"]})
+        admin = AdminClient({"bootstrap.servers": self._listeners["kafka"]})
         made = admin.create_topics([NewTopic(name, PARTITIONS) for name in (SOURCE, TARGET)])
         for each in made.values():
             each.result(DEADLINE_S)
-        producer = Producer({"bootstrap.servers": self._doors["kafka"], "linger.ms": 20})
+        producer = Producer({"bootstrap.servers": self._listeners["kafka"], "linger.ms": 20})
         for number in range(self.records):
             producer.produce(
                 SOURCE,
@@ -185,7 +185,7 @@ class Torture:
         """One driver, until it has copied everything or is dead; its exit code."""
         self.lives += 1
         settings = {
-            "bootstrap": self._doors["kafka"],
+            "bootstrap": self._listeners["kafka"],
             "checkpoint": str(self.checkpoint),
             "marks": str(self.directory / "marks"),
             "per_batch": self.per_batch,
@@ -240,7 +240,7 @@ class Torture:
         """Everything that a Kafka consumer of committed records reads."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self._doors["kafka"],
+                "bootstrap.servers": self._listeners["kafka"],
                 "group.id": "checker",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

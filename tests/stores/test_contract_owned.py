@@ -13,7 +13,7 @@ LARGE = limits.KEPT_BATCH_BYTES
 
 
 def handed_over(*values: bytes) -> Batch:
-    """A batch in a buffer of its own, as a door receives one."""
+    """A batch in a buffer of its own, as a listener receives one."""
     return Batch.parse(bytearray(batch_of(*values).view))
 
 

@@ -155,16 +155,16 @@ def test_the_store_writes_reads_and_recovers_without_the_calls_of_linux() -> Non
 
 @pytest.mark.processes
 def test_the_broker_starts_and_keeps_messages_without_the_calls_of_linux(tmp_path: Path) -> None:
-    doors = ("kafka", "http", "zmq", "line")
-    listening = [each for door in doors for each in (f"--{door}", "127.0.0.1:0")]
+    listeners = ("kafka", "http", "zmq", "line")
+    listening = [each for listener in listeners for each in (f"--{listener}", "127.0.0.1:0")]
     for number in range(2):
         with Server(
             *("serve", "--data", tmp_path / "data", *listening),
             command=[*ELSEWHERE, "quackmq"],
             environment={**os.environ, "PYTHONPATH": str(ROOT)},
         ) as server:
-            opened = server.doors()
-            assert {*doors} <= {*opened}
+            opened = server.listeners()
+            assert {*listeners} <= {*opened}
             with quackmq.Client(opened["kafka"]) as client:
                 client.put("news", b"message %d" % number)
             server.send(signal.SIGTERM)

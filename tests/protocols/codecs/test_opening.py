@@ -22,7 +22,7 @@ from quackmq.serving.first_bytes import (
 )
 from tests.kit.tables import each
 
-DOORS = {
+LISTENERS = {
     "kafka": ("127.0.0.1", 9092),
     "http": ("127.0.0.1", 8002),
     "zmq": ("127.0.0.1", 5555),
@@ -89,7 +89,7 @@ def test_any_first_bytes_are_of_one_protocol_or_of_none(opening: bytes) -> None:
     assert recognize_protocol(opening) in {None, *WireProtocol}
 
 
-def test_every_protocol_and_every_served_socket_has_its_doors() -> None:
+def test_every_protocol_and_every_served_socket_has_its_listeners() -> None:
     assert set(SERVED_BY) == set(WireProtocol)
     assert set(SOCKETS_SERVED_BY) == {
         *REQUESTING_SOCKETS,
@@ -120,21 +120,21 @@ def test_every_protocol_and_every_served_socket_has_its_doors() -> None:
 def test_a_peer_is_told_the_port_to_use(
     protocol: WireProtocol, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert MistakenPeers("line", DOORS).report("1.2.3.4:5", protocol, now=0.0) == said
+    assert MistakenPeers("line", LISTENERS).report("1.2.3.4:5", protocol, now=0.0) == said
     assert caplog.messages == [f"1.2.3.4:5 disconnected from the line listener: {said}"]
 
 
-def test_a_door_that_opens_later_is_known_too() -> None:
-    doors: dict[str, tuple[str, int]] = {}
-    mistaken = MistakenPeers("kafka", doors)
-    doors["line"] = ("127.0.0.1", 5550)
+def test_a_listener_that_opens_later_is_known_too() -> None:
+    listeners: dict[str, tuple[str, int]] = {}
+    mistaken = MistakenPeers("kafka", listeners)
+    listeners["line"] = ("127.0.0.1", 5550)
     assert "use port 5550 (line)" in mistaken.report("a", WireProtocol.LINE, now=0.0)
 
 
 def test_one_line_a_minute_is_logged_for_each_protocol_and_the_others_are_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    mistaken = MistakenPeers("kafka", DOORS)
+    mistaken = MistakenPeers("kafka", LISTENERS)
     minute = serving_limits.MISTAKEN_LOG_MS / 1000
 
     def logged(now: float, protocol: WireProtocol = WireProtocol.HTTP) -> list[str]:
@@ -161,5 +161,5 @@ def test_one_line_a_minute_is_logged_for_each_protocol_and_the_others_are_counte
     ],
 )
 def test_a_zeromq_socket_of_another_type_is_told_its_port(socket_type: str, said: str) -> None:
-    mistaken = MistakenPeers("zmq", DOORS)
+    mistaken = MistakenPeers("zmq", LISTENERS)
     assert mistaken.report_socket("a", "not here", socket_type, now=0.0) == said

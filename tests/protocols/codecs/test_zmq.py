@@ -1,4 +1,4 @@
-"""The language of the ZeroMQ door: requests and answers, as text and as values."""
+"""The language of the ZeroMQ listener: requests and answers, as text and as values."""
 
 from __future__ import annotations
 

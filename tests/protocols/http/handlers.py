@@ -1,4 +1,4 @@
-"""Routes for tests of the door alone: one that echoes, one that waits, streams of all kinds."""
+"""Routes for tests of the listener alone: one that echoes, one that waits, streams of all kinds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quackmq.protocols.http.types import DeferredResponse, Request, Response, St
 
 
 class Handlers:
-    """What the handlers of one door did, and what they wait for."""
+    """What the handlers of one listener did, and what they wait for."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

@@ -1,7 +1,7 @@
-"""Raw connections to an HTTP door, and a broker with a door to go with them.
+"""Raw connections to an HTTP listener, and a broker with a listener to go with them.
 
-A peer sends bytes as a test likes them and reads answers by rules of its own, so that what the door
-writes is held against something else than the parser that it reads with.
+A peer sends bytes as a test likes them and reads answers by rules of its own, so that what the
+listener writes is held against something else than the parser that it reads with.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Peer:
             yield data[:-2]
 
     async def is_closed(self) -> bool:
-        """True when the door closes the connection without saying anything more."""
+        """True when the listener closes the connection without saying anything more."""
         try:
             return await soon(self.reader.read(1)) == b""
         except ConnectionError:
@@ -114,9 +114,9 @@ class Peer:
 
 
 class Served:
-    def __init__(self, broker: Broker, door: HttpServer, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, listener: HttpServer, address: tuple[str, int]) -> None:
         self.broker = broker
-        self.door = door
+        self.listener = listener
         self.address = address
         self._peers: list[Peer] = []
 
@@ -139,26 +139,26 @@ async def served(
     names: Iterable[str] = (),
     advertised_host: str = "",
 ) -> AsyncIterator[Served]:
-    """Of all the door's routes, or of some of a test's own."""
+    """Of all the listener's routes, or of some of a test's own."""
     store = store or MemoryStore()
     broker = Broker(store, settings or BrokerSettings())
     await broker.open()
-    door = HttpServer(
+    listener = HttpServer(
         broker, "127.0.0.1", 0, names=names, advertised_host=advertised_host, routes=routes
     )
-    running = Served(broker, door, await listening(door))
+    running = Served(broker, listener, await listening(listener))
     try:
         yield running
     finally:
         await running.close_peers()
-        await soon(door.close())
+        await soon(listener.close())
         await broker.close()
         await store.close()
 
 
 @asynccontextmanager
 async def served_meanwhile() -> AsyncIterator[Served]:
-    """A door with all its routes, and somebody who publishes and consumes all the while."""
+    """A listener with all its routes, and somebody who publishes and consumes all the while."""
     async with served() as running:
         bystander = await running.peer()
         await bystander.post("/producer/register?topic=ponds")

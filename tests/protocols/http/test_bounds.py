@@ -1,4 +1,4 @@
-"""The door's bounds hold: on time, on numbers, on memory; and others are served meanwhile."""
+"""The listener's bounds hold: on time, on numbers, on memory; and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ async def test_a_peer_that_takes_nothing_is_disconnected_and_nobody_else(
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             deaf.connect(running.address)
             deaf.sendall(request("GET", f"/large/{size}") * 200)
-            await until(lambda: running.door.send_budget.unsent_bytes > 0)
-            assert running.door.send_budget.unsent_bytes < size + 10 * limits.MIB, (
+            await until(lambda: running.listener.send_budget.unsent_bytes > 0)
+            assert running.listener.send_budget.unsent_bytes < size + 10 * limits.MIB, (
                 "the rest is not begun"
             )
             assert (await other.get("/echo")).status == 200
-            await until(lambda: running.door.connection_count == 1)
+            await until(lambda: running.listener.connection_count == 1)
         assert (await other.get("/echo")).status == 200
-        assert running.door.send_budget.unsent_bytes == 0
+        assert running.listener.send_budget.unsent_bytes == 0
 
 
 @on_both_loops
@@ -122,10 +122,10 @@ async def test_unsent_answers_of_all_peers_have_a_bound(monkeypatch: pytest.Monk
     async with served(Handlers().routes()) as running:
         slow, other = await running.peer(), await running.peer()
         slow.send(request("GET", f"/large/{32 * limits.MIB}"))
-        await until(lambda: running.door.send_budget.unsent_bytes > limits.MIB)
+        await until(lambda: running.listener.send_budget.unsent_bytes > limits.MIB)
         (await other.get("/echo")).failed(503, "limit_reached")
         await slow.receive()
-        await until(lambda: running.door.send_budget.unsent_bytes == 0)
+        await until(lambda: running.listener.send_budget.unsent_bytes == 0)
         assert (await other.get("/echo")).status == 200
 
 
@@ -133,7 +133,7 @@ async def test_unsent_answers_of_all_peers_have_a_bound(monkeypatch: pytest.Monk
 async def test_a_thousand_idle_connections_harm_nobody() -> None:
     async with served_meanwhile() as running:
         idle = [await running.peer() for _ in range(1_000)]
-        await until(lambda: running.door.connection_count >= 1_001)
+        await until(lambda: running.listener.connection_count >= 1_001)
         for peer in idle[::100]:
             assert (await peer.get("/topics")).status == 200
 
@@ -143,14 +143,14 @@ async def test_connections_over_the_limit_are_told_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(http_limits, "HTTP_CONNECTIONS", 3)
     async with served(Handlers().routes()) as running:
         peers = [await running.peer() for _ in range(3)]
-        await until(lambda: running.door.connection_count == 3)
+        await until(lambda: running.listener.connection_count == 3)
         one_more = await running.peer()
         answer = await one_more.receive()
         answer.failed(503, "limit_reached")
         assert answer.headers["retry-after"] == "1"
         assert await one_more.is_closed()
         await peers[0].close()
-        await until(lambda: running.door.connection_count == 2)
+        await until(lambda: running.listener.connection_count == 2)
         assert (await (await running.peer()).get("/echo")).status == 200
 
 
@@ -161,17 +161,17 @@ async def test_all_large_bodies_together_have_a_bound(monkeypatch: pytest.Monkey
     async with served(handlers.routes()) as running:
         first, second = await running.peer(), await running.peer()
         first.send(request("POST", "/echo", bytes(900_000))[:-1])
-        await until(lambda: running.door.receive_budget.used_bytes > 800_000)
+        await until(lambda: running.listener.receive_budget.used_bytes > 800_000)
         (await second.post("/echo", bytes(900_000))).failed(503, "limit_reached")
         first.send(b"\0")
         assert (await first.receive()).status == 200
-        assert running.door.receive_budget.used_bytes == 0
+        assert running.listener.receive_budget.used_bytes == 0
         third = await running.peer()
         assert (await third.post("/echo", bytes(900_000))).status == 200
         third.send(request("POST", "/echo", bytes(900_000))[:-1])
-        await until(lambda: running.door.receive_budget.used_bytes > 800_000)
+        await until(lambda: running.listener.receive_budget.used_bytes > 800_000)
         await third.close()
-        await until(lambda: running.door.receive_budget.used_bytes == 0)
+        await until(lambda: running.listener.receive_budget.used_bytes == 0)
 
 
 @on_both_loops
@@ -181,10 +181,10 @@ async def test_bodies_sent_ahead_count_too(monkeypatch: pytest.MonkeyPatch) -> N
     async with served(handlers.routes()) as running:
         peer = await running.peer()
         peer.send(request("GET", "/wait") + request("POST", "/echo", bytes(6_000)) * 2)
-        await until(lambda: running.door.receive_budget.used_bytes == 6_000)
+        await until(lambda: running.listener.receive_budget.used_bytes == 6_000)
         handlers.gate.set()
         assert [(await peer.receive()).status for _ in range(3)] == [200, 200, 503]
-        assert running.door.receive_budget.used_bytes == 0
+        assert running.listener.receive_budget.used_bytes == 0
 
 
 @on_both_loops
@@ -196,12 +196,12 @@ async def test_thousands_of_requests_in_one_piece_are_taken_little_by_little() -
         short = b"GET /nowhere HTTP/1.1\r\nhost: \r\n\r\n"
         last = request("GET", "/echo", connection="close")
         peer.send(request("GET", "/wait?number=1") + short * count + last)
-        await until(lambda: handlers.begun == 1 and running.door.receive_budget.used_bytes > 0)
-        assert running.door.receive_budget.used_bytes < limits.MIB, "what one read has brought"
+        await until(lambda: handlers.begun == 1 and running.listener.receive_budget.used_bytes > 0)
+        assert running.listener.receive_budget.used_bytes < limits.MIB, "what one read has brought"
         handlers.gate.set()
         answers = (await soon(peer.reader.read())).split(b"HTTP/1.1 ")[1:]
         assert [int(answer[:3]) for answer in answers] == [200, *[404] * count, 200]
-        assert running.door.receive_budget.used_bytes == 0
+        assert running.listener.receive_budget.used_bytes == 0
 
 
 @on_both_loops
@@ -215,12 +215,12 @@ async def test_who_hangs_up_with_requests_waiting_leaves_nothing_behind() -> Non
                 + request("POST", "/echo", b"x" * 100) * 2_000
                 + request("GET", "/echo", connection=connection)
             )
-            await until(lambda: running.door.receive_budget.used_bytes > 0)
+            await until(lambda: running.listener.receive_budget.used_bytes > 0)
             await peer.close()
             handlers.gate.set()
-            await until(lambda: running.door.connection_count == 0)
+            await until(lambda: running.listener.connection_count == 0)
             handlers.gate.clear()
-            assert running.door.receive_budget.used_bytes == 0
+            assert running.listener.receive_budget.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_a_body_in_the_smallest_chunks_costs_no_more_than_another() -> Non
         try:
             peer.send(request("POST", "/echo", transfer_encoding="chunked"))
             peer.send(b"2\r\nab\r\n" * 2**16)
-            await until(lambda: running.door.receive_budget.used_bytes == 2**17)
+            await until(lambda: running.listener.receive_budget.used_bytes == 2**17)
             own = tracemalloc.take_snapshot().filter_traces(
                 [tracemalloc.Filter(True, "*/quackmq/*")]
             )

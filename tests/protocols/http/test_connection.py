@@ -269,18 +269,18 @@ async def test_who_hangs_up_does_not_hear_of_a_change() -> None:
             if end == "done":
                 change.set_exception(TopicFull("no room"))
             await until(change.done)
-            await until(lambda: running.door.connection_count == 0)
+            await until(lambda: running.listener.connection_count == 0)
 
 
 @on_both_loops
-async def test_a_door_that_cannot_wait_for_a_change_says_that_it_closes() -> None:
+async def test_a_listener_that_cannot_wait_for_a_change_says_that_it_closes() -> None:
     handlers = Handlers()
     with mock.patch.object(http_limits, "HTTP_DRAIN_MS", 20):
         async with served(handlers.routes()) as running:
             peer = await running.peer()
             peer.send(request("GET", "/change"))
             await until(lambda: len(handlers.changes) == 1)
-            closing = asyncio.ensure_future(running.door.close())
+            closing = asyncio.ensure_future(running.listener.close())
             (await peer.receive()).failed(503, "closing")
             await soon(closing)
 
@@ -315,7 +315,7 @@ async def test_a_stream_ends_when_its_peer_hangs_up() -> None:
         await peer.receive_head()
         await peer.close()
         await until(lambda: handlers.closed_streams == 1)
-        await until(lambda: running.door.stream_count == 0)
+        await until(lambda: running.listener.stream_count == 0)
 
 
 @on_both_loops
@@ -326,7 +326,7 @@ async def test_a_stream_does_not_get_ahead_of_its_peer() -> None:
         peer.send(request("GET", "/ticks"))
         await peer.receive_head()
         await until(
-            lambda: running.door.send_budget.unsent_bytes > http_limits.HTTP_WRITE_BUFFER_BYTES
+            lambda: running.listener.send_budget.unsent_bytes > http_limits.HTTP_WRITE_BUFFER_BYTES
         )
         await let_others_run(1_000)
         begun = handlers.begun
@@ -359,18 +359,18 @@ async def test_who_hangs_up_has_the_handler_cancelled() -> None:
         await until(lambda: handlers.begun == 1)
         await peer.close()
         await until(lambda: handlers.cancelled == 1)
-        await until(lambda: running.door.connection_count == 0)
+        await until(lambda: running.listener.connection_count == 0)
 
 
 @on_both_loops
-async def test_a_door_that_closes_answers_what_was_asked_and_hangs_up_on_the_idle() -> None:
+async def test_a_listener_that_closes_answers_what_was_asked_and_hangs_up_on_the_idle() -> None:
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         busy, idle = await running.peer(), await running.peer()
         assert (await idle.get("/echo")).status == 200
         busy.send(request("GET", "/wait?number=1") + request("GET", "/echo"))
         await until(lambda: handlers.begun == 1)
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         assert await idle.is_closed()
         with pytest.raises(OSError):
             await running.peer()
@@ -383,7 +383,7 @@ async def test_a_door_that_closes_answers_what_was_asked_and_hangs_up_on_the_idl
 
 
 @on_both_loops
-async def test_a_door_that_closes_ends_waits_and_streams() -> None:
+async def test_a_listener_that_closes_ends_waits_and_streams() -> None:
     handlers = Handlers()
     async with served(handlers.routes()) as running:
         waiter, streamer = await running.peer(), await running.peer()
@@ -391,7 +391,7 @@ async def test_a_door_that_closes_ends_waits_and_streams() -> None:
         await until(lambda: handlers.begun == 1)
         streamer.send(request("GET", "/ticks"))
         await streamer.receive_head()
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         (await waiter.receive()).failed(503, "closing")
         assert await waiter.is_closed()
         assert [chunk async for chunk in streamer.chunks()], "the stream has an end"
@@ -400,7 +400,7 @@ async def test_a_door_that_closes_ends_waits_and_streams() -> None:
 
 
 @on_both_loops
-async def test_a_door_that_closes_does_not_wait_for_ever(
+async def test_a_listener_that_closes_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_limits, "HTTP_DRAIN_MS", 100)
@@ -409,11 +409,11 @@ async def test_a_door_that_closes_does_not_wait_for_ever(
         peer, slow = await running.peer(), await running.peer()
         peer.send(request("GET", "/wait"))
         slow.send(request("GET", f"/large/{64 * limits.MIB}"))
-        await until(lambda: handlers.begun == 1 and running.door.send_budget.unsent_bytes > 0)
-        await soon(running.door.close())
+        await until(lambda: handlers.begun == 1 and running.listener.send_budget.unsent_bytes > 0)
+        await soon(running.listener.close())
         (await peer.receive()).failed(503, "closing")
         assert "did not finish in time" in caplog.text
-        assert running.door.send_budget.unsent_bytes == 0
+        assert running.listener.send_budget.unsent_bytes == 0
 
 
 def test_pythons_own_client_is_served() -> None:
@@ -438,7 +438,7 @@ def test_pythons_own_client_is_served() -> None:
     asyncio.run(ask())
 
 
-def test_the_door_leaves_logging_alone() -> None:
+def test_the_listener_leaves_logging_alone() -> None:
     async def serve() -> None:
         async with served((Route("GET", "/", Handlers().echo),)):
             pass
@@ -454,7 +454,7 @@ async def test_a_closed_connection_is_freed_without_the_garbage_collector() -> N
         peer = await running.peer()
         await peer.post("/echo", "quack")
         await peer.get("/nowhere")
-        (connection,) = map(weakref.ref, running.door.connections)
+        (connection,) = map(weakref.ref, running.listener.connections)
         gc.collect()
         gc.disable()
         try:

@@ -61,7 +61,7 @@ def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 async def answers(peer: Peer) -> list[Answer]:
-    """Everything that is answered until the door hangs up: each answer whole."""
+    """Everything that is answered until the listener hangs up: each answer whole."""
     got: list[Answer] = []
     while True:
         try:
@@ -104,8 +104,11 @@ async def test_spoilt_requests_are_answered_or_end_the_connection_and_nobody_els
         await asyncio.gather(
             *(stranger(running, random.Random(seed + number)) for number in range(STRANGERS))
         )
-        await until(lambda: running.door.connection_count == 1)
-        assert (running.door.receive_budget.used_bytes, running.door.send_budget.unsent_bytes) == (
+        await until(lambda: running.listener.connection_count == 1)
+        assert (
+            running.listener.receive_budget.used_bytes,
+            running.listener.send_budget.unsent_bytes,
+        ) == (
             0,
             0,
         )

@@ -20,7 +20,7 @@ from tests.kit.tables import each
 from tests.protocols.http.peers import Served, served
 
 NAMES = OwnNames(
-    ["Queue.Example", "*.pond.example"], ["door.example", *machine_names("box.corp.example")]
+    ["Queue.Example", "*.pond.example"], ["listener.example", *machine_names("box.corp.example")]
 )
 FIREFOX = {"user_agent": "Mozilla/5.0 (X11; rv:140.0) Gecko/20100101", "accept_language": "en"}
 
@@ -40,7 +40,7 @@ FIREFOX = {"user_agent": "Mozilla/5.0 (X11; rv:140.0) Gecko/20100101", "accept_l
         (b"queue.example.:8002", True, True),
         (b"a.pond.example", True, True),
         (b"a.b.pond.example:80", True, True),
-        (b"door.example:8002", True, True),
+        (b"listener.example:8002", True, True),
         (b"box.corp.example", True, True),
         (b"box", True, True),
         (b"box.local:8002", True, True),
@@ -83,7 +83,7 @@ def test_a_star_takes_any_name_and_no_origin() -> None:
         (b"http://queue.example:3000", False),
         (b"http://localhost", False),
         (b"http://localhost:3000", False),
-        (b"http://door.example", False),
+        (b"http://listener.example", False),
         (b"http://evil.example", False),
         (b"ftp://queue.example", False),
         (b"null", False),

@@ -166,7 +166,7 @@ async def test_a_consumer_that_asks_many_times_at_once_gets_each_message_once() 
 
 
 async def test_what_is_no_text_comes_as_base64_and_what_is_nothing_as_null() -> None:
-    """Other doors publish bytes; a queue that held a consumer up at them would be of no use."""
+    """Other listeners publish bytes; a queue that held a consumer up at them would be of no use."""
     async with served() as running:
         peer = await running.peer()
         _, consumer = await registered(peer)

@@ -41,11 +41,11 @@ class Got(NamedTuple):
     is_http_1_0: bool
 
 
-def new_door() -> HttpServer:
+def new_listener() -> HttpServer:
     return HttpServer(Broker(MemoryStore()), "127.0.0.1", 0, routes=Handlers().routes())
 
 
-def received(data: bytes, cuts: list[int], door: HttpServer | None = None) -> list[Got]:
+def received(data: bytes, cuts: list[int], listener: HttpServer | None = None) -> list[Got]:
     """What comes of bytes that are cut at these places."""
     got: list[Got] = []
 
@@ -62,13 +62,13 @@ def received(data: bytes, cuts: list[int], door: HttpServer | None = None) -> li
             )
         )
 
-    door = door or new_door()
-    receiver = Receiver(door, Caller(), True, deliver)
+    listener = listener or new_listener()
+    receiver = Receiver(listener, Caller(), True, deliver)
     places = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
     for begin, end in zip(places, places[1:], strict=False):
         receiver.feed(data[begin:end])
     receiver.close()
-    assert door.receive_budget.used_bytes == 0
+    assert listener.receive_budget.used_bytes == 0
     return got
 
 
@@ -118,8 +118,8 @@ def test_a_spoilt_request_is_a_request_or_refused_once(
     assert len([one for one in got if one.closes]) <= 1
 
 
-def known(door: HttpServer) -> int:
-    return len(door.head_cache.heads_for(is_loopback=True))
+def known(listener: HttpServer) -> int:
+    return len(listener.head_cache.heads_for(is_loopback=True))
 
 
 @settings(deadline=None)
@@ -131,52 +131,53 @@ def known(door: HttpServer) -> int:
 def test_a_head_that_is_known_makes_the_same_request(
     sent: list[bytes], last: bytes, cuts: list[int]
 ) -> None:
-    """Each comes in one piece, as clients send them, or cut; to a door that has seen them all."""
-    door = new_door()
+    """Each comes in one piece, as clients send them, or cut; to a listener that has seen them
+    all."""
+    listener = new_listener()
     for each in SENT:
-        received(each, [], door)
-    assert known(door) == 2, "the only plain ones that are for a route"
+        received(each, [], listener)
+    assert known(listener) == 2, "the only plain ones that are for a route"
     data = b"".join(sent) + last
     ends = [len(b"".join(sent[: number + 1])) for number in range(len(sent))]
-    assert received(data, ends, door) == received(data, [])
-    assert received(data, ends + cuts, door) == received(data, [])
+    assert received(data, ends, listener) == received(data, [])
+    assert received(data, ends + cuts, listener) == received(data, [])
 
 
 def test_a_body_of_another_length_does_not_belong_to_a_known_head() -> None:
-    door = new_door()
+    listener = new_listener()
     whole = request("POST", "/echo", b"quack")
-    received(whole, [], door)
-    assert known(door) == 1
-    assert [got.body for got in received(whole[:-1], [], door)] == []
-    assert [got.body for got in received(whole * 2, [len(whole) - 1], door)] == [b"quack"] * 2
-    assert [got.status for got in received(whole + b"xx", [], door)] == [None, 501]
+    received(whole, [], listener)
+    assert known(listener) == 1
+    assert [got.body for got in received(whole[:-1], [], listener)] == []
+    assert [got.body for got in received(whole * 2, [len(whole) - 1], listener)] == [b"quack"] * 2
+    assert [got.status for got in received(whole + b"xx", [], listener)] == [None, 501]
 
 
 def test_what_a_loopback_asks_is_not_known_from_elsewhere() -> None:
-    door = new_door()
+    listener = new_listener()
     foreign = request("POST", "/echo", b"quack", host="elsewhere")
-    receiver = Receiver(door, Caller(), False, lambda asked: None)
+    receiver = Receiver(listener, Caller(), False, lambda asked: None)
     receiver.feed(foreign)
     receiver.close()
-    assert len(door.head_cache.heads_for(is_loopback=False)) == 1
-    assert [got.status for got in received(foreign, [], door)] == [421]
+    assert len(listener.head_cache.heads_for(is_loopback=False)) == 1
+    assert [got.status for got in received(foreign, [], listener)] == [421]
 
 
 def test_no_more_heads_are_known_than_there_is_room_for() -> None:
-    door = new_door()
+    listener = new_listener()
     for number in range(http_limits.HTTP_CACHED_HEADS + 10):
-        received(request("GET", f"/echo?n={number}"), [], door)
-    assert known(door) == http_limits.HTTP_CACHED_HEADS
-    received(request("GET", "/echo?n=" + "9" * http_limits.HTTP_CACHED_HEAD_BYTES), [], door)
+        received(request("GET", f"/echo?n={number}"), [], listener)
+    assert known(listener) == http_limits.HTTP_CACHED_HEADS
+    received(request("GET", "/echo?n=" + "9" * http_limits.HTTP_CACHED_HEAD_BYTES), [], listener)
     assert all(
         len(head) <= http_limits.HTTP_CACHED_HEAD_BYTES
-        for head in door.head_cache.heads_for(is_loopback=True)
+        for head in listener.head_cache.heads_for(is_loopback=True)
     )
 
 
 def test_of_two_that_come_together_the_second_is_not_known_by_the_head_of_the_first() -> None:
     """Not even where the second's head is as long as the body that it has yet to send."""
-    door = new_door()
+    listener = new_listener()
     first = request("GET", "/echo?first=1")
     head = (
         request("POST", "/echo?second=" + "1" * 99, b"x" * 100).partition(b"\r\n\r\n")[0]
@@ -186,5 +187,5 @@ def test_of_two_that_come_together_the_second_is_not_known_by_the_head_of_the_fi
     head = head.replace(b"100", str(len(body)).encode())
     assert len(head) == len(body)
     together = first + head + body
-    assert [each.body for each in received(together, [len(first + head)], door)] == [b"", body]
-    assert [each.query for each in received(first + head, [], door)] == [{"first": "1"}]
+    assert [each.body for each in received(together, [len(first + head)], listener)] == [b"", body]
+    assert [each.query for each in received(first + head, [], listener)] == [{"first": "1"}]

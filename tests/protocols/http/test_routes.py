@@ -73,7 +73,7 @@ def test_two_routes_for_one_thing_are_a_bug() -> None:
         Router([Route("GET", "/{a}", handler), Route("POST", "/{b}", handler)])
 
 
-def test_the_doors_own_routes_agree_with_each_other() -> None:
+def test_the_listeners_own_routes_agree_with_each_other() -> None:
     assert Router((*queue.routes(), *v1.ROUTES)).find(b"/topics") is not None
 
 

@@ -1,6 +1,7 @@
-"""A Kafka client made of kio alone, for tests of the door; and a broker with a door to go with it.
+"""A Kafka client made of kio alone, for tests of the listener; and a broker with a listener to go
+with it.
 
-kio writes the requests and reads the answers, so that what the door reads and writes is held
+kio writes the requests and reads the answers, so that what the listener reads and writes is held
 against something that nobody here wrote.
 """
 
@@ -93,7 +94,7 @@ class Client:
         return await soon(self.reader.readexactly(int.from_bytes(size, "big")))
 
     async def is_disconnected(self) -> bool:
-        """True when the door closes the connection without saying anything more."""
+        """True when the listener closes the connection without saying anything more."""
         try:
             return await soon(self.reader.read(1)) == b""
         except ConnectionError:
@@ -108,11 +109,11 @@ class Client:
 
 
 class Served:
-    """A broker with a door, on a store in memory unless another is given."""
+    """A broker with a listener, on a store in memory unless another is given."""
 
-    def __init__(self, broker: Broker, door: KafkaServer, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, listener: KafkaServer, address: tuple[str, int]) -> None:
         self.broker = broker
-        self.door = door
+        self.listener = listener
         self.address = address
         self._clients: list[Client] = []
 
@@ -136,13 +137,13 @@ async def served(
     store = store or MemoryStore()
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
-    door = KafkaServer(broker, "127.0.0.1", 0, advertise=advertise)
-    running = Served(broker, door, await listening(door))
+    listener = KafkaServer(broker, "127.0.0.1", 0, advertise=advertise)
+    running = Served(broker, listener, await listening(listener))
     try:
         yield running
     finally:
         await running.close_clients()
-        await soon(door.close())
+        await soon(listener.close())
         await broker.close()
         await store.close()
 

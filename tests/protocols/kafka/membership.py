@@ -144,7 +144,7 @@ class Member:
 
 @asynccontextmanager
 async def served_at_once() -> AsyncIterator[Served]:
-    """A door whose groups do not wait for more members when the first comes."""
+    """A listener whose groups do not wait for more members when the first comes."""
     async with served(settings=BrokerSettings(group_initial_delay_ms=0)) as running:
         yield running
 

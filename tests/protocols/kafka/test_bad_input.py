@@ -1,6 +1,6 @@
 """What a client may do wrong, and what it hears: the code that Kafka gives, by its number.
 
-One case after another, over everything that the door advertises. Wherever something is refused,
+One case after another, over everything that the listener advertises. Wherever something is refused,
 nothing else has changed, and others go on.
 """
 

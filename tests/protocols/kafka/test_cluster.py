@@ -1,4 +1,4 @@
-"""Metadata through the door: which topics there are, and where the broker is said to be."""
+"""Metadata through the listener: which topics there are, and where the broker is said to be."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_no_more_forms_of_the_answer_are_kept_than_the_bound_says() -> Non
         await running.broker.create_topic(TESTER, "first")
         for version in range(1, kafka_limits.METADATA_FORMS + 3):
             assert await described(client, version) == {"first": 1}
-        assert len(running.door.encoded_topics._forms) == kafka_limits.METADATA_FORMS
+        assert len(running.listener.encoded_topics._forms) == kafka_limits.METADATA_FORMS
         assert await described(client, 1) == {"first": 1}
 
 
@@ -255,7 +255,7 @@ async def test_topics_that_are_gone_are_not_kept() -> None:
             await broker.create_topic(TESTER, f"t{number}")
             await metadata(client, NEWEST, [f"t{number}"])
             await broker.delete_topic(TESTER, f"t{number}")
-        (form,) = running.door.encoded_topics._forms.values()
+        (form,) = running.listener.encoded_topics._forms.values()
         assert len(form.cached) <= kafka_limits.METADATA_SLICE + 3
 
 
@@ -275,5 +275,5 @@ async def test_describing_thousands_of_topics_and_partitions_does_not_hold_the_l
             client.send(METADATA, NEWEST, **everything)
             await client.reader.readexactly(100_000)  # to read it all would be measured too
         times.check(20)
-        (form,) = running.door.encoded_topics._forms.values()
+        (form,) = running.listener.encoded_topics._forms.values()
         assert form.all_encoded is not None and form.all_encoded.length == 3_001

@@ -1,4 +1,4 @@
-"""Configs of topics, of the broker and of groups, through the door."""
+"""Configs of topics, of the broker and of groups, through the listener."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ async def test_nothing_is_begun_while_the_broker_has_no_room() -> None:
             for _ in range(2):
                 client.send(PRODUCE, 9, **produce_fields(news()))
             await client.writer.drain()
-        await until(lambda: len(running.door._waiting_for_room) == 3)
+        await until(lambda: len(running.listener._waiting_for_room) == 3)
         assert held(running).held == []
         held(running).make_room()
         await until(lambda: len(held(running).held) == 6)
@@ -255,7 +255,7 @@ async def test_a_broker_that_closes_answers_the_requests_that_wait_for_room(
             for _ in range(3):
                 client.send(PRODUCE, 9, **produce_fields(news()))
             await client.writer.drain()
-        await until(lambda: len(running.door._waiting_for_room) == 2)
+        await until(lambda: len(running.listener._waiting_for_room) == 2)
         await running.broker.close()
         for client in clients:
             for _ in range(3):
@@ -276,15 +276,15 @@ async def test_a_peer_that_takes_no_answers_gets_no_more_of_them_and_holds_up_no
         transport_of(slow.writer).pause_reading()
         for _ in range(12):
             slow.send(FETCH, 11, **fetch_fields())
-        await until(lambda: running.door.send_budget.unsent_bytes > 0)
+        await until(lambda: running.listener.send_budget.unsent_bytes > 0)
         for _ in range(5):
             await other.ask(METADATA, 1, topics=None)
         assert held(running).reads < 6
-        assert running.door.send_budget.unsent_bytes < 20 * limits.MIB
+        assert running.listener.send_budget.unsent_bytes < 20 * limits.MIB
         transport_of(slow.writer).resume_reading()
         for _ in range(12):
             assert len(only_partition(await slow.receive()).records) > 4 * limits.MIB
-        await until(lambda: running.door.send_budget.unsent_bytes == 0)
+        await until(lambda: running.listener.send_budget.unsent_bytes == 0)
 
 
 @on_both_loops
@@ -300,19 +300,19 @@ async def test_a_peer_that_takes_nothing_of_its_answers_is_disconnected_in_the_e
         transport_of(deaf.writer).pause_reading()
         for _ in range(6):
             deaf.send(FETCH, 11, **fetch_fields())
-        await until(lambda: running.door.send_budget.unsent_bytes > 0)
-        running.door.sweep()
-        running.door.sweep()
-        assert len(running.door.connections) == 2
+        await until(lambda: running.listener.send_budget.unsent_bytes > 0)
+        running.listener.sweep()
+        running.listener.sweep()
+        assert len(running.listener.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_SEND_WAIT_MS", 1)
 
         def one_is_left_after_a_sweep() -> bool:
-            running.door.sweep()
-            return len(running.door.connections) == 1
+            running.listener.sweep()
+            return len(running.listener.connections) == 1
 
         await until(one_is_left_after_a_sweep)
         assert "read no responses" in caplog.text
-        assert running.door.send_budget.unsent_bytes == 0
+        assert running.listener.send_budget.unsent_bytes == 0
         await other.ask(METADATA, 1, topics=None)
 
 
@@ -328,10 +328,10 @@ async def test_answers_are_small_while_slow_peers_hold_much(
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(size))))
         plenty = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert len(plenty.records) > 10 * size
-        running.door.send_budget.add(kafka_limits.KAFKA_SEND_BYTES)
+        running.listener.send_budget.add(kafka_limits.KAFKA_SEND_BYTES)
         scarce = only_partition(await client.ask(FETCH, 11, **fetch_fields()))
         assert size < len(scarce.records) < 2 * size
-        running.door.send_budget.add(-kafka_limits.KAFKA_SEND_BYTES)
+        running.listener.send_budget.add(-kafka_limits.KAFKA_SEND_BYTES)
 
 
 @on_both_loops
@@ -341,18 +341,18 @@ async def test_a_large_request_waits_for_memory_and_then_comes(
     monkeypatch.setattr(kafka_limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
-        running.door.memory.budget.most_bytes = 1536 * limits.KIB
+        running.listener.memory.budget.most_bytes = 1536 * limits.KIB
         first, second = await running.client(), await running.client()
         large = first.frame(PRODUCE, 9, **produce_fields(news(bytes(limits.MIB))))
         first.writer.write(large[: limits.MIB // 2])
-        await until(lambda: running.door.memory.budget.used_bytes > 936 * limits.KIB)
+        await until(lambda: running.listener.memory.budget.used_bytes > 936 * limits.KIB)
         second.writer.write(large)
-        await until(lambda: running.door.waiting_for_memory)
+        await until(lambda: running.listener.waiting_for_memory)
         assert (await (await running.client()).ask(METADATA, 1, topics=None)).topics
         first.writer.write(large[limits.MIB // 2 :])
         await first.receive_frame()
         await second.receive_frame()
-        assert running.door.memory.budget.used_bytes == 0
+        assert running.listener.memory.budget.used_bytes == 0
 
 
 # --- peers that go, or should ------------------------------------------------------------------
@@ -421,7 +421,7 @@ async def test_a_peer_that_goes_away_while_its_fetch_waits_leaves_nothing_behind
         client.send(PRODUCE, 9, **produce_fields(news()))
         await until(lambda: held(running).reads == 1 and len(held(running).held) == 1)
         client.writer.transport.abort()
-        await until(lambda: not running.door.connections)
+        await until(lambda: not running.listener.connections)
         held(running).release(0)
         await let_others_run()
         tasks = [task for task in asyncio.all_tasks() if "_work" in repr(task.get_coro())]
@@ -435,11 +435,13 @@ async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     async with served() as running:
         client, idle = await running.client(), await running.client()
         client.writer.write(client.frame(METADATA, 1, topics=None)[:-1])
-        await until(lambda: any(c.request_began_at is not None for c in running.door.connections))
-        running.door.sweep()
-        assert len(running.door.connections) == 2
+        await until(
+            lambda: any(c.request_began_at is not None for c in running.listener.connections)
+        )
+        running.listener.sweep()
+        assert len(running.listener.connections) == 2
         monkeypatch.setattr(kafka_limits, "KAFKA_REQUEST_WAIT_MS", -1)
-        running.door.sweep()
+        running.listener.sweep()
         assert await client.is_disconnected()
         assert "was incomplete" in caplog.text
         assert (await idle.ask(METADATA, 1, topics=None)).topics == ()
@@ -455,7 +457,7 @@ async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         third = await running.client()
         assert await third.is_disconnected()
         await first.close()
-        await until(lambda: len(running.door.connections) == 1)
+        await until(lambda: len(running.listener.connections) == 1)
         fourth = await running.client()
         await fourth.ask(METADATA, 1, topics=None)
         await second.ask(METADATA, 1, topics=None)
@@ -465,14 +467,14 @@ async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @on_both_loops
-async def test_a_door_that_closes_answers_what_was_published_before() -> None:
+async def test_a_listener_that_closes_answers_what_was_published_before() -> None:
     async with served(HeldBroker) as running:
         await running.broker.create_topic(TESTER, "news")
         client = await running.client()
         for _ in range(2):
             client.send(PRODUCE, 9, **produce_fields(news()))
         await until(lambda: len(held(running).held) == 2)
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         await let_others_run()
         client.writer.write(client.frame(PRODUCE, 9, **produce_fields(news())))
         held(running).release(0)
@@ -489,16 +491,18 @@ async def test_a_door_that_closes_answers_what_was_published_before() -> None:
 
 
 @on_both_loops
-async def test_a_door_that_closes_answers_a_waiting_fetch_at_once() -> None:
+async def test_a_listener_that_closes_answers_a_waiting_fetch_at_once() -> None:
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
         client = await running.client()
         client.send(FETCH, 11, **fetch_fields(wait_ms=60_000))
         client.send(PRODUCE, 9, **produce_fields(news(), topic="nowhere"))
         await until(
-            lambda: any(c._responses and c._responses[-1].done for c in running.door.connections)
+            lambda: any(
+                c._responses and c._responses[-1].done for c in running.listener.connections
+            )
         )
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         assert only_partition(await client.receive()).records == b""
         part = only_partition(await client.receive())
         assert part.error_code == ErrorCode.unknown_topic_or_partition
@@ -508,7 +512,7 @@ async def test_a_door_that_closes_answers_a_waiting_fetch_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_door_that_closes_does_not_wait_for_ever_for_anybody(
+async def test_a_listener_that_closes_does_not_wait_for_ever_for_anybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_limits, "KAFKA_DRAIN_MS", 10)
@@ -517,7 +521,7 @@ async def test_a_door_that_closes_does_not_wait_for_ever_for_anybody(
         client = await running.client()
         client.send(PRODUCE, 9, **produce_fields(news()))
         await until(lambda: len(held(running).held) == 1)
-        await soon(running.door.close())
+        await soon(running.listener.close())
         assert await client.is_disconnected()
         held(running).release(0)
 
@@ -527,8 +531,8 @@ async def test_closing_twice_or_before_starting_is_no_harm() -> None:
     async with served() as running:
         client = await running.client()
         await client.ask(METADATA, 1, topics=None)
-        await soon(running.door.close())
-        await soon(running.door.close())
+        await soon(running.listener.close())
+        await soon(running.listener.close())
 
 
 @on_both_loops
@@ -539,7 +543,7 @@ async def test_a_closed_connection_is_freed_without_the_garbage_collector() -> N
         await client.ask(PRODUCE, 9, **produce_fields(news(b"a")))
         await client.ask(METADATA, 1, topics=[])
         await client.ask(FETCH, 12, **fetch_fields())
-        (connection,) = map(weakref.ref, running.door.connections)
+        (connection,) = map(weakref.ref, running.listener.connections)
         gc.collect()
         gc.disable()
         try:

@@ -1,4 +1,4 @@
-"""Leader epochs that clients name, and where old ones ended, through the door."""
+"""Leader epochs that clients name, and where old ones ended, through the listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch through the door: what is given, when, and how much of it."""
+"""Fetch through the listener: what is given, when, and how much of it."""
 
 from __future__ import annotations
 

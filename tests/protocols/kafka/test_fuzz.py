@@ -92,7 +92,7 @@ def little_memory() -> Iterator[None]:
 
 @asynccontextmanager
 async def others_at_work() -> AsyncIterator[Served]:
-    """A door at which a producer and a member of a group never notice anything."""
+    """A listener at which a producer and a member of a group never notice anything."""
     async with served_at_once() as running:
         await running.broker.create_topic(TESTER, "kept")
         producer, reader = await running.client(), await member(running, "kept")
@@ -117,7 +117,7 @@ async def others_at_work() -> AsyncIterator[Served]:
             is_over.set()
             await soon(task)
         # The strangers have left nothing behind.
-        await until(lambda: len(running.door.connections) <= len(running._clients))
+        await until(lambda: len(running.listener.connections) <= len(running._clients))
 
 
 def on_the_servers_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -143,7 +143,7 @@ def sized(content: bytes) -> bytes:
 
 
 async def say(running: Served, stream: bytes, *, hang_up: bool) -> bytes:
-    """A stranger says something; what it hears until the door closes the connection."""
+    """A stranger says something; what it hears until the listener closes the connection."""
     reader, writer = await asyncio.open_connection(*running.address)
     writer.write(stream)
     if hang_up:
@@ -348,7 +348,7 @@ async def test_large_requests_that_stall_give_their_memory_to_others(
     async with others_at_work() as running:
         claim = struct.pack(">ihh", kafka_limits.KAFKA_PRODUCE_BYTES, PRODUCE, 3)
         some_bytes = kafka_limits.KAFKA_UNRESERVED_BYTES
-        running.door.memory.budget.most_bytes = SIZE_BYTES + kafka_limits.KAFKA_PRODUCE_BYTES
+        running.listener.memory.budget.most_bytes = SIZE_BYTES + kafka_limits.KAFKA_PRODUCE_BYTES
         await begin(running, [claim + bytes(some_bytes)])
         assert await published(running, bytes(2 * limits.MIB))
         assert "too slowly" in caplog.text
@@ -362,7 +362,9 @@ async def begin(running: Served, parts: Sequence[bytes]) -> None:
 
 
 def begun(running: Served) -> int:
-    return sum(connection.request_began_at is not None for connection in running.door.connections)
+    return sum(
+        connection.request_began_at is not None for connection in running.listener.connections
+    )
 
 
 async def published(running: Served, value: bytes) -> bool:

@@ -302,7 +302,7 @@ async def waiting_in_sync(running: Served) -> Member:
     await leader.join()
     await waiting.receive_joined()
     waiting.send_sync()
-    await until(lambda: any(c._current is not None for c in running.door.connections))
+    await until(lambda: any(c._current is not None for c in running.listener.connections))
     return waiting
 
 
@@ -311,10 +311,12 @@ EACH_WAIT = pytest.mark.parametrize("wait", [waiting_in_join, waiting_in_sync])
 
 @EACH_WAIT
 @on_both_loops
-async def test_a_door_that_closes_sends_those_who_wait_to_look_for_a_coordinator(wait: Any) -> None:
+async def test_a_listener_that_closes_sends_those_who_wait_to_look_for_a_coordinator(
+    wait: Any,
+) -> None:
     async with served_at_once() as running:
         waiting = await wait(running)
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         assert (await waiting.client.receive()).error_code == ErrorCode.not_coordinator
         assert await waiting.client.is_disconnected()
         await running.close_clients()
@@ -333,7 +335,7 @@ async def test_who_waits_holds_up_nobody_else(wait: Any) -> None:
         await until(
             lambda: not any("_work" in repr(task.get_coro()) for task in asyncio.all_tasks())
         )
-        assert not any(c._current for c in running.door.connections)
+        assert not any(c._current for c in running.listener.connections)
 
 
 class GoneGroups:

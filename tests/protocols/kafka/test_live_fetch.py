@@ -133,11 +133,11 @@ async def test_a_reader_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
         await until(lambda: not waiting(running))
 
 
-async def test_a_door_that_closes_answers_waiting_readers(tmp_path: Path) -> None:
+async def test_a_listener_that_closes_answers_waiting_readers(tmp_path: Path) -> None:
     async with live(tmp_path) as running:
         (reader,) = await waiting_readers(running, 1)
         answer = asyncio.ensure_future(reader.receive())
-        await running.door.close()
+        await running.listener.close()
         part = only_partition(await soon(answer))
         assert (part.error_code, part.records) == (ErrorCode.none, b"")
 

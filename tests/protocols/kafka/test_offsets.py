@@ -1,4 +1,4 @@
-"""ListOffsets and InitProducerId through the door."""
+"""ListOffsets and InitProducerId through the listener."""
 
 from __future__ import annotations
 

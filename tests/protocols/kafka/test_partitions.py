@@ -1,4 +1,4 @@
-"""CreatePartitions, DeleteRecords and DescribeLogDirs through the door."""
+"""CreatePartitions, DeleteRecords and DescribeLogDirs through the listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Produce through the door: what is taken, what is refused and with which code."""
+"""Produce through the listener: what is taken, what is refused and with which code."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ async def test_a_request_that_arrived_is_published_whole_after_its_connection_is
         async with asyncio.timeout(30):
             while not any(turns.batches):
                 await asyncio.sleep(0)
-            for connection in list(running.door.connections):
+            for connection in list(running.listener.connections):
                 connection.abort()
             while sum(turns.batches) < 50:
                 await asyncio.sleep(0)

@@ -1,5 +1,5 @@
-"""Limits of the Kafka door after they were reached: the peer that reached one goes, and the next
-one is served as though nothing had been."""
+"""Limits of the Kafka listener after they were reached: the peer that reached one goes, and the
+next one is served as though nothing had been."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ async def test_answers_may_be_large_again_when_a_peer_that_took_none_has_hung_up
         for _ in range(3):
             await client.ask(PRODUCE, 9, **produce_fields(news(bytes(4 * limits.MIB))))
         for _ in range(3):
-            assert running.door.response_bytes == kafka_limits.KAFKA_FETCH_BYTES
+            assert running.listener.response_bytes == kafka_limits.KAFKA_FETCH_BYTES
             slow = await running.client()
             transport_of(slow.writer).pause_reading()
             for _ in range(12):
                 slow.send_unanswered(FETCH, 11, **fetch_fields())
-            await until(lambda: running.door.response_bytes < kafka_limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.listener.response_bytes < kafka_limits.KAFKA_FETCH_BYTES)
             slow.writer.transport.abort()
-            await until(lambda: running.door.response_bytes == kafka_limits.KAFKA_FETCH_BYTES)
+            await until(lambda: running.listener.response_bytes == kafka_limits.KAFKA_FETCH_BYTES)
 
 
 @on_both_loops
@@ -51,7 +51,7 @@ async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
     monkeypatch.setattr(kafka_limits, "KAFKA_SCRATCH_BYTES", 64 * limits.KIB)
     async with served() as running:
         await running.broker.create_topic(TESTER, "news")
-        memory = running.door.memory
+        memory = running.listener.memory
         memory.budget.most_bytes = 1536 * limits.KIB
         for _ in range(3):
             broken, whole = await running.client(), await running.client()
@@ -59,7 +59,7 @@ async def test_memory_for_a_large_request_is_given_back_when_its_peer_hangs_up(
             broken.writer.write(large[: limits.MIB // 2])
             await until(lambda: memory.budget.used_bytes > 936 * limits.KIB)
             whole.writer.write(large)
-            await until(lambda: running.door.waiting_for_memory)
+            await until(lambda: running.listener.waiting_for_memory)
             broken.writer.transport.abort()
             await whole.receive_frame()
             await until(lambda: memory.budget.used_bytes == 0)

@@ -1,4 +1,4 @@
-"""CreateTopics and DeleteTopics through the door."""
+"""CreateTopics and DeleteTopics through the listener."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Transactional ids through the door: who may be one, where they are looked after, and the look at
-all of them, at their transactions and at the producers of a partition."""
+"""Transactional ids through the listener: who may be one, where they are looked after, and the look
+at all of them, at their transactions and at the producers of a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions through the door, in every version that is advertised: what readers see of one,
+"""Transactions through the listener, in every version that is advertised: what readers see of one,
 which offsets go with it, and what each API says when something is not as it should be."""
 
 from __future__ import annotations

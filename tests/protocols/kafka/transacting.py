@@ -187,7 +187,8 @@ class Transactor:
 async def begun(
     *, new_way: bool = True, partitions: int = 2
 ) -> AsyncIterator[tuple[Served, Transactor]]:
-    """A door, a topic, and a producer that has begun and, in the old way, added its partitions."""
+    """A listener, a topic, and a producer that has begun and, in the old way, added its
+    partitions."""
     async with served() as running:
         await running.broker.create_topic(TESTER, "news", partitions=partitions)
         yield running, await transactor(running, new_way=new_way, partitions=partitions)

@@ -1,4 +1,5 @@
-"""Peers of the line door, made of plain streams, and a broker with a door to go with them."""
+"""Peers of the line listener, made of plain streams, and a broker with a listener to go with
+them."""
 
 from __future__ import annotations
 
@@ -119,13 +120,13 @@ class Peer:
 
 
 class Served:
-    """A broker with a door, on a store in memory unless another is given."""
+    """A broker with a listener, on a store in memory unless another is given."""
 
     def __init__(
-        self, broker: Broker, door: LineServer, where: tuple[str, int] | str | None
+        self, broker: Broker, listener: LineServer, where: tuple[str, int] | str | None
     ) -> None:
         self.broker = broker
-        self.door = door
+        self.listener = listener
         self.where = where
         self._peers: list[Peer] = []
 
@@ -138,7 +139,7 @@ class Served:
     async def piped(self, name: str) -> Peer:
         """The other ends of two pipes."""
         to_broker, from_broker = os.pipe(), os.pipe()
-        await self.door.attach(to_broker[0], from_broker[1], name)
+        await self.listener.attach(to_broker[0], from_broker[1], name)
         return self.keep(await on_pipes(from_broker[0], to_broker[1]))
 
     async def publisher(self, name: str, *topics: str) -> Peer:
@@ -184,13 +185,13 @@ async def served(
     store = store or MemoryStore(now_ms)
     broker = Broker(store, broker_settings or BrokerSettings(), now_ms)
     await broker.open()
-    door = LineServer(broker, where, settings or LineSettings())
-    running = Served(broker, door, await door.start())
+    listener = LineServer(broker, where, settings or LineSettings())
+    running = Served(broker, listener, await listener.start())
     try:
         yield running
     finally:
         await running.close_peers()
-        await soon(door.close())
+        await soon(listener.close())
         await broker.close()
         await store.close()
 

@@ -46,7 +46,7 @@ async def test_garbage_is_rejected_or_hung_up_on_and_harms_nobody() -> None:
             peer.writer.write_eof()
             assert await peer.is_hung_up()
         await assert_others_are_served(running)
-        await until(lambda: not running.door.records())
+        await until(lambda: not running.listener.records())
 
 
 lines = st.sampled_from(
@@ -119,7 +119,7 @@ async def test_half_a_line_then_silence_is_hung_up_on() -> None:
                 peer.write(b"topic 1 [a")
             assert await silent.is_hung_up() and await fresh.is_hung_up()
             assert await idle.ask("topic 1 [b]") == "successful", "who says nothing may"
-            assert [each.end for each in running.door.ended_connections()] == [End.DEAD]
+            assert [each.end for each in running.listener.ended_connections()] == [End.DEAD]
 
 
 @on_both_loops
@@ -144,14 +144,14 @@ async def test_a_peer_that_never_reads_is_held_up_and_dropped() -> None:
             to_broker, from_broker = os.pipe(), os.pipe()
             fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
             os.set_blocking(to_broker[1], False)
-            await running.door.attach(to_broker[0], from_broker[1], "to a deaf one")
+            await running.listener.attach(to_broker[0], from_broker[1], "to a deaf one")
             flood = b"pub 7 connect\nend\npub 7 topic 1\nend\n" + b"topic 1 [x]\n" * 2_000
             assert os.write(to_broker[1], flood) == len(flood)
-            await until(lambda: running.door.ended_connections())
-            (ended,) = running.door.ended_connections()
+            await until(lambda: running.listener.ended_connections())
+            (ended,) = running.listener.ended_connections()
             assert ended.end is End.DEAD
             assert 0 < ended.record.entries < 1_000, "it was not asked on and on"
-            await until(lambda: not running.door.connections)
+            await until(lambda: not running.listener.connections)
             for fd in (to_broker[1], from_broker[0]):
                 os.close(fd)
 
@@ -164,10 +164,10 @@ async def test_a_subscriber_that_reads_late_is_brought_its_entries_then() -> Non
         async with served(where=None) as running:
             to_broker, from_broker = os.pipe(), os.pipe()
             fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
-            await running.door.attach(to_broker[0], from_broker[1], "to a late one")
+            await running.listener.attach(to_broker[0], from_broker[1], "to a late one")
             hello = b"sub 7 connect\nend\nsub 7 topic 1\nend\n"
             os.write(to_broker[1], hello + b"quack\n" * 2_000)
-            await until(lambda: [each.topics for each in running.door.records()] == [("1",)])
+            await until(lambda: [each.topics for each in running.listener.records()] == [("1",)])
             await running.put("1", b"a")
             late = running.keep(await on_pipes(from_broker[0], to_broker[1]))
             for _ in range(4):
@@ -193,7 +193,7 @@ async def test_connections_beyond_the_limit_are_refused_until_one_goes() -> None
             assert await second.ask("topic 1 [a]") == "successful"
             assert await first.ask("terminate") == "terminate"
             await first.close()
-            await until(lambda: len(running.door.connections) == 1)
+            await until(lambda: len(running.listener.connections) == 1)
             await assert_others_are_served(running)
 
 
@@ -203,7 +203,7 @@ async def test_what_is_sent_before_its_turn_waits_in_the_channel() -> None:
     store = SlowStore()
     async with served(store=store) as running:
         peer = await running.publisher("hasty", "1")
-        (connection,) = running.door.connections
+        (connection,) = running.listener.connections
         for _ in range(200):
             peer.write(b"topic 1 [x]\n" * 1_000)
         await until(lambda: store.appends == 1)
@@ -226,12 +226,12 @@ def test_settings_have_bounds() -> None:
 
 
 @on_both_loops
-async def test_the_file_is_there_while_the_door_is_open(tmp_path: Path) -> None:
+async def test_the_file_is_there_while_the_listener_is_open(tmp_path: Path) -> None:
     path = tmp_path / "quack"
     async with served(where=str(path)) as running:
         assert stat.S_ISSOCK(path.stat().st_mode)
         peer = await running.publisher("donald", "1")
-        assert [record.channel for record in running.door.records()] == [f"unix:{path}#1"]
+        assert [record.channel for record in running.listener.records()] == [f"unix:{path}#1"]
         assert await peer.ask("topic 1 [a]") == "successful"
     assert not path.exists()
 
@@ -276,11 +276,11 @@ async def test_what_is_no_pipe_is_refused_and_closed(tmp_path: Path) -> None:
         first = os.open(tmp_path / "a", os.O_CREAT | os.O_RDWR)
         second = os.open(tmp_path / "b", os.O_CREAT | os.O_RDWR)
         with pytest.raises((ValueError, OSError)):
-            await running.door.attach(first, second, "files")
+            await running.listener.attach(first, second, "files")
         for fd in (first, second):
             with pytest.raises(OSError):
                 os.fstat(fd)
-        assert not running.door.connections
+        assert not running.listener.connections
 
 
 @on_both_loops
@@ -289,8 +289,8 @@ async def test_a_peer_that_dies_on_its_pipes_is_gone(tmp_path: Path) -> None:
         daisy = await (await running.piped("to daisy")).subscribes("daisy", "1")
         donald = await (await running.piped("to donald")).publishes("donald", "1")
         await daisy.close()
-        await until(lambda: running.door.ended_connections())
-        assert running.door.ended_connections()[0].end is End.GONE
+        await until(lambda: running.listener.ended_connections())
+        assert running.listener.ended_connections()[0].end is End.GONE
         assert await donald.ask("topic 1 [a]") == "successful"
         daisy = await (await running.piped("again")).subscribes("daisy", "1")
         assert await daisy.receives(1) == ["topic 1 [a]"]

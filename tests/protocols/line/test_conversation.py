@@ -22,7 +22,7 @@ CHANNELS = ("tcp", "unix", "pipes")
 
 
 class OnChannel:
-    """A way to a door."""
+    """A way to a listener."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self._has_pipes = kind == "pipes"
@@ -52,7 +52,7 @@ async def test_q2_q4_q9_q10_q11_the_whole_protocol_goes_as_in_the_model(
             assert await peer.ask(f"{role} {name} topic 1") == "accept"
             assert await peer.ask(f"{role} {name} topic 2") == "accept"
             assert await peer.ask("end") == "accept"
-        records = running.door.records()
+        records = running.listener.records()
         assert [(each.role, each.id, each.topics) for each in records] == [
             (Role.PUB, "donald", ("1", "2")),
             (Role.SUB, "daisy", ("1", "2")),
@@ -67,8 +67,8 @@ async def test_q2_q4_q9_q10_q11_the_whole_protocol_goes_as_in_the_model(
         for peer in (donald, daisy):
             assert await peer.ask("terminate") == "terminate"
             assert await peer.hears() == "", "and the channel is closed"
-        assert running.door.records() == []
-        ended = running.door.ended_connections()
+        assert running.listener.records() == []
+        ended = running.listener.ended_connections()
         assert [(each.record.id, each.end) for each in ended] == [
             ("donald", End.TERMINATED),
             ("daisy", End.TERMINATED),
@@ -83,13 +83,13 @@ async def test_q2_a_record_says_who_it_is_by_which_channel_and_of_which_topics(
     caplog.set_level(logging.INFO, "quackmq.protocols.line")
     async with served() as running:
         peer = await running.piped("pipe 7")
-        assert running.door.records() == []
+        assert running.listener.records() == []
         assert await peer.ask("sub 7 connect") == "accept"
-        assert running.door.records() == [ConnectionRecord(Role.SUB, "7", "pipe 7")]
+        assert running.listener.records() == [ConnectionRecord(Role.SUB, "7", "pipe 7")]
         await peer.ask("end")
         for line in ("sub 7 topic b", "sub 7 topic a", "sub 7 topic b", "end"):
             assert await peer.ask(line) == "accept"
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.topics == ("b", "a")
         assert "sub 7 on pipe 7, topics: b, a connected" in caplog.messages
         assert await peer.ask("terminate") == "terminate"
@@ -268,13 +268,13 @@ async def test_q11_a_closing_broker_says_terminate_to_everybody() -> None:
             await running.publisher("donald", "1"),
             await running.subscriber("daisy", "1"),
         ]
-        closing = asyncio.create_task(running.door.close())
+        closing = asyncio.create_task(running.listener.close())
         for peer in peers:
             assert await peer.hears() == "terminate"
             assert await peer.hears() == ""
             await peer.close()
         await soon(closing)
-        assert {each.end for each in running.door.ended_connections()} == {End.CLOSED}
+        assert {each.end for each in running.listener.ended_connections()} == {End.CLOSED}
 
 
 @on_both_loops
@@ -285,12 +285,12 @@ async def test_a_closing_broker_waits_for_the_answer_to_an_entry_that_is_out() -
             daisy = await running.subscriber("daisy", "1")
             await running.put("1", b"a", b"b")
             assert await daisy.hears() == "topic 1 [a]"
-            closing = asyncio.create_task(running.door.close())
-            await until(lambda: running.door.is_closing)
+            closing = asyncio.create_task(running.listener.close())
+            await until(lambda: running.listener.is_closing)
             assert await daisy.ask("successful") == "terminate"
             await daisy.close()
             await soon(closing)
-            (ended,) = running.door.ended_connections()
+            (ended,) = running.listener.ended_connections()
             assert ended.record.entries == 1
 
 

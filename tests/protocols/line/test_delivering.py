@@ -62,7 +62,7 @@ async def test_q10_entries_that_are_old_by_then_are_skipped_and_counted() -> Non
         await running.put("1", b"d")
         daisy.say("successful")
         assert await daisy.hears() == "topic 1 [d]"
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.skipped == 2
         assert await running.values("1") == [b"a", b"b", b"c", b"d"], "all of it is history"
 
@@ -84,7 +84,7 @@ async def test_a_newcomer_gets_what_is_live_and_where_nothing_gets_old_what_come
 
 
 @on_both_loops
-async def test_every_entry_is_brought_if_the_door_is_told_so() -> None:
+async def test_every_entry_is_brought_if_the_listener_is_told_so() -> None:
     clock = Clock()
     async with served(LineSettings(reading="every"), now_ms=clock) as running:
         await running.topic("1", MINUTE)
@@ -104,7 +104,7 @@ async def test_a_subscription_stays_and_goes_on_with_what_was_not_acknowledged()
         assert await daisy.receives(1) == ["topic 1 [a]"]
         assert await daisy.hears() == "topic 1 [b]"
         daisy.writer.transport.abort()
-        await until(lambda: running.door.ended_connections())
+        await until(lambda: running.listener.ended_connections())
         await running.put("1", b"c")
         daisy = await running.subscriber("daisy", "1")
         assert sorted(await daisy.receives(2)) == ["topic 1 [b]", "topic 1 [c]"]
@@ -132,7 +132,7 @@ async def test_q10_a_silent_subscriber_is_dead_and_its_subscription_stays() -> N
         assert await silent.hears() == "topic 1 [a]"
         assert await silent.hears() == "terminate"
         assert await silent.hears() == ""
-        (ended,) = running.door.ended_connections()
+        (ended,) = running.listener.ended_connections()
         assert (ended.record.id, ended.end) == ("silent", End.DEAD)
         (subscription,) = await running.broker.subscriptions(TESTER, name="silent")
         assert subscription.topic_name == "1"
@@ -176,9 +176,9 @@ async def test_a_newer_connection_of_a_subscriber_takes_over() -> None:
         assert await older.hears() == "terminate"
         assert await older.hears() == ""
         assert sorted(await newer.receives(2)) == ["topic 1 [a]", "topic 1 [b]"]
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.id == "daisy"
-        (ended,) = running.door.ended_connections()
+        (ended,) = running.listener.ended_connections()
         assert ended.end is End.REPLACED
 
 
@@ -188,8 +188,8 @@ async def test_of_many_connections_of_one_subscriber_one_is_left_and_is_served()
         peers = [await running.peer() for _ in range(10)]
         for peer in peers:
             peer.say("sub daisy connect", "end", "sub daisy topic 1", "end")
-        await until(lambda: len(running.door.ended_connections()) == 9)
-        await until(lambda: len(running.door.records()) == 1)
+        await until(lambda: len(running.listener.ended_connections()) == 9)
+        await until(lambda: len(running.listener.records()) == 1)
         await running.put("1", b"a")
         heard = [[line async for line in _lines(peer)] for peer in peers]
         assert sum("topic 1 [a]" in lines for lines in heard) == 1
@@ -243,5 +243,5 @@ async def test_an_entry_too_long_for_a_line_is_left_out_and_the_next_one_comes()
         daisy = await running.subscriber("daisy", "1")
         await running.put("1", b"a", b"x" * 17, b"b")
         assert await daisy.receives(2) == ["topic 1 [a]", "topic 1 [b]"]
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.left_out == 1

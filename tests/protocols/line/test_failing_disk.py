@@ -71,7 +71,7 @@ async def is_behind(running: Served) -> None:
     """There is a subscription, and entries that have come while nobody was served."""
     daisy = await running.subscriber("daisy", "1")
     assert await daisy.ask("terminate") == "terminate"
-    await until(lambda: running.door.ended_connections())
+    await until(lambda: running.listener.ended_connections())
     await running.put("1", b"a", b"b")
 
 
@@ -123,7 +123,7 @@ async def test_who_hangs_up_meanwhile_is_served_when_it_is_back(
         daisy = await running.subscriber("daisy", "1")
         await until(lambda: store.failures >= 2)
         assert await daisy.ask("terminate") == "terminate"
-        await until(lambda: len(running.door.ended_connections()) == 2)
+        await until(lambda: len(running.listener.ended_connections()) == 2)
         store.failures_left = 0
         daisy = await running.subscriber("daisy", "1")
         assert await daisy.receives(2) == ["topic 1 [a]", "topic 1 [b]"]
@@ -163,11 +163,11 @@ async def test_an_entry_that_was_read_for_a_peer_that_takes_nothing_comes_first_
         reads = store.reads
         to_broker, from_broker = os.pipe(), os.pipe()
         fcntl.fcntl(from_broker[1], fcntl.F_SETPIPE_SZ, 4_096)
-        await running.door.attach(to_broker[0], from_broker[1], "to a late one")
+        await running.listener.attach(to_broker[0], from_broker[1], "to a late one")
         os.write(to_broker[1], b"sub daisy connect\nend\nsub daisy topic 1\nend\n")
         await until(lambda: store.reads > reads)
         os.write(to_broker[1], b"quack\n" * 2_000)
-        (connection,) = (each for each in running.door.connections if not each.is_over)
+        (connection,) = (each for each in running.listener.connections if not each.is_over)
         await until(lambda: not connection.can_receive_entry())
         store.released.set()
         subscriber = connection._handler

@@ -49,7 +49,7 @@ class Killed:
 
     def _wait_until_ready(self) -> None:
         try:
-            self._http = self._server.doors()["http"]
+            self._http = self._server.listeners()["http"]
         except BaseException:
             self._server.__exit__(None, None, None)
             raise

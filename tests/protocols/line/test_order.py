@@ -35,9 +35,9 @@ async def put_numbers(running: Served, topic: str, first: int, end: int) -> None
 
 async def gone(running: Served, peer: Peer) -> None:
     """The peer goes without a word, and the broker has noticed."""
-    ended = len(running.door.ended_connections())
+    ended = len(running.listener.ended_connections())
     peer.writer.transport.abort()
-    await until(lambda: len(running.door.ended_connections()) > ended)
+    await until(lambda: len(running.listener.ended_connections()) > ended)
 
 
 async def away(running: Served, name: str, *topics: str) -> None:
@@ -90,7 +90,7 @@ async def test_q10_numbers_increase_also_where_old_entries_are_skipped() -> None
         clock.advance(30_000)
         daisy.say("successful")
         assert await daisy.receives(4) == lines("1", 10, 11, 12, 13)
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.skipped == 6
 
 
@@ -148,7 +148,7 @@ async def test_q10_the_turn_goes_to_the_next_topic_after_the_very_first_entry() 
 
 
 def _lag(running: Served) -> int:
-    (connection,) = running.door.connections
+    (connection,) = running.listener.connections
     assert isinstance(connection._handler, Subscriber)
     topics = connection._handler._topics.values()
     return sum(topic.channel.lag() for topic in topics)

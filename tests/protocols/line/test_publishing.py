@@ -28,7 +28,7 @@ async def test_q9_an_entry_is_answered_when_it_is_durable_and_not_before() -> No
         await until(lambda: store.appends == 1)
         await let_others_run(50)
         assert store.appends == 1, "one at a time"
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert record.entries == 0
         store.released.set()
         assert [await donald.hears(), await donald.hears()] == ["successful", "successful"]
@@ -46,7 +46,7 @@ async def test_q6_a_full_topic_makes_the_publisher_retry_and_its_other_topics_go
         for _ in range(3):
             assert await donald.ask("topic full [c]") == "retry"
             assert await donald.ask("topic other [x]") == "successful"
-        (record,) = running.door.records()
+        (record,) = running.listener.records()
         assert (record.entries, record.retries) == (5, 3)
         clock.advance(60_001)
         await running.broker.clean()
@@ -112,8 +112,8 @@ async def test_a_closing_broker_answers_the_entry_that_is_on_its_way() -> None:
             donald = await running.publisher("donald", "1")
             donald.say("topic 1 [a]", "topic 1 [b]")
             await until(lambda: store.appends == 1)
-            closing = asyncio.create_task(running.door.close())
-            await until(lambda: running.door.is_closing)
+            closing = asyncio.create_task(running.listener.close())
+            await until(lambda: running.listener.is_closing)
             store.released.set()
             heard = [await donald.hears() for _ in range(3)]
             assert heard == ["successful", "terminate", ""], "what comes behind it is not begun"
@@ -131,11 +131,11 @@ async def test_a_publisher_that_goes_leaves_what_it_has_begun_and_harms_nobody()
         await until(lambda: store.appends == 1)
         donald.writer.transport.abort()
         store.released.set()
-        await until(lambda: running.door.ended_connections())
+        await until(lambda: running.listener.ended_connections())
         daisy = await running.publisher("daisy", "1")
         assert await daisy.ask("topic 1 [b]") == "successful"
         assert await running.values("1") == [b"a", b"b"]
-        (ended,) = running.door.ended_connections()
+        (ended,) = running.listener.ended_connections()
         assert ended.end is End.GONE
 
 

@@ -88,7 +88,7 @@ def test_the_conversations_of_the_page_can_be_typed(kind: str, tmp_path: Path) -
     publisher, subscriber, poller = CONVERSATIONS
     first_entry = next(at for at, (_, text) in enumerate(subscriber) if text.startswith("topic "))
     with Server("serve", "--store", "memory:", "--line", where) as server:
-        address = server.doors()["line"]
+        address = server.listeners()["line"]
         assert kind == "tcp" or address == where
         with terminal(address) as daisy, terminal(address) as donald:
             daisy.follow(subscriber[:first_entry])
@@ -112,7 +112,7 @@ def test_the_conversations_of_the_page_can_be_typed(kind: str, tmp_path: Path) -
 def test_a_file_of_lines_can_be_piped_in(tmp_path: Path) -> None:
     lines = ["pub 7 connect", "end", "pub 7 topic 1", "end", *(f"topic 1 [{n}]" for n in range(99))]
     with Server("serve", "--store", "memory:", "--line", "127.0.0.1:0") as server:
-        address = server.doors()["line"]
+        address = server.listeners()["line"]
         # It waits so long for answers after its input has ended.
         command = ["socat", "-t", str(DEADLINE_S), "-", f"TCP:{address}"]
         done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Peers of the ZeroMQ door: libzmq's sockets, which nobody here wrote, and one made of bytes for
-what no library would send; and a broker with a door to go with them."""
+"""Peers of the ZeroMQ listener: libzmq's sockets, which nobody here wrote, and one made of bytes
+for what no library would send; and a broker with a listener to go with them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Raw:
         return frames
 
     async def is_disconnected(self) -> bool:
-        """True when the door closes the connection, whatever it says before."""
+        """True when the listener closes the connection, whatever it says before."""
         try:
             while await soon(self.reader.read(65_536)):
                 continue
@@ -150,11 +150,11 @@ class Raw:
 
 
 class Served:
-    """A broker with a door, on a store in memory unless another is given."""
+    """A broker with a listener, on a store in memory unless another is given."""
 
-    def __init__(self, broker: Broker, door: ZmqServer, address: tuple[str, int]) -> None:
+    def __init__(self, broker: Broker, listener: ZmqServer, address: tuple[str, int]) -> None:
         self.broker = broker
-        self.door = door
+        self.listener = listener
         self.address = address
         self._context = zmq.asyncio.Context()
         self._raws: list[Raw] = []
@@ -171,12 +171,12 @@ class Served:
 
     @property
     def connections(self) -> int:
-        return len(self.door.connections)
+        return len(self.listener.connections)
 
     async def reopen(self) -> None:
-        """The door has been closed: another one, at the same place."""
-        self.door = ZmqServer(self.broker, *self.address)
-        await self.door.start()
+        """The listener has been closed: another one, at the same place."""
+        self.listener = ZmqServer(self.broker, *self.address)
+        await self.listener.start()
 
     async def close_peers(self) -> None:
         self._context.destroy(linger=0)
@@ -194,13 +194,13 @@ async def served(
     store = store or MemoryStore()
     broker = broker_type(store, settings or BrokerSettings())
     await broker.open()
-    door = ZmqServer(broker, host, 0)
-    running = Served(broker, door, await listening(door))
+    listener = ZmqServer(broker, host, 0)
+    running = Served(broker, listener, await listening(listener))
     try:
         yield running
     finally:
         await running.close_peers()
-        await soon(running.door.close())
+        await soon(running.listener.close())
         await broker.close()
         await store.close()
 

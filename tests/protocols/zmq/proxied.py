@@ -42,16 +42,20 @@ class Proxied:
         self._raws: list[Raw] = []
 
     async def start(self) -> None:
-        doors: dict[str, Server[Any]] = {"xsub": self.xsub, "xpub": self.xpub, "proxy": self.proxy}
-        for name, door in doors.items():
-            self.broker.listener_addresses[name] = await listening(door)
+        listeners: dict[str, Server[Any]] = {
+            "xsub": self.xsub,
+            "xpub": self.xpub,
+            "proxy": self.proxy,
+        }
+        for name, listener in listeners.items():
+            self.broker.listener_addresses[name] = await listening(listener)
 
     async def close(self) -> None:
         self._context.destroy(linger=0)
         for raw in self._raws:
             await raw.close()
-        for door in (self.xsub, self.proxy, self.xpub):
-            await soon(door.close())
+        for listener in (self.xsub, self.proxy, self.xpub):
+            await soon(listener.close())
 
     # --- peers --------------------------------------------------------------------------------
 
@@ -61,9 +65,9 @@ class Proxied:
         self._sockets.append(made)  # who lets go of one unclosed is warned
         return made
 
-    def _socket(self, kind: int, door: str) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int, listener: str) -> zmq.asyncio.Socket:
         made = self._made(kind)
-        made.connect(f"tcp://{HOST}:{self.broker.listener_addresses[door][1]}")
+        made.connect(f"tcp://{HOST}:{self.broker.listener_addresses[listener][1]}")
         return made
 
     async def publisher(self) -> zmq.asyncio.Socket:
@@ -108,9 +112,9 @@ class Proxied:
         made = self._made(zmq.REP)
         return made, made.bind_to_random_port(f"tcp://{HOST}")
 
-    async def raw(self, door: str, kind: bytes) -> Raw:
+    async def raw(self, listener: str, kind: bytes) -> Raw:
         """A connection that has introduced itself and reads nothing of what is said to it."""
-        raw = Raw(*await asyncio.open_connection(HOST, self.broker.listener_addresses[door][1]))
+        raw = Raw(*await asyncio.open_connection(HOST, self.broker.listener_addresses[listener][1]))
         self._raws.append(raw)
         raw.writer.write(greeting() + ready(kind))
         return raw

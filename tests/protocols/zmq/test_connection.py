@@ -1,4 +1,5 @@
-"""One peer and its bounds: bad bytes, too much at once, too slow, gone; and the end of the door."""
+"""One peer and its bounds: bad bytes, too much at once, too slow, gone; and the end of the
+listener."""
 
 from __future__ import annotations
 
@@ -334,7 +335,7 @@ async def test_what_a_client_asked_for_before_it_died_is_done() -> None:
         assert (await running.socket().ask(b"GET donald ducks -1")).endswith(b" quack")
 
 
-# --- the end of the door ---------------------------------------------------------------------
+# --- the end of the listener ---------------------------------------------------------------------
 
 
 @on_both_loops
@@ -347,7 +348,7 @@ async def test_closing_answers_what_was_asked_and_ends_waits() -> None:
         putting.writer.write(request(b"PUT daisy ducks quack"))
         waiting.writer.write(request(b"GET donald geese -1"))
         await until(lambda: store.appends == 1 and broker_of(running).waiting == 1)
-        closing = asyncio.ensure_future(running.door.close())
+        closing = asyncio.ensure_future(running.listener.close())
         assert (await waiting.receive())[1].startswith(b"ERR closing ")
         assert await waiting.is_disconnected()
         assert await idle.is_disconnected()
@@ -371,16 +372,16 @@ async def test_closing_does_not_wait_for_ever_for_a_peer_that_takes_nothing() ->
             transport_of(raw.writer).pause_reading()
             raw.writer.write(request(b"GET donald ducks -1"))
             await until(lambda: broker_of(running).gets == 1)
-            await soon(running.door.close())
+            await soon(running.listener.close())
             assert running.connections == 0
 
 
 @on_both_loops
-async def test_libzmq_sockets_outlive_the_door_and_find_the_next_one() -> None:
+async def test_libzmq_sockets_outlive_the_listener_and_find_the_next_one() -> None:
     async with served() as running:
         socket = running.socket()
         assert await socket.ask(SUB) == SUB
-        await soon(running.door.close())
+        await soon(running.listener.close())
         await running.reopen()
         assert await socket.ask(SUB) == b"RE" + SUB
 

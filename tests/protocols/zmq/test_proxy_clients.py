@@ -417,7 +417,7 @@ async def test_with_its_topic_a_client_goes_and_its_note() -> None:
         assert (await client.hello()).startswith("ack_welcome donald ducks new")
 
 
-async def test_a_subscription_that_another_door_ends_is_ended_here_too() -> None:
+async def test_a_subscription_that_another_listener_ends_is_ended_here_too() -> None:
     async with proxied() as running:
         client = Client(running)
         await client.hello()

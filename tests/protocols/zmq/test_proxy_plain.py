@@ -34,7 +34,7 @@ async def test_x1_what_a_pub_socket_sends_a_sub_socket_gets_in_two_frames() -> N
         assert await receive(subscriber) == [b"ducks", b"quack"]
 
 
-async def test_x1_what_other_doors_publish_comes_too_in_the_order_of_the_log() -> None:
+async def test_x1_what_other_listeners_publish_comes_too_in_the_order_of_the_log() -> None:
     async with proxied() as running:
         await running.put("ducks", b"before")
         subscriber = await running.subscriber(b"ducks")
@@ -220,16 +220,16 @@ class Deaf(asyncio.Transport):
         self.written += data
 
 
-@pytest.mark.parametrize(("door", "kind"), [("xpub", b"SUB"), ("xsub", b"PUB")])
+@pytest.mark.parametrize(("listener", "kind"), [("xpub", b"SUB"), ("xsub", b"PUB")])
 async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it(
-    door: str, kind: bytes
+    listener: str, kind: bytes
 ) -> None:
     async with proxied() as running:
-        listener = running.xpub if door == "xpub" else running.xsub
-        peer, transport = listener.make_connection(), Deaf()
+        server = running.xpub if listener == "xpub" else running.xsub
+        peer, transport = server.make_connection(), Deaf()
 
         def hear(data: bytes) -> None:
-            listener.scratch[: len(data)] = data
+            server.scratch[: len(data)] = data
             peer.buffer_updated(len(data))
 
         ping, pong = command(b"PING", b"\0\0here"), command(b"PONG", b"here")
@@ -246,7 +246,7 @@ async def test_who_asks_for_signs_of_life_and_takes_none_has_none_kept_for_it(
         peer.connection_lost(None)
 
 
-async def test_who_hangs_up_as_the_door_closes_keeps_it_from_nothing() -> None:
+async def test_who_hangs_up_as_the_listener_closes_keeps_it_from_nothing() -> None:
     async with proxied() as running:
         with socket.create_connection(
             ("127.0.0.1", running.broker.listener_addresses["xpub"][1])
@@ -254,7 +254,8 @@ async def test_who_hangs_up_as_the_door_closes_keeps_it_from_nothing() -> None:
             hello = zmtp_frames.greeting() + zmtp_frames.ready(b"SUB") + frame(b"\x01ducks")
             hasty.sendall(hello)
             await running.subscribed([], b"ducks")
-            # So that closing resets the connection; the door has not heard of it when it closes.
+            # So that closing resets the connection; the listener has not heard of it when it
+            # closes.
             hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await soon(running.xpub.close())
 
@@ -299,16 +300,18 @@ async def test_a_publisher_is_not_read_from_while_too_much_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("door", "kind", "says"),
+    ("listener", "kind", "says"),
     [
         ("xsub", b"SUB", b"where PUB and XPUB are served"),
         ("xpub", b"PUB", b"where SUB and XSUB are served"),
         ("proxy", b"SUB", b"where REQ and DEALER are served"),
     ],
 )
-async def test_a_socket_at_the_wrong_door_is_told_so(door: str, kind: bytes, says: bytes) -> None:
+async def test_a_socket_at_the_wrong_listener_is_told_so(
+    listener: str, kind: bytes, says: bytes
+) -> None:
     async with proxied() as running:
-        raw = await running.raw(door, kind)
+        raw = await running.raw(listener, kind)
         assert says in await soon(raw.reader.read(-1))
 
 
@@ -352,9 +355,9 @@ async def test_any_bytes_end_their_own_connection_at_the_most(seed: int) -> None
     async with proxied() as running:
         well = await running.subscriber(b"ducks")
         publisher = await running.publisher()
-        for door, kind in (("xsub", b"PUB"), ("xpub", b"SUB"), ("proxy", b"REQ")):
+        for listener, kind in (("xsub", b"PUB"), ("xpub", b"SUB"), ("proxy", b"REQ")):
             for _ in range(5):
-                raw = await running.raw(door, kind)
+                raw = await running.raw(listener, kind)
                 flags = chance.choice((0, 1, 2, 4, 6, 0xFF))
                 raw.writer.write(bytes([flags]) + chance.randbytes(chance.randrange(500)))
         await publisher.send_multipart([b"ducks", b"quack"])

@@ -342,8 +342,8 @@ async def test_a_host_that_has_all_its_turns_leaves_some_for_others() -> None:
 @asynccontextmanager
 async def health(running: Proxied) -> AsyncIterator[Callable[[], asyncio.Future[list[str]]]]:
     """Asks, over HTTP, who cannot be reached."""
-    door = HttpServer(running.broker, HOST, 0)
-    client = HttpClient(*await listening(door))
+    listener = HttpServer(running.broker, HOST, 0)
+    client = HttpClient(*await listening(listener))
 
     def ask_health() -> asyncio.Future[list[str]]:
         return asyncio.ensure_future(
@@ -354,7 +354,7 @@ async def health(running: Proxied) -> AsyncIterator[Callable[[], asyncio.Future[
         yield ask_health
     finally:
         client.close()
-        await soon(door.close())
+        await soon(listener.close())
 
 
 async def until_named(ask_health: Callable[[], asyncio.Future[list[str]]], *names: str) -> None:

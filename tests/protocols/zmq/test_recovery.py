@@ -1,5 +1,5 @@
-"""Limits of the ZeroMQ door after they were reached: the peer that reached one goes, and the next
-one is served as though nothing had been."""
+"""Limits of the ZeroMQ listener after they were reached: the peer that reached one goes, and the
+next one is served as though nothing had been."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ async def test_what_a_peer_had_not_taken_when_it_hung_up_holds_up_no_large_answe
                 slow = await (await running.raw()).hello()
                 transport_of(slow.writer).pause_reading()
                 slow.writer.write(GET)
-                await until(lambda: not running.door.budgets.sendable.is_set())
+                await until(lambda: not running.listener.budgets.sendable.is_set())
                 slow.writer.transport.abort()
-                await until(lambda: running.door.budgets.sendable.is_set())
+                await until(lambda: running.listener.budgets.sendable.is_set())
                 assert broker_of(running).gets == number
             other = await (await running.raw()).hello()
             other.writer.write(GET)
@@ -72,7 +72,7 @@ async def test_requests_of_peers_that_hung_up_leave_room_for_others(envelopes: s
                 greedy.writer.transport.abort()
                 await until(lambda: running.connections == 0)
                 store.released.set()
-                await until(running.door.has_room)
+                await until(running.listener.has_room)
                 store.released.clear()
                 store.appends = 0
             other = await (await running.raw()).hello()
@@ -94,14 +94,14 @@ async def test_memory_for_large_requests_is_given_back_however_they_end() -> Non
                 broken = await (await running.raw()).hello()
                 broken.writer.write(request(content)[:400_000])
                 await broken.writer.drain()
-                await until(lambda: running.door.budgets.receive.used_bytes > 700_000)
+                await until(lambda: running.listener.budgets.receive.used_bytes > 700_000)
                 broken.writer.transport.abort()
                 await until(lambda: running.connections == 0)
                 whole = await (await running.raw()).hello()
                 assert await whole.ask(content) == content
                 await whole.close()
                 await until(lambda: running.connections == 0)
-            assert running.door.budgets.receive.used_bytes == 0, "all of it is there again"
+            assert running.listener.budgets.receive.used_bytes == 0, "all of it is there again"
 
 
 @on_both_loops
@@ -109,7 +109,7 @@ async def test_sockets_that_share_budgets_wait_for_each_others_large_requests() 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zmq_limits, "ZMQ_RECEIVE_BYTES", 1_000_000)
         async with served() as running:
-            budgets = running.door.budgets
+            budgets = running.listener.budgets
             other = ZmqServer(running.broker, "127.0.0.1", 0, budgets)
             address: Any = await other.start()
             data = request(content := b"PUT d ducks " + b"x" * 700_000)

@@ -60,7 +60,7 @@ async def test_an_empty_content_is_a_message_like_others() -> None:
         assert await get_all(socket, "donald", "ducks", 2) == [b"", b""]
 
 
-async def test_bytes_that_another_door_put_come_as_they_are() -> None:
+async def test_bytes_that_another_listener_put_come_as_they_are() -> None:
     async with served() as running:
         socket = running.socket()
         await socket.ask(b"SUB donald ducks")

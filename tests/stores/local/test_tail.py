@@ -20,7 +20,8 @@ LARGE = batch_of(b"x" * limits.MIB)
 
 
 class HandedOver:
-    """Large batches, each in memory of its own, as a door receives them; and how many are held."""
+    """Large batches, each in memory of its own, as a listener receives them; and how many are
+    held."""
 
     def __init__(self) -> None:
         self.held = 0

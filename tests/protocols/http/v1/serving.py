@@ -1,4 +1,5 @@
-"""A broker with its HTTP door in a thread of its own, asked by `http.client` through a socket."""
+"""A broker with its HTTP listener in a thread of its own, asked by `http.client` through a
+socket."""
 
 from __future__ import annotations
 
@@ -101,8 +102,8 @@ class Client:
 
 
 class Serving:
-    """A broker and its door, over a store, or a directory where it has an archive, too. Calls come
-    from the test's thread."""
+    """A broker and its listener, over a store, or a directory where it has an archive, too. Calls
+    come from the test's thread."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Serving:
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(broker_limits, "MERGE_INTERVAL_MS", 3_600_000)
         self.broker: Broker
-        self.door: HttpServer
+        self.listener: HttpServer
         self.host, self.port = self.run(self._open())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -136,8 +137,8 @@ class Serving:
         self._clients.append(client)
         return client
 
-    def close_door(self) -> None:
-        self.run(self.door.close())
+    def close_listener(self) -> None:
+        self.run(self.listener.close())
 
     def close(self) -> None:
         for client in self._clients:
@@ -159,12 +160,12 @@ class Serving:
         self._store = self._store or MemoryStore()
         self.broker = Broker(self._store, self._settings, self._clock, archive)
         await self.broker.open()
-        self.door = HttpServer(self.broker, "127.0.0.1", 0)
-        return await listening(self.door)
+        self.listener = HttpServer(self.broker, "127.0.0.1", 0)
+        return await listening(self.listener)
 
     async def _close(self) -> None:
         assert self._store is not None
-        await self.door.close()
+        await self.listener.close()
         await self.broker.close()
         await self._store.close()
 

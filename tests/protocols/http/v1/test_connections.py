@@ -1,4 +1,4 @@
-"""Q2: the line door's connection records, listed over HTTP."""
+"""Q2: the line listener's connection records, listed over HTTP."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Listing:
 @asynccontextmanager
 async def listing(where: tuple[str, int] | str = ("127.0.0.1", 0)) -> AsyncIterator[Listing]:
     async with served(where=where) as running:
-        door = HttpServer(running.broker, "127.0.0.1", 0)
-        client = Client(*await listening(door))
+        listener = HttpServer(running.broker, "127.0.0.1", 0)
+        client = Client(*await listening(listener))
         try:
             yield Listing(running, client)
         finally:
             client.close()
-            await soon(door.close())
+            await soon(listener.close())
 
 
 async def test_q2_who_is_connected_is_listed_with_its_record() -> None:
@@ -95,11 +95,11 @@ async def test_q11_who_has_terminated_is_listed_no_more() -> None:
         await listed.until_ids("huey")
 
 
-async def test_a_door_that_is_closed_lists_nobody() -> None:
+async def test_a_listener_that_is_closed_lists_nobody() -> None:
     async with listing() as listed:
         await listed.running.publisher("donald", "1")
-        closing = asyncio.create_task(listed.running.door.close())
-        await until(lambda: listed.running.door.is_closing)
+        closing = asyncio.create_task(listed.running.listener.close())
+        await until(lambda: listed.running.listener.is_closing)
         await listed.until_ids()
         await soon(closing)
 

@@ -146,7 +146,7 @@ def test_a_stream_ends_cleanly_when_the_broker_closes() -> None:
         api.publish("ducks", "a")
         with Events(own, path_of("ducks", "?start=beginning")) as events:
             events.take(1)
-            own.close_door()
+            own.close_listener()
             # A broken one would raise IncompleteRead.
             assert events.next() is None
 
@@ -204,7 +204,7 @@ def test_streams_are_bounded_in_number_and_in_partitions(
 
     async def ended() -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while served.door.stream_count:
+            while served.listener.stream_count:
                 await asyncio.sleep(0.01)
 
     served.run(ended())
@@ -234,6 +234,6 @@ def test_a_reader_that_takes_nothing_costs_a_bounded_amount(
         while published_bytes < 32 * limits.MIB:
             api.publish(topic, *["x" * 64 * limits.KIB] * 16)
             published_bytes += limits.MIB
-        # The system takes some megabytes on both sides of the socket, the door two pieces.
+        # The system takes some megabytes on both sides of the socket, the listener two pieces.
         assert 0 < read_bytes < published_bytes / 2
         assert api.get("/v1/health").json["streams"] == 1

@@ -50,7 +50,7 @@ class Lives:
 
 @pytest.fixture
 def lives(tmp_path: Path) -> Iterator[Lives]:
-    with Broker(tmp_path / "data", doors=("http",)) as broker:
+    with Broker(tmp_path / "data", listeners=("http",)) as broker:
         broker.start()
         living = Lives(broker)
         yield living
@@ -99,7 +99,7 @@ def test_a_key_a_commit_and_a_place_are_known_after_a_crash(lives: Lives) -> Non
 def test_on_a_full_disk_the_broker_lives_reads_and_is_not_ready(tmp_path: Path) -> None:
     with (
         BoundedFiles(tmp_path) as disk,
-        Broker(disk.directory / "data", command=disk.command, doors=("http",)) as broker,
+        Broker(disk.directory / "data", command=disk.command, listeners=("http",)) as broker,
     ):
         broker.start()
         api = Lives(broker).api

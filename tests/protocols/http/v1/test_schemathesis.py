@@ -34,7 +34,7 @@ ANSWER_S = 120
 def test_every_answer_is_one_that_the_document_tells_of(tmp_path: Path) -> None:
     data = str(tmp_path / "pond")
     with Server("serve", "--data", data, "--sync", "os", "--http", "127.0.0.1:0") as server:
-        address = server.doors()["http"]
+        address = server.listeners()["http"]
         message_id, plan = prepare(address)
         tried = subprocess.run(
             [

@@ -209,7 +209,7 @@ def test_the_id_of_a_topic_that_was_made_anew_acknowledges_nothing(api: Client, 
     assert get(api, topic).json["value"] == "b"
 
 
-def test_a_wait_that_is_under_way_is_answered_when_the_door_closes(
+def test_a_wait_that_is_under_way_is_answered_when_the_listener_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with serving() as own:
@@ -228,6 +228,6 @@ def test_a_wait_that_is_under_way_is_answered_when_the_door_closes(
         )
         waiting.start()
         assert asked.wait(DEADLINE_S)
-        own.close_door()
+        own.close_listener()
         waiting.join(DEADLINE_S)
         answers[0].problem(503, "closing")

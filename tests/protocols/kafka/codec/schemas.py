@@ -20,7 +20,7 @@ from kio.static.protocol import Entity, RequestPayload
 from quackmq.protocols.kafka.codec.schema import Shape, field_shape
 from quackmq.protocols.kafka.registry import APIS
 
-#: Every API that the door advertises, but Produce and Fetch, which are read by hand.
+#: Every API that the listener advertises, but Produce and Fetch, which are read by hand.
 SPOKEN = set(APIS) - {0, 1}
 
 
