@@ -225,7 +225,7 @@ class PartitionLog(Generic[ChunkT]):
         for boundary in boundaries:
             self._apply_boundary(boundary)
         for expired_id in producers.expired_producers(self.producers, forget_before_ms):
-            del self.producers[expired_id]
+            self.on_forgotten(self.producers.pop(expired_id))
 
     def roll_back(self) -> None:
         """Forget the batches that were accepted and are not durable, since they never will be."""
@@ -324,6 +324,9 @@ class PartitionLog(Generic[ChunkT]):
     def add_aborted(self, entry: bytes) -> None:
         """Add an entry to the index of aborted transactions (`log_transactions.encode_aborted`), if
         the log has one in memory."""
+
+    def on_forgotten(self, producer: Producer) -> None:
+        """Note that the log has forgotten a producer, if the medium stores producers one by one."""
 
     def can_evict(self, chunk: ChunkT) -> bool:
         """Return whether the tail may evict this log's oldest chunk: the medium can read it."""

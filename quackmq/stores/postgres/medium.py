@@ -174,6 +174,12 @@ class PostgresMedium(Medium[PostgresLog]):
         except TimeoutError:
             return
 
+    def after_commit(self, pending_commit: PendingCommit) -> None:
+        for log, _ in pending_commit.chunks:
+            if log.forgotten is not None:
+                self.remover.add_producers(log.key, log.forgotten)
+                log.forgotten = None
+
     def trim_log(self, log: PostgresLog, first_offset: int) -> None:
         log.trim(first_offset)
         log.first_position = self._first_positions.get(log, log.first_position)

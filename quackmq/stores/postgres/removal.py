@@ -1,7 +1,7 @@
-"""Removes the rows of trimmed batches and deleted topics, in the background and in small steps.
+"""Removes the rows of trimmed batches, deleted topics and forgotten producers, in the background.
 
 A trim or a deletion itself changes one row. Removing thousands of rows in the same transaction
-would keep publishers waiting.
+would keep publishers waiting, so they are removed in small steps.
 
 Not thread-safe: call from the event loop.
 """
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from quackmq.errors import StorageError
+from quackmq.model.producer_state import Producer
 from quackmq.model.topic import PartitionKey
 from quackmq.stores import limits
 from quackmq.stores.postgres.owner_session import OwnerSession
 from quackmq.stores.postgres.ownership import FENCE
 from quackmq.stores.postgres.reads import Reader
+from quackmq.stores.postgres.statements import remembered_json
 
 _logger: Final = logging.getLogger("quackmq.store")
 
@@ -56,6 +59,15 @@ aborted as (
 update quackmq.partitions set removed_before = first_offset
 where topic_id = $3 and partition = $4 and not is_deleted and exists (select from mine)
 """
+#: A producer that has come back has other batches than the one that was forgotten.
+_FORGET_PRODUCERS: Final = f"""
+with {FENCE}
+delete from quackmq.producers as producer
+using unnest($5::bigint[], $6::jsonb[]) as forgotten (producer_id, batches)
+where producer.topic_id = $3 and producer.partition = $4
+    and producer.producer_id = forgotten.producer_id and producer.batches = forgotten.batches
+    and exists (select from mine)
+"""
 _DUE: Final = """
 select topic_id, partition from quackmq.partitions
 where is_deleted or removed_before < first_offset
@@ -69,6 +81,7 @@ class Remover:
         self._owner = owner
         self._reader = reader
         self._due: dict[PartitionKey, None] = {}
+        self._forgotten: dict[PartitionKey, list[Producer]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def add_unfinished(self) -> None:
@@ -79,6 +92,14 @@ class Remover:
     def add(self, key: PartitionKey) -> None:
         """Remove the rows of a partition soon, as far as they are trimmed or deleted."""
         self._due[key] = None
+        self._start()
+
+    def add_producers(self, key: PartitionKey, forgotten: Iterable[Producer]) -> None:
+        """Remove the rows of producers that a partition has forgotten soon."""
+        self._forgotten.setdefault(key, []).extend(forgotten)
+        self._start()
+
+    def _start(self) -> None:
         if self.is_idle:
             self._task = asyncio.get_running_loop().create_task(
                 self._remove_all(), name="quackmq-removal"
@@ -98,14 +119,15 @@ class Remover:
     async def _remove_all(self) -> None:
         """Remove all rows that are due. If the database cannot be reached, the next trim or the
         next owner tries again."""
-        while self._due:
-            key = next(iter(self._due))
-            try:
-                await self._remove(key)
-            except StorageError as error:
-                _logger.warning("trimmed rows were not removed: %s", error)
-                return
-            del self._due[key]
+        try:
+            while self._due or self._forgotten:
+                for key in tuple(self._due):
+                    await self._remove(key)
+                    del self._due[key]
+                for key in tuple(self._forgotten):
+                    await self._remove_producers(key, self._forgotten[key])
+        except StorageError as error:
+            _logger.warning("rows that are no longer needed were not removed: %s", error)
 
     async def _remove(self, key: PartitionKey) -> None:
         """Remove the rows of one partition in steps, unless another broker is the owner. Raises
@@ -121,3 +143,14 @@ class Remover:
             elif rows[0]["removed"] < limits.REMOVED_ROWS:
                 break
         await self._reader.fetch(_FORGET, *fence, *key)
+
+    async def _remove_producers(self, key: PartitionKey, forgotten: list[Producer]) -> None:
+        """Remove the rows of producers. Raises StorageError."""
+        ids = [producer.producer_id for producer in forgotten]
+        batches = [remembered_json(producer) for producer in forgotten]
+        fence = (self._owner.owner_id, self._owner.epoch)
+        await self._reader.fetch(_FORGET_PRODUCERS, *fence, *key, ids, batches)
+        # More may have been added meanwhile.
+        del forgotten[: len(ids)]
+        if not forgotten:
+            del self._forgotten[key]

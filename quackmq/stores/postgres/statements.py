@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from crc32c import crc32c
 
+from quackmq.model.producer_state import Producer
 from quackmq.stores.catalog import Change, CursorSet, StateSet, TopicDeleted, TopicPut
 from quackmq.stores.core.chunk import Chunk
 from quackmq.stores.core.pending import EncodedChange
@@ -135,7 +136,7 @@ def _add_rows(rows: AppendedRows, log: PostgresLog, chunks: Sequence[Chunk]) -> 
     """Add the rows of one partition."""
     key = log.key
     position, greatest_timestamp_ms = log.next_position, log.greatest_timestamp_ms
-    states = {}
+    states: dict[int, Producer] = {}
     for chunk in chunks:
         data = chunk.data
         greatest_timestamp_ms = max(greatest_timestamp_ms, chunk.max_timestamp_ms)
@@ -155,9 +156,14 @@ def _add_rows(rows: AppendedRows, log: PostgresLog, chunks: Sequence[Chunk]) -> 
     )
     rows.producers.extend(
         (*key, state.producer_id, state.epoch, state.last_append_ms, state.transaction_offset)
-        + (orjson.dumps([tuple(each) for each in state.batches]).decode(),)
+        + (remembered_json(state),)
         for state in states.values()
     )
+
+
+def remembered_json(producer: Producer) -> str:
+    """Return the last batches of a producer, as its row has them."""
+    return orjson.dumps([tuple(batch) for batch in producer.batches]).decode()
 
 
 async def append_rows(

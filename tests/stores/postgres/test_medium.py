@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from quackmq.errors import DamagedData, OutcomeUnknown, StoreFenced, StoreUnavailable
+from quackmq.model import limits as model_limits
 from quackmq.stores import limits
 from quackmq.stores.postgres import medium
 from quackmq.stores.postgres.connection import Address
@@ -404,6 +405,48 @@ async def test_a_broker_that_was_replaced_removes_nothing(
     assert stored_offsets(postgres) == "0 1"
 
 
+async def test_the_rows_of_forgotten_producers_are_removed(
+    postgres: PostgresServer, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_limits, "PRODUCERS_PER_PARTITION", 2)
+    key = await new_partition(store)
+    for producer_id in range(5):
+        numbered = batch_of(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        await append(store, key, numbered)
+    assert set(await store.producers(key)) == {3, 4}
+    await until(lambda: stored_producers(postgres) == "3 4")
+    # One that comes back is stored again.
+    again = batch_of(b"y", producer_id=0, producer_epoch=1, base_sequence=0)
+    await append(store, key, again)
+    await until(lambda: stored_producers(postgres) == "0 4")
+
+
+async def test_a_read_returns_so_many_rows_and_the_next_one_continues(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "READ_ROWS", 3)
+    key = await new_partition(store)
+    for number in range(7):
+        await append_values(store, key, b"%d" % number)
+    assert len((await read_one(store, key, 0)).chunks) == 3
+    assert [value for _, value in await read_all(store, key)] == [b"%d" % n for n in range(7)]
+
+
+async def test_many_reads_share_a_few_sessions(
+    postgres: PostgresServer, store: PostgresStore
+) -> None:
+    key = await new_partition(store)
+    await append_values(store, key, b"first")
+    await append_values(store, key, b"second")
+    parts = await asyncio.gather(*(read_one(store, key, 0) for _ in range(50)))
+    assert all(part.size > 0 for part in parts)
+    count = postgres.execute(
+        "select count(*) from pg_stat_activity where application_name like 'quackmq %'"
+    )
+    # Beside the one for writing and the one for the heartbeat.
+    assert int(count) <= limits.READ_SESSIONS + 2
+
+
 async def test_any_text_can_name_a_cursor_or_a_state(
     store: PostgresStore, open_store: StoreOpener
 ) -> None:
@@ -479,6 +522,13 @@ def heartbeat_is_old(postgres: PostgresServer) -> bool:
         "select clock_timestamp() - beaten_at > interval '2 hours' from quackmq.heartbeat", "stores"
     )
     return age == "t"
+
+
+def stored_producers(postgres: PostgresServer) -> str:
+    return postgres.execute(
+        "select string_agg(producer_id::text, ' ' order by producer_id) from quackmq.producers",
+        "stores",
+    )
 
 
 def stored_offsets(postgres: PostgresServer) -> str:

@@ -187,6 +187,18 @@ async def test_a_new_owner_waits_for_the_transaction_of_the_one_before(
     assert (await current_owner(session, address)).last_cycle == Cycle(1, 7)
 
 
+async def test_an_owner_that_renews_its_epoch_waits_for_its_transaction_in_doubt(
+    owner_session: Session, open_for: Opener, address: Address
+) -> None:
+    other = await open_for(FIRST)
+    async with other.transaction():
+        await commit(other, address, 7)
+        renewing = asyncio.create_task(renew_epoch(owner_session, address, FIRST))
+        await blocked(other, owner_session)
+    assert await renewing == 2
+    assert (await current_owner(owner_session, address)).last_cycle == Cycle(1, 7)
+
+
 async def test_a_new_owner_does_not_wait_for_ever(
     owner_session: Session, open_for: Opener, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +274,7 @@ async def listening(session: Session) -> None:
 
 async def blocked(session: Session, waiting: Session) -> None:
     """Wait until a session waits for a lock."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while not await session.fetchval(
             "select cardinality(pg_blocking_pids($1)) > 0", waiting.get_server_pid()
         ):
