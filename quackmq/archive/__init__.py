@@ -6,6 +6,7 @@ both). To see how records are archived, open `archiving.archiver`.
 
     manifest           which files a partition has: values and pure functions
     manifest_registry  all manifests of a broker, and the only way to change them; `pins` keep files
+    manifest_pointers  which manifest is valid in a store that brokers share
     partition_archive  the state of one archived partition in memory
     layout             directories and files on disk: durable, atomic, cleaned up
     prefetcher         reads ahead of a consumer, into `prefetch_buffer`

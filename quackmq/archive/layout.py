@@ -18,7 +18,9 @@ one. Every manifest also contains the id, and a manifest with another id is refu
 
 The order of durable steps: a file's bytes, then its name, then the manifest that lists it. The
 manifest is written to a new file and renamed over the old one, so a crash leaves the old or the new
-one. A file that no manifest lists is an orphan, and is swept; other names are left alone.
+one. In a store that brokers share, each manifest has a file of its own instead, which the store
+names (manifest_pointers.py). A file that no manifest lists is an orphan, and is swept; other names
+are left alone.
 
 All functions block: call them in a lane of the disk, and those that write to one partition one at a
 time. After an OSError only what was durable before is certain. The caller may call again with the
@@ -47,9 +49,12 @@ from quackmq.records.batch import Buffer
 log = logging.getLogger(__name__)
 ARCHIVE: Final = "archive"
 _TOPIC: Final = "_topic.json"
-_MANIFEST: Final = "_manifest.json"
+#: The manifest of a store that is not shared.
+MANIFEST: Final = "_manifest.json"
 _NEW: Final = "_new-"
 _DELETED_PREFIX: Final = "~"
+#: The manifest of a shared store (manifest_pointers.py): version, then leader epoch.
+_SHARED_MANIFEST: Final = re.compile(r"_manifest-\d{8,}-(\d{8,})\.json")
 _FIRST_OFFSET: Final = re.compile("[0-9]{20}")
 _NUMBER: Final = re.compile("0|[1-9][0-9]*")
 _LEFT_BEHIND: Final = re.compile(
@@ -159,19 +164,25 @@ def partition_path(topic: str, partition: int) -> str:
 # --- partitions ----------------------------------------------------------------------------------
 
 
-def claim_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+def claim_partition(
+    disk: Disk, key: PartitionKey, topic: str, first_offset: int, manifest_name: str = MANIFEST
+) -> Manifest:
     """Claim the topic's directory, then open the partition as `open_partition` does."""
     claim_topic(disk, key.topic_id, topic)
     _remove_all_left_behind(disk)
-    return open_partition(disk, key, topic, first_offset)
+    return open_partition(disk, key, topic, first_offset, manifest_name)
 
 
-def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+def open_partition(
+    disk: Disk, key: PartitionKey, topic: str, first_offset: int, manifest_name: str = MANIFEST
+) -> Manifest:
     """Return the durable manifest of a partition whose topic is claimed. If nothing is archived
     yet, it is empty from `first_offset` on, where the log begins. Sweep orphans. Raises DamagedData
     if the manifest is damaged or missing while there are files of offsets that the log lacks."""
     path = partition_path(topic, key.partition)
-    manifest = read_manifest(disk, key, topic)
+    manifest = read_manifest(disk, key, topic, manifest_name)
+    if manifest is None and manifest_name != MANIFEST:
+        raise DamagedData(f"{path}/{manifest_name} is missing: restore it from a backup")
     if manifest is None:
         _check_without_manifest(disk, path, first_offset)
         disk.make_directory(path)
@@ -181,15 +192,17 @@ def open_partition(disk: Disk, key: PartitionKey, topic: str, first_offset: int)
         commit(disk, manifest)
     # A process may have renamed it, and died before it made that durable.
     disk.sync_directory(path)
-    sweep(disk, manifest)
+    sweep(disk, manifest, manifest_name=manifest_name)
     sweep_offered(disk, topic, key.partition)
     return manifest
 
 
-def read_manifest(disk: Disk, key: PartitionKey, topic: str) -> Manifest | None:
-    """Return the current manifest, or None. Raises DamagedData if it is damaged or of another
+def read_manifest(
+    disk: Disk, key: PartitionKey, topic: str, manifest_name: str = MANIFEST
+) -> Manifest | None:
+    """Return the manifest in a file, or None. Raises DamagedData if it is damaged or of another
     partition."""
-    path = f"{partition_path(topic, key.partition)}/{_MANIFEST}"
+    path = f"{partition_path(topic, key.partition)}/{manifest_name}"
     data = _read_file(disk, path)
     if data is None:
         return None
@@ -210,22 +223,36 @@ def write_file(disk: Disk, topic: str, partition: int, name: str, data: Buffer) 
     disk.rename(f"{path}/{_NEW}{name}.new", f"{path}/{name}")
 
 
-def commit(disk: Disk, manifest: Manifest) -> None:
-    """Make a manifest the valid one. All its files were written by `write_file`."""
+def commit(disk: Disk, manifest: Manifest, manifest_name: str = MANIFEST) -> None:
+    """Make a manifest durable, and with the default name valid. All its files were written by
+    `write_file`."""
     path = partition_path(manifest.topic, manifest.key.partition)
     disk.sync_directory(path)  # no manifest before the names of its files
-    _replace_file(disk, path, _MANIFEST, manifests.encode(manifest))
+    _replace_file(disk, path, manifest_name, manifests.encode(manifest))
 
 
-def sweep(disk: Disk, manifest: Manifest, in_use: Collection[str] = ()) -> list[str]:
+def shared_manifest_name(version: int, epoch: int) -> str:
+    """Return the name of a manifest's own file, for the broker with this leader epoch."""
+    return f"_manifest-{version:08d}-{epoch:08d}.json"
+
+
+def sweep(
+    disk: Disk,
+    manifest: Manifest,
+    in_use: Collection[str] = (),
+    manifest_name: str = MANIFEST,
+) -> list[str]:
     """Remove the files that the durable manifest does not list, except those `in_use`; return their
-    names. Files that remain after a crash are swept again."""
+    names. Files that remain after a crash are swept again. Of the manifests of a shared store,
+    remove those that this one has replaced."""
     path = partition_path(manifest.topic, manifest.key.partition)
     needed = {*manifests.list_names(manifest), *in_use}
     orphans = [
         name
         for name in disk.list(path)
-        if name.startswith(_NEW) or (manifests.is_archive_name(name) and name not in needed)
+        if name.startswith(_NEW)
+        or (manifests.is_archive_name(name) and name not in needed)
+        or _is_replaced(name, manifest_name)
     ]
     for name in orphans:
         disk.remove(f"{path}/{name}")
@@ -267,6 +294,15 @@ def missing_files(disk: Disk, manifest: Manifest) -> list[str]:
 # --- helpers -------------------------------------------------------------------------------------
 
 
+def _is_replaced(name: str, manifest_name: str) -> bool:
+    """Return whether `name` is a manifest of the same leader epoch as the valid one, or of an
+    earlier epoch. A manifest of a later epoch is a successor's."""
+    found, valid = _SHARED_MANIFEST.fullmatch(name), _SHARED_MANIFEST.fullmatch(manifest_name)
+    if found is None or valid is None or name == manifest_name:
+        return False
+    return int(found[1]) <= int(valid[1])
+
+
 def _check_without_manifest(disk: Disk, path: str, first_offset: int) -> None:
     """Check that files without a manifest can be dropped: the log must have all records that may be
     in them. Raises DamagedData."""
@@ -275,7 +311,7 @@ def _check_without_manifest(disk: Disk, path: str, first_offset: int) -> None:
         if manifests.is_archive_name(name) and match and int(match[0]) < first_offset:
             raise DamagedData(
                 f"{path} contains {name}, the log begins at offset {first_offset}, and there is no "
-                f"{_MANIFEST}: restore it from a backup"
+                f"{MANIFEST}: restore it from a backup"
             )
 
 

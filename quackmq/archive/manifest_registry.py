@@ -38,6 +38,7 @@ from weakref import WeakValueDictionary
 from quackmq.archive import layout as files
 from quackmq.archive import limits, manifest
 from quackmq.archive.manifest import Manifest
+from quackmq.archive.manifest_pointers import ManifestPointers
 from quackmq.archive.partition_archive import (
     PartitionArchive,
     unknown_partition_error,
@@ -54,6 +55,7 @@ from quackmq.errors import (
     QuackError,
     StorageError,
     UnknownTopic,
+    WriteFailed,
 )
 from quackmq.failure_log import FailureLog
 from quackmq.model.topic import PartitionKey, Topic
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from quackmq.archive.parquet.reader import ArchiveReader
 
 T = TypeVar("T")
-_OpenFiles = Callable[["Disk", PartitionKey, str, int], Manifest]
+_OpenFiles = Callable[["Disk", PartitionKey, str, int, str], Manifest]
 log = logging.getLogger("quackmq.archive")
 
 
@@ -84,6 +86,7 @@ class ManifestRegistry:
         self._reader: ArchiveReader | None = None
         self._reader_lock = threading.Lock()
         self._log = log_store
+        self._pointers = ManifestPointers(log_store)
         self._partitions: dict[PartitionKey, PartitionArchive] = {}
         self._changed: dict[PartitionKey, None] = {}
         self._pins = 0
@@ -243,6 +246,7 @@ class ManifestRegistry:
             self._partitions.pop(key).is_deleted = True
         if deleted_keys:
             await self._run_shielded(self._remove(topic))
+            await self._run_shielded(self._pointers.remove(deleted_keys))
 
     async def remove_left_behind(self) -> None:
         """Retry to remove the archives of deleted topics."""
@@ -266,6 +270,7 @@ class ManifestRegistry:
                 key = PartitionKey(topics[name].id, number)
                 self._partitions[key] = PartitionArchive(key, name, self._lock(key), problem=damage)
             log.error("topic %s: %s; it is not archived, and its log is kept", name, damage)
+        await self._pointers.remove_others({topic.id for topic in topics.values()})
         opening: list[PartitionArchive] = []
         for name, numbers in scan.partitions.items():
             for number in numbers:
@@ -318,8 +323,9 @@ class ManifestRegistry:
             try:
                 offsets = await self._log.offsets(key)
                 begin = max(first_offset, offsets.first)
+                name = partition.manifest_name = await self._pointers.find(key)
                 manifest_on_disk = await self.disk.run(
-                    partial(open_files, self.disk, key, topic, begin), "archive"
+                    partial(open_files, self.disk, key, topic, begin, name), "archive"
                 )
                 if partition.is_deleted:
                     raise UnknownTopic(f"topic {topic} was deleted")
@@ -356,13 +362,16 @@ class ManifestRegistry:
                 first_in_log,
             )
         if first_in_log < partition.manifest.next_offset:
+            name = partition.manifest_name
             await self.disk.run(
-                partial(self._verify_and_commit, manifest_on_disk, first_in_log), "archive"
+                partial(self._verify_and_commit, manifest_on_disk, name, first_in_log), "archive"
             )
             end = (await self._log.offsets(key)).next
             await self._log.trim(key, min(end, partition.manifest.next_offset))
 
-    def _verify_and_commit(self, manifest_on_disk: Manifest, first_in_log: int) -> None:
+    def _verify_and_commit(
+        self, manifest_on_disk: Manifest, manifest_name: str, first_in_log: int
+    ) -> None:
         """In the archive lane, before the log deletes records from `first_in_log` on: check that
         all of them can be read from the archive, and make the manifest durable, since an earlier
         sync may have failed."""
@@ -372,7 +381,7 @@ class ManifestRegistry:
         for quarantined in manifest_on_disk.quarantined:
             if quarantined.next_offset > first_in_log:
                 self.reader.verify(manifest_on_disk, quarantined)
-        files.commit(self.disk, manifest_on_disk)
+        files.commit(self.disk, manifest_on_disk, manifest_name)
 
     async def _change(
         self,
@@ -438,19 +447,24 @@ class ManifestRegistry:
         _check_names(
             older, changed, [*(name for name, _ in new_files), *(name for _, name in renames)]
         )
+        name = await self._pointers.new_name(changed)
         try:
-            await self.disk.run(partial(self._write, changed, new_files, renames), "archive")
-        except OSError as error:
+            await self.disk.run(partial(self._write, changed, name, new_files, renames), "archive")
+            await self._pointers.move(partition.key, name)
+        except (OSError, WriteFailed) as error:
             # Either manifest may be on disk. Keep the older one in memory, but under the new
             # version, so that this version is never used for another manifest.
             partition.commit_unknown = partition.has_orphans = True
             partition.set_manifest(
                 dataclasses.replace(older, version=changed.version), self._changed
             )
+            if isinstance(error, WriteFailed):
+                raise
             raise _storage_error(partition, error) from error
         if partition.is_deleted:
             raise UnknownTopic(f"topic {partition.topic} was deleted")
         partition.commit_unknown = False
+        partition.manifest_name = name
         partition.set_manifest(changed, self._changed)
         if partition.has_orphans or manifest.dropped_names(older, changed):
             partition.has_orphans = True
@@ -459,6 +473,7 @@ class ManifestRegistry:
     def _write(
         self,
         manifest_: Manifest,
+        manifest_name: str,
         new_files: Sequence[tuple[str, Buffer]],
         renames: Sequence[tuple[str, str]],
     ) -> None:
@@ -468,7 +483,7 @@ class ManifestRegistry:
             files.write_file(self.disk, manifest_.topic, manifest_.key.partition, name, content)
         for offered, name in renames:
             files.adopt_offered(self.disk, manifest_.topic, manifest_.key.partition, offered, name)
-        files.commit(self.disk, manifest_)
+        files.commit(self.disk, manifest_, manifest_name)
 
     async def _remove(self, topic: Topic) -> None:
         """Remove the archive of a deleted topic. If this fails, remember the topic for
@@ -505,9 +520,10 @@ class ManifestRegistry:
             current = partition.manifest
             if current is None or partition.is_deleted or partition.commit_unknown:
                 return
-            in_use = partition.names_in_use()
+            in_use, name = partition.names_in_use(), partition.manifest_name
+            sweep = partial(files.sweep, self.disk, current, in_use, name)
             try:
-                await self.disk.run(partial(files.sweep, self.disk, current, in_use), "archive")
+                await self.disk.run(sweep, "archive")
             except OSError as error:
                 log.warning(
                     "topic %s, partition %d: files of the archive that are no longer needed could "

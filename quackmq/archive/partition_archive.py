@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from quackmq.archive.layout import MANIFEST
 from quackmq.archive.manifest import Manifest, list_names
 from quackmq.errors import QuackError, UnknownPartition
 from quackmq.model.topic import PartitionKey
@@ -30,6 +31,8 @@ class PartitionArchive:
         #: Whether nothing of it was archived when the broker was opened.
         self.is_new = is_new
         self.manifest: Manifest | None = None
+        #: The file with the durable manifest (manifest_pointers.py).
+        self.manifest_name = MANIFEST
         self.size = 0
         self.is_deleted = False
         #: Whether the last change failed: its manifest may be on disk, or the one before.

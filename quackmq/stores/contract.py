@@ -72,9 +72,11 @@ class Watch(Protocol):
 
 class Store(ABC):
     """A store of the broker's data. Call it from the event loop that opened it. `cluster_id` is
-    chosen when the store is created and never changes."""
+    chosen when the store is created and never changes. `is_shared` says whether another broker may
+    take it over while this one still runs (`lost`)."""
 
     cluster_id: str
+    is_shared: bool = False
 
     # --- topics -----------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class DelegatingStore(Store):
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.cluster_id = inner.cluster_id
+        self.is_shared = inner.is_shared
 
     # --- topics -----------------------------------------------------------------------------
 

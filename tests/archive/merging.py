@@ -20,6 +20,8 @@ DUCKS = Topic(KEY.topic_id, TOPIC, 2, Policy(), 0)
 class StillLog:
     """Of a log, what the archive asks: it begins at 0 and takes no notice of being trimmed."""
 
+    is_shared = False
+
     async def topics(self) -> Mapping[str, Topic]:
         return {TOPIC: DUCKS}
 

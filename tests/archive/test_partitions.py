@@ -464,10 +464,12 @@ async def test_while_an_archive_is_taken_up_later_nothing_counts_as_gone(
     def refuse(*_: object) -> files.ArchiveScan:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), files.ARCHIVE)
 
-    def open_late(disk: Disk, key: PartitionKey, topic: str, first_offset: int) -> Manifest:
+    def open_late(
+        disk: Disk, key: PartitionKey, topic: str, first_offset: int, manifest_name: str
+    ) -> Manifest:
         is_opening.set()
         may_open.wait()
-        return real_open(disk, key, topic, first_offset)
+        return real_open(disk, key, topic, first_offset, manifest_name)
 
     monkeypatch.setattr(files, "scan_archive", refuse)
     await home.open()
