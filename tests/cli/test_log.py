@@ -118,7 +118,7 @@ async def _trim(directory: Path, key: PartitionKey, offset: int) -> None:
 def test_ls_shows_topics_and_how_the_store_was_left(log: Log, directory: Path) -> None:
     output = log("ls", directory)
     assert (output.exit_code, output.err) == (0, "")
-    assert output.lines[0].startswith("format 3, cluster ")
+    assert output.lines[0].startswith("format 4, cluster ")
     assert output.lines[1:3] == ["run 1, leader epoch 1, sync always", "closed cleanly"]
     rows = [line.split() for line in output.lines[3:]]
     assert rows[0][:7] == ["TOPIC", "PARTITION", "FIRST", "STABLE", "NEXT", "BYTES", "SEGMENTS"]
@@ -137,7 +137,7 @@ def test_ls_tells_of_a_store_that_was_not_closed(log: Log, crashed: Path) -> Non
 
 def test_ls_as_json_says_the_same_to_programs(log: Log, directory: Path) -> None:
     content = orjson.loads(log("ls", "--json", directory).out)
-    assert (content["format"], content["closed"], content["findings"]) == (3, True, [])
+    assert (content["format"], content["closed"], content["findings"]) == (4, True, [])
     ducks, empty = content["topics"]
     assert (ducks["name"], empty["name"]) == ("ducks", "empty")
     assert ducks["policy"] == {"keep_for_ms": 1000, "ephemeral": True}

@@ -71,7 +71,7 @@ async def open_directory(
             recovered.discarded_frames,
         )
     if recovered.meta.format < FORMAT_VERSION:
-        # Before the first pack is written: an older program would not know it.
+        # Before anything is written that an older program would not know.
         replace_file(disk, META_PATH, recovered.meta.encode())
     _begin_run(disk, recovered)
     # List the files that exist now, before the committer writes new ones.

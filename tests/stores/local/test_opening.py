@@ -113,7 +113,7 @@ async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data" / "quackmq.json").write_bytes(orjson.dumps({"format": 7}))
     before = content_of(tmp_path / "data")
     with pytest.raises(
-        NewerFormat, match=r"data: .* has format 7, this program knows up to 3: use a newer QuackMQ"
+        NewerFormat, match=r"data: .* has format 7, this program knows up to 4: use a newer QuackMQ"
     ):
         await LocalStore.open(tmp_path / "data")
     assert content_of(tmp_path / "data") == before

@@ -80,8 +80,8 @@ async def test_nonsense_instead_of_what_the_directory_is_is_damage(
 
 
 async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / META_PATH).write_bytes(orjson.dumps({"format": 4, "whatever": True}))
-    with pytest.raises(NewerFormat, match="has format 4, this program knows up to 3: use a newer"):
+    (tmp_path / META_PATH).write_bytes(orjson.dumps({"format": 5, "whatever": True}))
+    with pytest.raises(NewerFormat, match="has format 5, this program knows up to 4: use a newer"):
         read_meta(RealDisk(tmp_path))
 
 

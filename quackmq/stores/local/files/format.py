@@ -62,8 +62,9 @@ from quackmq.stores import limits
 from quackmq.stores.core.chunk import ProducerBatch
 
 #: The version of everything in the directory. A newer one is refused. Format 3 added packs; a
-#: directory of format 2 is opened as one without packs.
-FORMAT_VERSION: Final = 3
+#: directory of format 2 is opened as one without packs. Format 4 added policies of topics, which a
+#: program for format 3 would take for damage.
+FORMAT_VERSION: Final = 4
 OLDEST_FORMAT_VERSION: Final = 2
 #: The version in frames and checkpoints: they did not change since format 2, except for fields of
 #: the checkpoint that a directory of format 2 does not have.

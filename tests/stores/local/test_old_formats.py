@@ -1,6 +1,7 @@
-"""Directories of format 2, made by the last version that wrote it: they open and read as before.
+"""Directories of earlier formats, made by the last version that wrote each: they open and read as
+before.
 
-`tests/data/format-2` has two, of the same store: as it was closed, and as a crash left it. What was
+`tests/data/format-N` has two, of the same store: as it was closed, and as a crash left it. What was
 read from it then is in `expected.json`.
 """
 
@@ -10,37 +11,60 @@ import hashlib
 import tarfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
 
 from quackmq.disk.real import RealDisk
 from quackmq.errors import QuackError
+from quackmq.model.policy import Policy
 from quackmq.model.topic import Append, PartitionKey, Read
 from quackmq.stores import limits as stores_limits
 from quackmq.stores.contract import Store
 from quackmq.stores.local import LocalStore
+from quackmq.stores.local.files.format import FORMAT_VERSION, OLDEST_FORMAT_VERSION
 from quackmq.stores.local.inspect.directory import Inspection
 from quackmq.stores.local.inspect.verify import Verification
 from tests.kit.support import Clock, batch_of, batches_of
 from tests.stores.local.directories import SMALL_PACKED, FailingDisk, open_store
 
-OLD = Path(__file__).parents[2] / "data" / "format-2"
-EXPECTED: dict[str, dict[str, Any]] = orjson.loads((OLD / "expected.json").read_bytes())
-STATES = ("closed", "crashed")
+DATA = Path(__file__).parents[2] / "data"
+#: Topics, and what was read of their partitions.
+Content = dict[str, dict[str, Any]]
 
 
-def unpacked(state: str, directory: Path) -> Path:
-    directory.mkdir()
-    with tarfile.open(OLD / f"{state}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "data"
+class OldDirectory(NamedTuple):
+    format: int
+    state: str
+
+    @property
+    def expected(self) -> Content:
+        content: Content = orjson.loads((self._files / "expected.json").read_bytes())
+        return content
+
+    def unpack(self, directory: Path) -> Path:
+        directory.mkdir()
+        with tarfile.open(self._files / f"{self.state}.tar.xz") as archive:
+            archive.extractall(directory, filter="data")
+        return directory / "data"
+
+    @property
+    def _files(self) -> Path:
+        return DATA / f"format-{self.format}"
 
 
-async def content_of(store: Store) -> dict[str, dict[str, Any]]:
+OLD_DIRECTORIES = [
+    OldDirectory(number, state)
+    for number in range(OLDEST_FORMAT_VERSION, FORMAT_VERSION)
+    for state in ("closed", "crashed")
+]
+every_old_directory = pytest.mark.parametrize("old", OLD_DIRECTORIES, ids=str)
+
+
+async def content_of(store: Store) -> Content:
     """What can be read of each partition, as `expected.json` has it."""
-    found: dict[str, dict[str, Any]] = {}
+    found: Content = {}
     for topic in (await store.topics()).values():
         for partition in range(topic.partitions):
             key = PartitionKey(topic.id, partition)
@@ -65,53 +89,67 @@ def format_of(directory: Path) -> int:
     return number
 
 
-@pytest.mark.parametrize("state", STATES)
-async def test_a_directory_of_format_2_is_read_back_byte_for_byte(
-    tmp_path: Path, state: str
+@every_old_directory
+async def test_an_old_directory_is_read_back_byte_for_byte(
+    tmp_path: Path, old: OldDirectory
 ) -> None:
-    directory = unpacked(state, tmp_path / state)
-    assert format_of(directory) == 2
+    directory = old.unpack(tmp_path / "old")
+    assert format_of(directory) == old.format
     for _ in range(2):
         store = await open_store(directory, SMALL_PACKED)
-        assert await content_of(store) == EXPECTED
+        assert await content_of(store) == old.expected
         await store.close()
-    assert format_of(directory) == 3
+    assert format_of(directory) == FORMAT_VERSION
+
+
+@pytest.mark.parametrize("state", ["closed", "crashed"])
+async def test_topics_of_format_3_are_archived_as_before_or_soon_after_they_are_live(
+    tmp_path: Path, state: str
+) -> None:
+    directory = OldDirectory(3, state).unpack(tmp_path / "old")
+    store = await open_store(directory, SMALL_PACKED)
+    topics = await store.topics()
+    assert topics["ducks"].policy == Policy(live_for_ms=60_000)
+    assert not topics["swans"].policy.archives_entries
+    await store.close()
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("state", STATES)
+@every_old_directory
 async def test_an_opening_that_is_killed_anywhere_leaves_a_directory_that_opens(
-    tmp_path: Path, state: str
+    tmp_path: Path, old: OldDirectory
 ) -> None:
+    expected = old.expected
     formats = set()
     for fail_at in range(1, 1_000):
-        directory = unpacked(state, tmp_path / str(fail_at))
+        directory = old.unpack(tmp_path / str(fail_at))
         disk = FailingDisk(directory, fail_at)
         with suppress(QuackError, OSError):
             killed = await LocalStore.open_on(disk, options=SMALL_PACKED, now_ms=Clock())
             await killed.close()
         formats.add(format_of(directory))
         store = await open_store(directory, SMALL_PACKED)
-        assert await content_of(store) == EXPECTED, f"killed at operation {fail_at}"
+        assert await content_of(store) == expected, f"killed at operation {fail_at}"
         await store.close()
         if not disk.has_failed:
             break
     assert not disk.has_failed, "it never lived to the end"
-    assert formats == {2, 3}
+    assert formats == {old.format, FORMAT_VERSION}
 
 
+@every_old_directory
 async def test_what_is_appended_to_an_old_directory_follows_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: OldDirectory
 ) -> None:
     monkeypatch.setattr(stores_limits, "MOVED_BYTES", 500)
-    directory = unpacked("crashed", tmp_path / "old")
+    directory = old.unpack(tmp_path / "old")
     store = await open_store(directory, SMALL_PACKED)
     key = PartitionKey((await store.topics())["geese"].id, 0)
     for number in range(40):
         await store.append([Append(key, batch_of(b"new %d" % number))])
     before = await content_of(store)
     await store.close()
-    assert before["geese/0"]["next"] == EXPECTED["geese/0"]["next"] + 40
+    assert before["geese/0"]["next"] == old.expected["geese/0"]["next"] + 40
     store = await open_store(directory, SMALL_PACKED)
     assert await content_of(store) == before
     await store.close()
@@ -121,13 +159,13 @@ async def test_what_is_appended_to_an_old_directory_follows_what_was_there(
     inspection.disk.close()
 
 
-@pytest.mark.parametrize("state", STATES)
+@every_old_directory
 async def test_tools_look_at_an_old_directory_without_changing_it(
-    tmp_path: Path, state: str
+    tmp_path: Path, old: OldDirectory
 ) -> None:
-    directory = unpacked(state, tmp_path / state)
+    directory = old.unpack(tmp_path / "old")
     inspection = Inspection(RealDisk(directory, read_only=True))
     assert list(Verification(inspection).findings()) == []
     inspection.close()
     inspection.disk.close()
-    assert format_of(directory) == 2
+    assert format_of(directory) == old.format
