@@ -283,6 +283,8 @@ class Clock:
         )
 
     def apply_correction(self, correction: Correction) -> None:
+        """End the pause and apply a correction that was confirmed: step the clock, or remember
+        the gap."""
         self.now_ms()
         self._paused_since_ms = None
         self._accepted_ms = correction.accepted_ms

@@ -199,10 +199,9 @@ class ManifestRegistry:
             await self._run_shielded(self._reload())
         partition = self._partitions.get(key)
         if partition is None:
-            await self._log.offsets(
-                key
-            )  # raises if it does not exist; if it is deleted later, `forget` is called
-            new_partition = PartitionArchive(key, topic.name, self._lock(key), is_new=True)
+            # Raise if the topic does not exist. If it is deleted later, `forget` is called.
+            await self._log.offsets(key)
+            new_partition = PartitionArchive(key, topic.name, self._lock_of(key), is_new=True)
             partition = self._partitions.setdefault(key, new_partition)
         return await self._run_shielded(self._open(partition, first_offset, files.claim_partition))
 
@@ -268,7 +267,9 @@ class ManifestRegistry:
         for name, damage in scan.damaged.items():
             for number in range(topics[name].partitions):
                 key = PartitionKey(topics[name].id, number)
-                self._partitions[key] = PartitionArchive(key, name, self._lock(key), problem=damage)
+                self._partitions[key] = PartitionArchive(
+                    key, name, self._lock_of(key), problem=damage
+                )
             log.error("topic %s: %s; it is not archived, and its log is kept", name, damage)
         await self._pointers.remove_others({topic.id for topic in topics.values()})
         opening: list[PartitionArchive] = []
@@ -277,7 +278,9 @@ class ManifestRegistry:
                 key = PartitionKey(topics[name].id, number)
                 # Until it is read, nothing may treat the archive as empty.
                 unread = StorageError(f"topic {name}, partition {number}: archive not read yet")
-                self._partitions[key] = PartitionArchive(key, name, self._lock(key), problem=unread)
+                self._partitions[key] = PartitionArchive(
+                    key, name, self._lock_of(key), problem=unread
+                )
                 opening.append(self._partitions[key])
         self._failure = None
         for partition in opening:
@@ -401,7 +404,7 @@ class ManifestRegistry:
 
     async def _trim(self, key: PartitionKey, before: int) -> None:
         """Trim the archive and then the log, while no other change of the partition runs."""
-        async with self._lock(key):
+        async with self._lock_of(key):
             if (unavailable := self.unavailable(key)) is not None:
                 raise without_traceback(unavailable)
             first_in_log = (await self._log.offsets(key)).first
@@ -536,8 +539,9 @@ class ManifestRegistry:
 
     # --- helpers -----------------------------------------------------------------------------
 
-    def _lock(self, key: PartitionKey) -> asyncio.Lock:
-        """Return a partition's lock; it is shared while any caller has it."""
+    def _lock_of(self, key: PartitionKey) -> asyncio.Lock:
+        """Return the lock of a partition. All callers that use it at the same time get the same
+        one; it is forgotten when no caller has it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()

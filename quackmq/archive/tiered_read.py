@@ -152,7 +152,7 @@ class TieredReader:
                 parts += await self._read_log(log_reads, remaining, is_first=remaining == max_bytes)
                 remaining = max_bytes - sum(part.size for part in parts)
                 log_reads = []
-            # The second condition is for a read of 0 bytes: it returns one batch all the same.
+            # A read of 0 bytes is not full before it has one batch.
             is_full = remaining <= 0 and remaining < max_bytes
             if is_full or opened_count >= limits.ARCHIVE_PARTITIONS_AT_ONCE:
                 parts.append(await self._skip_partition(read))
@@ -160,7 +160,8 @@ class TieredReader:
             parts.append(await self._read_archive(read, remaining, is_first=remaining == max_bytes))
             remaining = 0 if parts[-1].did_not_fit else remaining - parts[-1].size
             # A partition without data, because its records were aborted, must not block others.
-            opened_count += parts[-1].size > 0
+            if parts[-1].size > 0:
+                opened_count += 1
         if log_reads:
             parts += await self._read_log(log_reads, remaining, is_first=remaining == max_bytes)
         return parts

@@ -338,8 +338,9 @@ class Broker:
         partitions: int | None = None,
         policy: Policy | Callable[[Policy], Policy] | None = None,
     ) -> Topic:
-        """Add partitions, or change the policy. A function gets the present policy and returns the
-        new one; nobody else changes it meanwhile. UnknownTopic, InvalidRequest, LimitReached."""
+        """Add partitions, or change the policy. A function as `policy` gets the present policy and
+        returns the new one; no other change of the topic comes in between. Raise UnknownTopic,
+        InvalidRequest or LimitReached."""
         self._lifecycle.check_open()
         return await self._lifecycle.run_shielded(self._topics.alter(name, partitions, policy))
 
@@ -454,7 +455,7 @@ class Broker:
 
     async def trim(self, caller: Caller, key: PartitionKey, before: int) -> int:
         """Delete the records before an offset, also those that subscriptions hold. Return the first
-        offset that is left. OffsetOutOfRange beyond the end."""
+        offset that is left. Raise OffsetOutOfRange beyond the end."""
         self._lifecycle.check_open()
         self._topics.of(key)
         return await self._lifecycle.run_shielded(self._retention.trim(key, before))
@@ -503,10 +504,10 @@ class Broker:
         *,
         raise_on_loss: bool = False,
     ) -> Message | None:
-        """Return the next message if `last_id` is the id of the last one sent; otherwise, also for
-        an invalid id, send that one again. None if there is no message after `wait_ms`.
-        UnknownSubscription, NameInOtherMode. With `raise_on_loss`, raise EntriesLost before a
-        message that has `lost`."""
+        """Return the next message if `last_id` is the id of the message that was sent last.
+        Otherwise, also for an invalid id, return the message that was sent last again. Return None
+        if there is no message after `wait_ms`. Raise UnknownSubscription or NameInOtherMode. With
+        `raise_on_loss`, raise EntriesLost before a message that has `lost`."""
         return await self._subscriptions.get(
             caller, name, topic_name, last_id, wait_ms, raise_on_loss
         )
@@ -542,6 +543,7 @@ class Broker:
     # --- helpers ----------------------------------------------------------------------------
 
     def _make_archiver(self, archive: TieredStore, file_builder: FileBuilder | None) -> Archiver:
+        """Return a new archiver, which follows the topics of this broker."""
         from quackmq.archive.archiving.archiver import Archiver
 
         name_of = self.transactions.name_of

@@ -105,6 +105,7 @@ class TopicDefaults:
     # --- internal -----------------------------------------------------------------------------
 
     async def _put(self, pattern: str, settings: PolicySettings) -> None:
+        """Store the defaults of a pattern, then apply them."""
         async with self._locks.hold(STATE_PREFIX):
             if pattern not in self._stored and len(self._stored) >= limits.TOPIC_DEFAULTS:
                 raise LimitReached(
@@ -115,6 +116,8 @@ class TopicDefaults:
             self._rebuild()
 
     async def _remove(self, pattern: str) -> None:
+        """Delete the stored defaults of a pattern, then apply the deletion. Raise as `remove`
+        does."""
         async with self._locks.hold(STATE_PREFIX):
             if pattern not in self._stored:
                 shown = repr(pattern[:100])
@@ -129,6 +132,7 @@ class TopicDefaults:
             self._rebuild()
 
     async def _write(self, pattern: str, value: bytes | None) -> None:
+        """Store the defaults of a pattern, or delete them if `value` is None."""
         key = STATE_PREFIX + pattern
         state = await self._store.put_state(key, value, self._versions.get(pattern, 0))
         if value is None:

@@ -50,12 +50,12 @@ def open_standard_files() -> None:
 def default_interrupts() -> Iterator[None]:
     """Let SIGINT end the process immediately within this context, unless the parent process
     ignores SIGINT."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
+    former_handler = signal.getsignal(signal.SIGINT)
+    if former_handler is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, former_handler)

@@ -208,13 +208,13 @@ def _to_json_object(message: Message) -> dict[str, object]:
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": format_time(message.timestamp_ms),
-        "key": _text(message.key),
-        "headers": {name: _text(value) for name, value in message.headers.items()},
-        "value": _text(message.data),
+        "key": _text_or_base64(message.key),
+        "headers": {name: _text_or_base64(value) for name, value in message.headers.items()},
+        "value": _text_or_base64(message.data),
     }
 
 
-def _text(data: bytes | None) -> object:
+def _text_or_base64(data: bytes | None) -> object:
     """Return UTF-8 data as text, and other data as base64."""
     if data is None:
         return None

@@ -65,8 +65,8 @@ def configure_tool(environment: Mapping[str, str], stream: TextIO | None = None)
     """Configure logging for a command without settings. Raises InvalidSetting for an invalid
     environment variable."""
     configure(
-        _variable(environment, "LOG_LEVEL", LEVEL, TOOLS_LEVEL),
-        _variable(environment, "LOG_FORMAT", FORMAT, "text"),
+        _read_variable(environment, "LOG_LEVEL", LEVEL, TOOLS_LEVEL),
+        _read_variable(environment, "LOG_FORMAT", FORMAT, "text"),
         stream,
     )
 
@@ -164,7 +164,7 @@ def _colour(level: int) -> str:
     return next((colour for least, colour in _LEVEL_COLOURS if level >= least), _DIM)
 
 
-def _variable(environment: Mapping[str, str], name: str, kind: Kind, default: str) -> str:
+def _read_variable(environment: Mapping[str, str], name: str, kind: Kind, default: str) -> str:
     """Return a checked environment variable, or the default. Raises InvalidSetting."""
     text = environment.get(ENVIRONMENT_PREFIX + name, default)
     try:

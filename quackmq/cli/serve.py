@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
             "postgresql://… to keep it in a database"
         )
     logformat.configure(settings.log_level, settings.log_format)
-    for doubt in loaded.warnings:
-        log.warning("%s", doubt)
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
     if notice := describe_closed_listeners(loaded, addresses):
         log.info("%s", notice)
 

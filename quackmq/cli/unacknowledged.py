@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
         answer = request(address, "GET", f"{path}/count?{urlencode(message)}")
         print(json.dumps(answer) if args.json else answer["count"])
         return 0
-    answer = _list(address, path, message, args.after, args.limit)
+    answer = _fetch_subscriptions(address, path, message, args.after, args.limit)
     print(json.dumps(answer, indent=2) if args.json else _describe(answer))
     return 0
 
 
-def _list(
+def _fetch_subscriptions(
     address: Address, path: str, message: dict[str, Any], after: str | None, limit: int
 ) -> Any:
     """Return the broker's answer with at most `limit` subscriptions. A page of the broker may have

@@ -119,9 +119,9 @@ class _ProxyClient:
             if reply is not None:
                 return read_reply(request, reply)
             if deadline.has_passed():
-                raise self._timed_out(request, deadline)
+                raise self._timeout_error(request, deadline)
 
-    def _timed_out(self, request: Request, deadline: Deadline) -> QuackTimeout:
+    def _timeout_error(self, request: Request, deadline: Deadline) -> QuackTimeout:
         """Return the error for a missing reply. For a message, it says how to publish it again."""
         verb = encode_request(request).split(b" ", 1)[0].decode()
         text = f"{verb} {request.topic}: waited {deadline.duration_text()} for the proxy at "
@@ -145,9 +145,10 @@ class ReliableSubscriber(_ProxyClient):
         of this client: at `listen`, HOST:PORT, or by default at a free port of the local address
         that routes to the proxy. `timeout` is in seconds, for every call."""
         super().__init__(address, name, timeout)
-        #: A waiting `get` does not block `subscribe`.
+        #: Serialises `get` calls. `subscribe` does not need it, so a waiting `get` does not block
+        #: `subscribe`.
         self._get_lock = threading.Lock()
-        self._returned: ProxyMessage | None = None
+        self._last_returned: ProxyMessage | None = None
         self._acknowledges_at_get = directory is not None
         self._receiver = Receiver(self._req_socket.address, name, directory, listen)
 
@@ -203,9 +204,9 @@ class ReliableSubscriber(_ProxyClient):
         deadline = Deadline(self._timeout_s if timeout is None else timeout)
         with locked(self._get_lock, f"another get of {self.name} to end", deadline):
             # Without a directory, this call acknowledges the message of the last call.
-            if self._returned is not None:
-                self._receiver.done(self._returned)
-                self._returned = None
+            if self._last_returned is not None:
+                self._receiver.done(self._last_returned)
+                self._last_returned = None
             message = self._receiver.get(deadline)
             if hold:
                 return message
@@ -217,7 +218,7 @@ class ReliableSubscriber(_ProxyClient):
                     self._receiver.put_back(message)
                     raise
             else:
-                self._returned = message
+                self._last_returned = message
             return message
 
     def done(self, message: ProxyMessage) -> None:

@@ -145,7 +145,7 @@ class ZmqClient:
             # none. Ask again until the deadline.
             while (got := self._exchange(get, deadline, "a message")) is None:
                 if deadline.has_passed():
-                    raise self._timed_out(get, deadline, "a message")
+                    raise self._timeout_error(get, deadline, "a message")
             assert isinstance(got, ReceivedMessage), "the codec returns Got or None for Get"
             if after is None:
                 self._ids.put(topic, got.id)
@@ -205,10 +205,10 @@ class ZmqClient:
         check_topic_name(request.topic)
         reply = self._req_socket.request(encode_request(request), deadline.remaining_s())
         if reply is None:
-            raise self._timed_out(request, deadline, waited_for)
+            raise self._timeout_error(request, deadline, waited_for)
         return read_reply(request, reply)
 
-    def _timed_out(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
+    def _timeout_error(self, request: Request, deadline: Deadline, waited_for: str) -> QuackTimeout:
         """Return the error for a missing reply. For a put, it says that the outcome is unknown."""
         verb = encode_request(request).split(b" ", 1)[0].decode()
         text = f"{verb} {request.topic}: waited {deadline.duration_text()} for {waited_for}"

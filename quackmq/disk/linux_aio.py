@@ -94,7 +94,7 @@ class KernelSync:
             return None
 
     def begin(self, descriptor: int, on_synced: Synced) -> bool:
-        """Start a sync, one at a time. Return whether the system accepted it; `done` is called when
+        """Start a sync, one at a time. Return whether the system accepted it. Call `on_synced` when
         it ends."""
         if self._on_synced is not None:
             raise InternalError("a sync was started while another one was running")

@@ -99,6 +99,7 @@ class RealFile:
         return self._is_byte_cached(position) and self._is_byte_cached(position + length - 1)
 
     def _is_byte_cached(self, position: int) -> bool:
+        """Return whether the system can read a byte without waiting for the device."""
         if _NOWAIT is None:
             return False
         try:
@@ -191,6 +192,8 @@ class RealDisk:
             return []
 
     def lock(self, path: str) -> None:
+        """Lock the directory for one broker and write the process id into the lock file. If
+        `read_only`, share the lock with other readers. Raise StoreLocked."""
         if self._read_only:
             self._lock_shared(path)
             return
@@ -208,6 +211,7 @@ class RealDisk:
         self._flock(descriptor, fcntl.LOCK_SH)
 
     def _flock(self, descriptor: int, operation: int) -> None:
+        """Lock the lock file, or close it and raise StoreLocked with the reason."""
         if not _try_flock(descriptor, operation):
             # Tools that read the directory share the lock and leave the last broker's process id in
             # the file. So the id is that of the holder only if the lock cannot be shared.
@@ -249,6 +253,7 @@ class RealDisk:
         return time.monotonic() >= self._loop_writes_from_s
 
     def _lane_threads(self, lane: Lane) -> _LaneThreads:
+        """Return the threads of a lane; start them on first use."""
         threads = self._lanes.get(lane)
         if threads is None:
             count = _READ_THREADS if lane == "read" else 1
@@ -275,6 +280,7 @@ class RealDisk:
             self._lane_threads("flush").submit(file.sync, lambda _, error: record_and_report(error))
 
     def _sync_on_loop(self, file: RealFile, on_synced: Synced, started_s: float) -> None:
+        """Sync a file in the event loop, record how long that took, and report the result."""
         failure: OSError | None = None
         try:
             file.sync()
@@ -321,6 +327,8 @@ class _LaneThreads:
             thread.join()
 
     def _work(self) -> None:
+        """Run queued functions until `stop` queues None. Pass each result to its callback in the
+        event loop."""
         if self._niceness:
             _lower_priority(self._niceness)
         while (job := self._queue.get()) is not None:
@@ -353,6 +361,8 @@ def _try_flock(descriptor: int, operation: int) -> bool:
 
 
 def _resolve(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+    """Pass the result or the error of a function to the future of its caller, unless the caller
+    was cancelled."""
     if future.cancelled():
         return
     if error is not None:

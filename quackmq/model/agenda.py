@@ -37,7 +37,11 @@ class Agenda(Generic[K]):
         if len(self._heap) > 2 * len(self._times) + limits.AGENDA_SPARE:
             # Drop replaced and dropped times when they outnumber the others. A sorted list is a
             # heap.
-            self._heap = sorted(each for each in self._heap if self._times.get(each[2]) == each[0])
+            self._heap = sorted(
+                (due_ms, number, each)
+                for due_ms, number, each in self._heap
+                if self._times.get(each) == due_ms
+            )
 
     def drop(self, key: K) -> None:
         """Remove a key."""

@@ -359,15 +359,15 @@ class Leases:
                 f"{_VERSION}: use a newer QuackMQ"
             )
         if not _HEAD.size < len(value) <= LONGEST_STATE_BYTES:
-            raise _damaged(f"it has {len(value)} bytes")
+            raise _damage_error(f"it has {len(value)} bytes")
         version, checksum = _HEAD.unpack_from(value)
         if version != _VERSION:
-            raise _damaged(f"version {version} does not exist")
+            raise _damage_error(f"version {version} does not exist")
         if crc32c(value[_HEAD.size :]) != checksum:
-            raise _damaged("the checksum is wrong")
+            raise _damage_error("the checksum is wrong")
         leases = cls._from_numbers(_decode_varints(value, _HEAD.size), terms, due_ms)
         if leases.encode() != value:
-            raise _damaged("it is not in canonical form")
+            raise _damage_error("it is not in canonical form")
         return leases
 
     @classmethod
@@ -376,7 +376,7 @@ class Leases:
         low = next(numbers)
         frontier = low + next(numbers)
         if frontier >= _NO_END:
-            raise _damaged(f"its frontier is {frontier}")
+            raise _damage_error(f"its frontier is {frontier}")
         leases = cls(terms, frontier)
         leases.counts = Counts(*(next(numbers) for _ in Counts._fields))
         gaps = _read_pairs(numbers, limits.LEASE_GAPS)
@@ -386,7 +386,7 @@ class Leases:
             offset += distance
             is_fresh = offset >= frontier or leases._fresh_ranges.contains(offset)
             if is_fresh or not deliveries or offset in leases._lease_by_offset:
-                raise _damaged(f"{offset} cannot be outstanding, leased {deliveries} times")
+                raise _damage_error(f"{offset} cannot be outstanding, leased {deliveries} times")
             leases._offsets.append(offset)
             leases._set_lease(Lease(offset, deliveries, due_ms))
         return leases
@@ -400,9 +400,11 @@ class Leases:
     def _find_due(self, now_ms: int) -> LeaseRange | None:
         """Return the outstanding entry that is due again first, or None."""
         self._drop_stale_due_times()
-        if not self._due_times or self._due_times[0][0] > now_ms:
+        if not self._due_times:
             return None
-        offset = self._due_times[0][1]
+        due_ms, offset = self._due_times[0]
+        if due_ms > now_ms:
+            return None
         return LeaseRange(offset, offset + 1, is_redelivery=True)
 
     def _find_oldest(self, end_offset: int) -> LeaseRange | None:
@@ -492,7 +494,7 @@ class _FreshRanges:
             start = end + distance
             touches_previous = bool(fresh.ends) and not distance
             if touches_previous or not length or start + length >= frontier:
-                raise _damaged(f"a gap of {length} offsets at {start} is impossible")
+                raise _damage_error(f"a gap of {length} offsets at {start} is impossible")
             end = start + length
             fresh.starts.append(start)
             fresh.ends.append(end)
@@ -561,18 +563,18 @@ def _decode_varints(value: bytes, position: int) -> Iterator[int]:
             yield number
             number = shift = 0
         elif shift >= 7 * _VARINT_BYTES:
-            raise _damaged("it contains a number that is too large")
-    raise _damaged("it ends too early")
+            raise _damage_error("it contains a number that is too large")
+    raise _damage_error("it ends too early")
 
 
 def _read_pairs(numbers: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
     """Yield pairs; the first number is their count."""
     count = next(numbers)
     if count > most:
-        raise _damaged(f"it has {count} items where at most {most} are allowed")
+        raise _damage_error(f"it has {count} items where at most {most} are allowed")
     for _ in range(count):
         yield next(numbers), next(numbers)
 
 
-def _damaged(reason: str) -> DamagedStore:
+def _damage_error(reason: str) -> DamagedStore:
     return DamagedStore(f"a stored subscription state is invalid: {reason}")

@@ -169,14 +169,14 @@ def replay_transaction(
 
 
 def expired_producers(states: Mapping[int, Producer], before_ms: int) -> list[int]:
-    """Return the producer ids to forget: those that appended nothing after `before_ms`, and, above
-    the bound, those silent longest. Ids derived from keys go first; a producer with an open
-    transaction never goes. If there are very many, the rest is returned by later calls.
+    """Return the producer ids to forget: those that appended nothing after `before_ms`, and
+    those silent for longest if there are more than the bound. Ids derived from keys are chosen
+    first. A producer with an open transaction is never chosen. If there are very many, later
+    calls return the others.
 
     `states` must be ordered by last append, the longest silent first. (The owner removes a state
-    and inserts its successor at the end.) So this function examines few states and may be called at
-    every append.
-    """
+    and inserts its successor at the end.) So this function examines few states and may be called
+    at every append."""
     excess = len(states) - limits.PRODUCERS_PER_PARTITION
     forgotten: dict[int, None] = {}
     if excess > 0:
@@ -184,9 +184,9 @@ def expired_producers(states: Mapping[int, Producer], before_ms: int) -> list[in
         ids_of_keys = (producer_id for producer_id in examined if producer_id >= FIRST_KEY_ID)
         forgotten = dict.fromkeys(islice(ids_of_keys, excess))
     for producer_id, state in states.items():
-        if len(forgotten) >= excess and (
-            state.last_append_ms > before_ms or len(forgotten) >= limits.FORGOTTEN_PRODUCERS
-        ):
+        is_recent = state.last_append_ms > before_ms
+        is_enough = is_recent or len(forgotten) >= limits.FORGOTTEN_PRODUCERS
+        if is_enough and len(forgotten) >= excess:
             break
         if state.transaction_offset == NO_TRANSACTION:
             forgotten[producer_id] = None

@@ -22,8 +22,8 @@ _SHOWN_BYTES = 200
 
 
 def decode_stored(value: bytes | msgspec.Raw, shape: type[T], description: str) -> T:
-    """Decode a JSON value into any type that msgspec supports. `what` names the value in an error.
-    Raises DamagedStore."""
+    """Decode a JSON value into any type that msgspec supports. `description` names the value in an
+    error. Raise DamagedStore if the value does not fit the type."""
     try:
         return msgspec.json.decode(value, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -90,6 +90,7 @@ class Terms:
     window: int = limits.LIVE_WINDOW
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest for a value out of range."""
         check_lease(self.lease_ms)
         if not 1 <= self.outstanding <= limits.LEASES:
             raise InvalidRequest(

@@ -328,6 +328,7 @@ def _not_mapped_error(ref: ProducerRef) -> InvalidProducerIdMapping:
 
 
 def _fenced_error(id_state: TransactionalIdState, ref: ProducerRef) -> ProducerFenced:
+    """Return the error for a producer that was fenced."""
     return ProducerFenced(
         f"the transactional id {ref.transactional_id} is at epoch {id_state.epoch} of producer "
         f"{id_state.producer_id}: epoch {ref.epoch} of producer {ref.producer_id} was replaced by "

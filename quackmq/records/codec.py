@@ -286,7 +286,7 @@ def find_larger_value(
 class BatchWriter:
     """Builds one batch. Not thread-safe; use it once."""
 
-    __slots__ = ("_attributes", "_builder", "_count", "_headers", "_shift")
+    __slots__ = ("_attributes", "_builder", "_count", "_header_count", "_shift")
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class BatchWriter:
         )
         self._attributes = CONTROL_FLAG * control | TIMESTAMP_TYPE_FLAG * append_time
         self._count = 0
-        self._headers = 0
+        self._header_count = 0
         self._shift = 0
 
     def add(
@@ -342,7 +342,7 @@ class BatchWriter:
             or offset_delta >= shared_limits.RECORDS_PER_BATCH
         ):
             return False
-        elif headers and self._headers + len(headers) > limits.HEADERS_PER_BATCH:
+        elif headers and self._header_count + len(headers) > limits.HEADERS_PER_BATCH:
             return False
         try:
             added = self._builder.append(
@@ -355,20 +355,21 @@ class BatchWriter:
         if added is None:
             return False
         self._count += 1
-        self._headers += len(headers)
+        self._header_count += len(headers)
         return True
 
     def finish(self, base_offset: int = 0, leader_epoch: int = NO_EPOCH) -> bytes:
-        """Return the batch. Raises RecordTooLarge if the first record alone exceeds `limits`."""
+        """Return the batch. Raise RecordTooLarge if its first record alone is too large for a
+        batch."""
         inflated = self._builder.size() - HEADER_BYTES
         if inflated > shared_limits.DECODED_BATCH_BYTES:
             raise RecordTooLarge(
                 f"records of {inflated} bytes are too large: a batch holds at most "
                 f"{shared_limits.DECODED_BATCH_BYTES}"
             )
-        if self._headers > limits.HEADERS_PER_BATCH:
+        if self._header_count > limits.HEADERS_PER_BATCH:
             raise RecordTooLarge(
-                f"a record has {self._headers} headers; at most {limits.HEADERS_PER_BATCH} fit"
+                f"a record has {self._header_count} headers; at most {limits.HEADERS_PER_BATCH} fit"
             )
         batch = self._builder.build()
         if len(batch) > shared_limits.BATCH_BYTES:

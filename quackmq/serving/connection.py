@@ -101,6 +101,8 @@ class ServedConnection(asyncio.BaseProtocol, ABC):
     # --- called by the transport --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set up the connection. Ask the server to admit it; then call `_on_opened`, or
+        `_on_refused`."""
         self._transport = transport
         if not self._channel:
             host, port, *_ = transport.get_extra_info("peername") or ("?", 0)

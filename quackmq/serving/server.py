@@ -172,6 +172,7 @@ class Server(ABC, Generic[ConnectionT]):
         for connection in list(self.connections):
             connection.abort()
         if self.connections:
+            # An aborted connection is closed in the next turn of the loop.
             self._all_closed.clear()
             await self._all_closed.wait()
 

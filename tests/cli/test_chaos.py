@@ -95,7 +95,7 @@ def test_a_plan_has_just_the_faults_that_were_chosen(fault: str) -> None:
 
 
 def test_who_is_not_to_put_only_takes() -> None:
-    acts = {step.act for step in islice(plan(3, ["a"], puts=False), 1_000)}
+    acts = {step.act for step in islice(plan(3, ["a"], with_puts=False), 1_000)}
     assert not acts & PUTS
     assert acts >= TAKES
 

@@ -70,8 +70,11 @@ def _check_clients(servers: ProxyServers) -> None:
     if set(clients._connections) != set(clients._retransmissions):
         raise Violation("a client without a topic has a connection, or one with a topic has none")
     for each in retransmissions:
-        if len(each._early) > limits.PROXY_EARLY:
-            raise Violation(f"{len(each._early)} early acknowledgements of {each.client} are kept")
+        if len(each._early_acknowledgements) > limits.PROXY_EARLY:
+            raise Violation(
+                f"{len(each._early_acknowledgements)} early acknowledgements of {each.client} are "
+                "kept"
+            )
 
 
 async def check_nothing_left(servers: ProxyServers) -> None:

@@ -412,9 +412,9 @@ class Archiver:
                 # Also after an error: the next run must not examine these records again.
                 state.examined_to = max(state.examined_to, run.examined_to)
                 state.suspects = run.suspects
-                self._done = self._done.plus(run.done)
+                self._done = self._done.plus(run.result)
         self._record_success(name, key)
-        return run.done
+        return run.result
 
     async def _free_builder_memory(self) -> None:
         """Tell the file builder that there is no work for a while, when it builds no file."""

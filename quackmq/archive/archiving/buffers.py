@@ -49,9 +49,9 @@ class Buffers:
     async def fill(
         self, key: PartitionKey, offset: int, end: int, most_bytes: int | None = None
     ) -> FilledBuffer:
-        """Read a log from `offset` up to `end`: as much as fits into a buffer, or until there are
-        `most_bytes`, but at least one batch. The piece is empty if there is nothing to read, or
-        only an error."""
+        """Read a log from `offset` up to `end` into a free buffer: until the buffer is full or
+        has `most_bytes`, but at least one batch. If nothing can be read, the piece is empty; an
+        error of reading is in the result."""
         buffer = await self._free.get()
         try:
             fill_bytes = limits.ARCHIVE_FILL_BYTES if most_bytes is None else most_bytes

@@ -61,7 +61,7 @@ class SuspectRange(NamedTuple):
 class ArchiveRun:
     """One run: archive at most one file of a partition, up to `end`, from where the archive ends.
     Use once. After the run, also if it raised, `examined_to` is the offset before which everything
-    was examined, `suspects` the range for the next run, and `done` the result."""
+    was examined, `suspects` the range for the next run, and `result` what was archived."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ArchiveRun:
     ) -> None:
         self.examined_to = examined_to
         self.suspects = suspects
-        self.done = ArchiveResult()
+        self.result = ArchiveResult()
         self._topic = topic
         self._key = key
         self._end = end
@@ -104,7 +104,7 @@ class ArchiveRun:
             self.suspects = None
         start = self._position = max(self.examined_to, self._file_start)
         stopped_by = await self._fill_file()
-        self.done = ArchiveResult(log_bytes=self._log_bytes)
+        self.result = ArchiveResult(log_bytes=self._log_bytes)
         if self._file_end > self._file_start:
             version = manifest.version + 1
             await self._commit(
@@ -247,7 +247,7 @@ class ArchiveRun:
         if not files:  # retention has trimmed everything that was archived
             return
         # All files but the Parquet file are quarantined batches.
-        self.done = self.done._replace(
+        self.result = self.result._replace(
             files=1, records=file.records, file_bytes=file.size, quarantined=len(files) - 1
         )
         partition_name = self._topic.name, self._key.partition

@@ -58,8 +58,8 @@ class WorkerProcess:
     def add(
         self, piece: LogPiece, publishers: Mapping[int, str | None]
     ) -> BuildProgress | UnknownProducers:
-        """Send a piece to the process. Its batches travel as data beside the pickled message, which
-        has a piece without them."""
+        """Send a piece of the log to the process. Its batches are sent as raw data after the
+        message, so that they are not pickled."""
         request = ("add", piece._replace(data=b""), dict(publishers))
         progress, _ = self._request(request, [piece.data])
         if not isinstance(progress, BuildProgress | UnknownProducers):

@@ -51,18 +51,18 @@ class MergeWork:
             raise StorageError(f"{self.directory}: files cannot be merged: {error}") from error
 
     def undo(self) -> None:
-        """Remove the new file, at whatever step the merge is."""
+        """Stop the merge and remove the new file, however far the merge has come."""
         self._steps.close()
         if self._sink is not None:
             self._sink.close()
             try:
                 self._disk.remove(self.path)
             except FileNotFoundError:
-                return  # it already has its final name
+                return  # the file was renamed to its final name
 
     def _run(self) -> Generator[bool, None, None]:
-        """Merge step by step: yield after each row group. Write the new file as it grows, then
-        finish it and make it durable."""
+        """Merge row group by row group: write the new file as it grows, then finish it and make
+        it durable. Yield True after each row group, because there is more to do."""
         merge, manifest = self._merge, self._manifest
         self._sink = sink = _DiskSink(self._disk.open(self.path, create=True))
         writer = RowsWriter(manifest.key, manifest.topic, merge.first_offset, sink)

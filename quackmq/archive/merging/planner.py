@@ -53,6 +53,7 @@ class MergeSettings:
     by_day: bool = False
 
     def __post_init__(self) -> None:
+        """Raise InvalidSetting for a value out of range."""
         if self.target_bytes < 1 or self.most_files < 2 or self.growth < _LAST_GROWTH:
             raise InvalidSetting(
                 f"invalid merge settings: target_bytes {self.target_bytes} must be 1 or more, "
@@ -111,7 +112,7 @@ def plan(
             files = tuple(part.file for part in parts[start : start + count])
             begin = max(files[0].first_offset, manifest.first_offset)
             merges.append(Merge(manifest.key, manifest.version, files, begin))
-        start += count or 1
+        start += max(count, 1)
     return merges
 
 

@@ -79,36 +79,37 @@ def compare(
     old: Sequence[ArchiveFile],
     new: Sequence[ReplacementFile],
 ) -> Iterator[None]:
-    """Check that the new files contain the same rows as the old ones, from where the first new one
-    begins. Yields after each row group. Raises InvalidRequest if they differ, DamagedData if an old
-    one cannot be read."""
-    begin = new[0].file.first_offset
+    """Check that the new files contain the same rows as the old ones, from the first offset of
+    the new ones on. Yield after each row group. Raise InvalidRequest if they differ, DamagedData
+    if an old file cannot be read."""
+    first_offset = new[0].file.first_offset
     new_rows = _read_new_rows(reader, manifest, new)
-    pending = next(new_rows, None)
+    unmatched_new = next(new_rows, None)
     for file in old:
         for old_rows in reader.scan(manifest, file):
             if isinstance(old_rows, DamagedData):
                 raise old_rows
-            rows = drop_rows_before(old_rows, begin)
-            while rows.num_rows:
-                if pending is None:
+            unmatched_old = drop_rows_before(old_rows, first_offset)
+            while unmatched_old.num_rows:
+                if unmatched_new is None:
                     raise InvalidRequest(
-                        f"offset {_first_offset(rows)} is missing in the replacement"
+                        f"offset {_first_offset(unmatched_old)} is missing in the replacement"
                     )
-                count = min(rows.num_rows, pending.num_rows)
-                if not rows.slice(0, count).equals(pending.slice(0, count)):
+                count = min(unmatched_old.num_rows, unmatched_new.num_rows)
+                if not unmatched_old.slice(0, count).equals(unmatched_new.slice(0, count)):
                     raise InvalidRequest(
-                        f"the replacement differs from {file.name} at offset {_first_offset(rows)} "
-                        f"or one of the {count - 1} records after it"
+                        f"the replacement differs from {file.name} at offset "
+                        f"{_first_offset(unmatched_old)} or one of the {count - 1} records after it"
                     )
-                rows = rows.slice(count)
-                pending = pending.slice(count)
-                if not pending.num_rows:
-                    pending = next(new_rows, None)
+                unmatched_old = unmatched_old.slice(count)
+                unmatched_new = unmatched_new.slice(count)
+                if not unmatched_new.num_rows:
+                    unmatched_new = next(new_rows, None)
             yield
-    if pending is not None:
+    if unmatched_new is not None:
         raise InvalidRequest(
-            f"the replacement holds offset {_first_offset(pending)}, which the replaced files lack"
+            f"the replacement holds offset {_first_offset(unmatched_new)}, which the replaced "
+            "files lack"
         )
 
 

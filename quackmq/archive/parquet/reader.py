@@ -439,9 +439,10 @@ def _rows_between(rows: pa.RecordBatch, offset: int, end: int) -> tuple[int, int
 
 
 def _encode_rows(rows: pa.RecordBatch, max_bytes: int, prefetch_bytes: int) -> list[bytes]:
-    """Encode as many rows as fit, but at least one batch, and up to `prefetch_bytes` for the next
-    reads. The size is estimated, so that few rows are encoded in vain."""
-    count = rows.num_rows
+    """Encode as many rows as fit into `max_bytes`, but at least one batch. If `prefetch_bytes`
+    is larger, encode more for the next reads. Estimate from the mean size of a row how many rows
+    to encode."""
+    total_rows = rows.num_rows
     content_bytes = sum(rows.column(name).nbytes for name in ("key", "value", "headers"))
     batch_bytes = max(1, min(shared_limits.ENCODED_BATCH_BYTES, max_bytes))
     target_bytes = max(
@@ -449,9 +450,11 @@ def _encode_rows(rows: pa.RecordBatch, max_bytes: int, prefetch_bytes: int) -> l
     )
     batches: list[bytes] = []
     start, remaining_bytes = 0, target_bytes
-    # The last small rest is not worth another round.
-    while start < count and (not batches or remaining_bytes > target_bytes // 8):
-        row_count = max(1, remaining_bytes * count // (content_bytes + _RECORD_OVERHEAD * count))
+    # Stop when less than an eighth of the bytes is left: another round would add little.
+    while start < total_rows and (not batches or remaining_bytes > target_bytes // 8):
+        row_count = max(
+            1, remaining_bytes * total_rows // (content_bytes + _RECORD_OVERHEAD * total_rows)
+        )
         for batch in encode(rows.slice(start, row_count), batch_bytes=batch_bytes):
             if batches and len(batch) > remaining_bytes:
                 return batches

@@ -130,7 +130,7 @@ class RowsWriter:
         before `next_offset`. Its bytes are in the sink."""
         if not self._next_offset <= next_offset or next_offset == self._first_offset:
             raise InvalidRequest(f"a file up to {self._next_offset} cannot end at {next_offset}")
-        self._write(final=True)
+        self._write(is_final=True)
         tail_position = self._sink.position
         # Forget earlier bytes: the checksum is of the tail alone.
         self._sink.take_checksum()
@@ -157,7 +157,7 @@ class RowsWriter:
             **time_bounds(self._groups),
         )
 
-    def _write(self, final: bool = False) -> None:
+    def _write(self, is_final: bool = False) -> None:
         """Write all full row groups; with `final`, also the rest."""
         if not self._pending:
             return
@@ -167,7 +167,7 @@ class RowsWriter:
         for start in range(0, rows.num_rows, most_rows):
             part = rows.slice(start, most_rows)
             if (
-                not final
+                not is_final
                 and part.num_rows < most_rows
                 and part.nbytes < limits.ARCHIVE_ROW_GROUP_BYTES
             ):

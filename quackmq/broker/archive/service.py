@@ -198,7 +198,8 @@ class Archives:
     def file_size(self, caller: Caller, topic_name: str, partition: int, name: str) -> int:
         """Return the size of a file that is in the present manifest or in a plan. Raise
         UnknownTopic, UnknownPartition or UnknownFile."""
-        return self._find(topic_name, partition, name)[1]
+        _, size, _ = self._find(topic_name, partition, name)
+        return size
 
     def file(self, caller: Caller, topic_name: str, partition: int, name: str) -> FileBytes:
         """Open a file for reading; the caller closes it. Raise the errors of `file_size`, and
@@ -327,7 +328,7 @@ class Archives:
     def _make_page(
         self, topic: Topic, partitions: list[PartitionArchive], numbers: Sequence[int]
     ) -> TopicArchive:
-        """Return the partitions `found`, which are the first of `numbers`, as one page."""
+        """Return these partitions, which are the first ones of `numbers`, as one page."""
         next_partition = numbers[len(partitions)] if len(partitions) < len(numbers) else None
         directory = self._disk.location(archive_files.topic_path(topic.name))
         return TopicArchive(topic, directory, tuple(partitions), next_partition)
@@ -423,6 +424,7 @@ class FileBytes:
             self._pin.release()
 
     def _read(self, position: int, length: int) -> bytes:
+        """Open the file, read from a position, and close the file, in the archive thread."""
         file = self._disk.open(self._path)
         try:
             return read_all(file, length, position)

@@ -119,7 +119,7 @@ class Coordinator:
                 entry.former_members = _former_members_of(entry.stored)
                 if entry.stored.members is not None:
                     self._count_stored_members(entry, members_bytes(entry.stored.members))
-                    self._deliver(entry, self._group(entry), [])  # this sets the timer
+                    self._deliver(entry, self._activate_group(entry), [])  # this sets the timer
 
     def stop(self) -> None:
         """Stop the timers and end every wait with BrokerClosing."""
@@ -195,7 +195,7 @@ class Coordinator:
         self._check_new_waiter(sum(len(metadata) for _, metadata in request.protocols))
         entry = self._find_or_add(name)
         self._switch_kind(entry, GroupKind.CLASSIC)
-        group = self._classic(entry)
+        group = self._activate_classic(entry)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._call_group(entry, lambda now_ms: group.join(now_ms, request, waiter))
         return await self._wait(entry, waiter, JoinResponse)
@@ -205,7 +205,7 @@ class Coordinator:
         `Group.sync`."""
         self._check_new_waiter(sum(map(len, request.assignments.values())))
         entry = self._find(name)
-        group = self._classic(entry)
+        group = self._activate_classic(entry)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._call_group(entry, lambda now_ms: group.sync(now_ms, request, waiter))
         return await self._wait(entry, waiter, SyncResponse)
@@ -213,7 +213,7 @@ class Coordinator:
     def heartbeat(self, name: str, member: MemberRef) -> None:
         """Restart the session of a classic member. Raise the errors of `Group.heartbeat`."""
         entry = self._find(name)
-        group = self._classic(entry)
+        group = self._activate_classic(entry)
         self._call_group(entry, lambda now_ms: group.heartbeat(now_ms, member))
 
     def touch(self, name: str, member_id: str) -> None:
@@ -230,7 +230,7 @@ class Coordinator:
         check_heartbeat(heartbeat)
         if heartbeat.epoch == JOIN_EPOCH:
             self._check_bytes(1 + sum(map(len, heartbeat.topics or ())))
-        matches = await self._matches(name, heartbeat)
+        matches = await self._match_patterns(name, heartbeat)
         # The group may have changed while the patterns were matched.
         if heartbeat.epoch == JOIN_EPOCH:
             entry = self._find_or_add(name)
@@ -242,7 +242,9 @@ class Coordinator:
         self._call_group(entry, lambda now_ms: group.heartbeat(now_ms, heartbeat, waiter, matches))
         return await self._wait(entry, waiter, HeartbeatResponse)
 
-    async def _matches(self, name: str, heartbeat: Heartbeat) -> Mapping[str, PatternMatches]:
+    async def _match_patterns(
+        self, name: str, heartbeat: Heartbeat
+    ) -> Mapping[str, PatternMatches]:
         """Match the regular expressions that the group needs before it processes this heartbeat."""
         group = self.group(name)
         patterns = [heartbeat.pattern] if heartbeat.pattern else []
@@ -253,7 +255,7 @@ class Coordinator:
     async def leave(self, name: str, request: LeaveRequest) -> None:
         """Remove a member; wait until that is durable, or until storing it has failed."""
         entry = self._find(name)
-        group = self._group(entry)
+        group = self._activate_group(entry)
         waiter: Waiter = asyncio.get_running_loop().create_future()
         response = WaiterResponse(waiter, LeaveResponse())
         self._call_group(entry, lambda now_ms: [*group.leave(now_ms, request), response])
@@ -266,7 +268,7 @@ class Coordinator:
         if entry is None and member.generation >= 0:
             raise IllegalGeneration(f"the group {name} does not exist: join it again")
         entry = entry or GroupEntry(name)
-        group = self._group(entry)
+        group = self._activate_group(entry)
         self._call_group(
             entry,
             lambda now_ms: group.check_commit(now_ms, member, is_transactional=is_transactional),
@@ -276,7 +278,7 @@ class Coordinator:
         """Check that a caller with this member id may fetch offsets now."""
         entry = self._entries.get(name)
         if entry is not None:
-            group = self._group(entry)
+            group = self._activate_group(entry)
             self._call_group(entry, lambda now_ms: group.check_fetch(now_ms, member))
 
     # --- stored state -----------------------------------------------------------------------
@@ -407,31 +409,31 @@ class Coordinator:
     ) -> None:
         """Run `call`, which calls the entry's group, with the time. Then deliver the responses and
         set the timer, even if the call raises."""
-        group = self._group(entry)
+        group = self._activate_group(entry)
         responses = None
         try:
             responses = call(_loop_ms())
         finally:
             self._deliver(entry, group, responses or [])
 
-    def _group(self, entry: GroupEntry) -> Group | ConsumerGroup:
+    def _activate_group(self, entry: GroupEntry) -> Group | ConsumerGroup:
         """Return the active group of an entry; make it from the stored state if there is none."""
         if entry.group is None:
             self._make_group(entry, entry.stored or UNSTORED_GROUP)
         assert entry.group is not None
         return entry.group
 
-    def _classic(self, entry: GroupEntry) -> Group:
+    def _activate_classic(self, entry: GroupEntry) -> Group:
         """Return the group for a call of the classic protocol. Raise UnknownMember if it is not
         classic."""
         self._check_kind(entry, GroupKind.CLASSIC)
-        group = self._group(entry)
+        group = self._activate_group(entry)
         assert isinstance(group, Group)
         return group
 
     def _consumer(self, entry: GroupEntry) -> ConsumerGroup:
         self._check_kind(entry, GroupKind.CONSUMER)
-        group = self._group(entry)
+        group = self._activate_group(entry)
         assert isinstance(group, ConsumerGroup)
         return group
 
@@ -535,7 +537,7 @@ class Coordinator:
             entry.timer = loop_clock().call_at(when, self._tick, entry)
 
     def _tick(self, entry: GroupEntry) -> None:
-        """Let the group expire what its timer was set for."""
+        """Let the group end the sessions and waits that have timed out."""
         entry.timer = None
         group = entry.group
         # Members that wait for a write do not time out; the flush sets a new timer.

@@ -42,8 +42,8 @@ def encode_members(stored: StoredMembership) -> dict[str, object]:
     members = [
         {
             **member._asdict(),
-            "protocols": [[name, _encode(metadata)] for name, metadata in member.protocols],
-            "assignment": _encode(member.assignment),
+            "protocols": [[name, _encode_base64(metadata)] for name, metadata in member.protocols],
+            "assignment": _encode_base64(member.assignment),
         }
         for member in stored.members
     ]
@@ -120,5 +120,5 @@ def _encoded_bytes(value: bytes) -> int:
     return (len(value) + 2) // 3 * 4
 
 
-def _encode(value: bytes) -> str:
+def _encode_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()

@@ -122,7 +122,7 @@ class Groups:
         """Register the groups that hold retention. Call this after the coordinator has loaded."""
         for name in self._coordinator.names():
             if self._settings(name).holds_retention:
-                self._holds.set_group(name, True)
+                self._holds.set_group(name, is_holding=True)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -293,7 +293,8 @@ class Groups:
     # --- for the broker -----------------------------------------------------------------------
 
     async def clean(self) -> None:
-        """Remove expired groups, and store since when groups have been empty."""
+        """Remove expired groups, at most once per interval. Store for groups that have lost their
+        last member since when they have been empty."""
         now_ms, last_ms = self._now_ms(), self._last_clean_ms
         is_first = last_ms is None
         if last_ms is not None and 0 <= now_ms - last_ms < limits.GROUP_EXPIRY_INTERVAL_MS:
@@ -366,9 +367,8 @@ class Groups:
                 return outcomes
             if not self._coordinator.is_stored(name):
                 await self._coordinator.store_group(name)
-                self._check_commit(
-                    name, member, commits
-                )  # the group may have changed during the write
+                # The group may have changed during the write.
+                self._check_commit(name, member, commits)
             valid = [index for index, outcome in enumerate(outcomes) if outcome is None]
             now_ms = self._now_ms()
             cursors = [
@@ -569,8 +569,9 @@ class Groups:
 
 
 def _split_cursors(cursors: Sequence[Cursor]) -> Iterator[list[Cursor]]:
-    """Split cursors into parts that fit into one journal frame. A byte may take six when
-    written."""
+    """Divide cursors into parts that fit into one journal frame each. Overestimate the size of a
+    cursor: 256 bytes for its fields, and six bytes for each byte of its name and metadata,
+    because JSON may escape a byte as six."""
     part: list[Cursor] = []
     size = 0
     for cursor in cursors:

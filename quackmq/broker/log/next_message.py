@@ -44,12 +44,14 @@ async def find_next_message(
     """Return the next message of the first partition that has one, in the order of `cursors`. If no
     partition has one, return the reads with which to wait for one. Raise the error of a partition
     that cannot be read if no other partition has a message."""
-    for partition, cursor in cursors.items():
+    if cursors:
+        # The cache serves only the first partition: a message of another one must not go before
+        # one of the first.
+        partition, cursor = next(iter(cursors.items()))
         key = PartitionKey(topic.id, partition)
         next_message = await _find_decoded(store, decoded, key, cursor)
         if next_message is not None:
             return next_message
-        break  # the cache serves only the first partition: the others must not go before it
     search = _Search(decoded, topic, cursors)
     while await search.examine(await store.read(search.reads(), max_bytes=search.max_bytes)):
         if search.found is not None:
@@ -118,7 +120,8 @@ class _Search:
             del self._scans[scan.key.partition]
 
     def _take_first(self, scan: CommittedScan, opened: DecodedRecords) -> bool:
-        """Take the first record from the position on. Return whether to scan on: none was left."""
+        """Take the first record from the position on as the next message. Return True, so that the
+        scan continues, if there is none."""
         record = opened.first_record_from(scan.position)
         if record is None:
             return True

@@ -51,10 +51,10 @@ async def find_latest(
     """Return the first of the records with the greatest timestamp; None if no record has a
     timestamp.
 
-    `first_at` shows for any time whether a record is at least that late. Timestamps mostly grow, so
-    the search begins with the last batch's, and mostly finds nothing later. Otherwise it steps
-    forward, doubling the step until there is no later record, and then halves the interval.
-    """
+    `find_first_since` shows for any time whether a record is at least that late. Timestamps mostly
+    grow, so the search begins with the greatest timestamp of the last batch, and usually finds no
+    later one. Otherwise it steps forward, doubling the step until there is no later record, and
+    then halves the interval."""
     latest_ms = await _find_last_timestamp(store, key)
     latest, too_late_ms, step_ms = None, None, 1
     while too_late_ms is None or too_late_ms > latest_ms + 1:

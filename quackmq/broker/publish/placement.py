@@ -102,7 +102,7 @@ async def find_stored_placement(
     if len(counts) == 1:
         (only,) = counts
         return [only] * len(keys), epoch
-    for placement in _candidates(epoch, topic):
+    for placement in _list_candidate_placements(epoch, topic):
         any_partition = partition_for_any(placement, idempotency_key)
         partitions = await choose_partitions(placement, keys, any_partition)
         if Counter(partitions) == counts:
@@ -115,7 +115,7 @@ def partition_for_any(placement: Placement, idempotency_key: bytes) -> int:
     return choose_partition(placement.partitioner, idempotency_key, placement.partitions) or 0
 
 
-def _candidates(epoch: int, topic: Topic) -> Iterator[Placement]:
+def _list_candidate_placements(epoch: int, topic: Topic) -> Iterator[Placement]:
     """Yield the rules that may have distributed the records of a put with this epoch."""
     if epoch == NO_PLACEMENT:
         # An older version stored no placement: the topic had as many partitions as now, or fewer.

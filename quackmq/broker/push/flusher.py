@@ -32,8 +32,8 @@ class ProgressFlusher:
     def __init__(
         self, topics: Topics, receipts: Receipts, holds: Holds, retention: Retention
     ) -> None:
-        """`holds` is informed of each progress that becomes dirty, `holds` and `retention` of each
-        durable low-water mark that moves."""
+        """`holds` is informed of each progress that has changed and is not stored yet. `holds`
+        and `retention` are informed of each durable low-water mark that moves."""
         #: Serialises writes, and other operations that must not run during a write.
         self.write_lock = asyncio.Lock()
         self._topics = topics
@@ -45,7 +45,7 @@ class ProgressFlusher:
         self._task: asyncio.Task[None] | None = None
         #: When the next write may start, and how many partitions the last one wrote.
         self._next_write_s = 0.0
-        self._last_count = 0
+        self._last_written_count = 0
         self._has_failed = False
 
     def mark_dirty(self, progress: PartitionProgress) -> None:
@@ -116,7 +116,7 @@ class ProgressFlusher:
         changed again, and raise the error."""
         progresses = list(self._dirty)
         self._dirty.clear()
-        self._last_count = len(progresses)
+        self._last_written_count = len(progresses)
         try:
             while progresses:
                 await self._topics.retry_on_topic_deletion(partial(self._write_some, progresses))
@@ -166,7 +166,7 @@ class ProgressFlusher:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is None:
-            paced_ms = self._last_count * limits.PUSHED_FLUSH_EACH_MS
+            paced_ms = self._last_written_count * limits.PUSHED_FLUSH_EACH_MS
             wait_ms = max(limits.PUSHED_FLUSH_MS, min(paced_ms, limits.PUSHED_LONGEST_FLUSH_MS))
         else:
             wait_ms = limits.PUSHED_RETRY_MS

@@ -65,7 +65,7 @@ class PushSubscription:
         #: The error to raise once the subscription has ended.
         self.end_error: QuackError | None = None
         for start in starts:
-            self._add_part(start)
+            self._add_partition(start)
 
     @property
     def state_key(self) -> str:
@@ -76,7 +76,7 @@ class PushSubscription:
         """Apply an altered topic. New partitions are read from their beginning."""
         self.topic = topic
         while len(self.partition_progress) < topic.partitions:
-            self._add_part(0)
+            self._add_partition(0)
 
     def check_not_ended(self) -> None:
         """Raise the error with which the subscription ended, if it has ended."""
@@ -104,17 +104,17 @@ class PushSubscription:
         self.notify()
 
     def in_turn(self, partition_count: int) -> Iterator[PartitionProgress]:
-        """Yield the partitions in the order in which to look for entries: first those in which an
-        entry is due again, then the others in turn. Leave out partitions after the first
-        `partition_count`."""
+        """Yield the partitions in the order in which a channel looks for entries: first those in
+        which an entry must be sent again, then the others in rotation. Leave out partitions after
+        the first `partition_count`."""
         partition_count = min(partition_count, len(self.partition_progress))
-        due = list(self.due_partitions) if self.has_due() else []
-        for partition in due:
+        due_partitions = list(self.due_partitions) if self.has_due() else []
+        for partition in due_partitions:
             if partition < partition_count:
                 yield self.partition_progress[partition]
-        for index in range(partition_count):
-            partition = (self.next_partition + index) % partition_count
-            if partition not in due:
+        for distance in range(partition_count):
+            partition = (self.next_partition + distance) % partition_count
+            if partition not in due_partitions:
                 yield self.partition_progress[partition]
 
     def add_due(self, partition: int) -> None:
@@ -195,8 +195,9 @@ class PushSubscription:
             terms=self.stored.terms,
         )
 
-    def _add_part(self, start: int) -> None:
-        """Add the next partition; its entries are fresh from `start` on."""
+    def _add_partition(self, start: int) -> None:
+        """Add the next partition of the topic. The subscription gets its entries from offset
+        `start` on."""
         key = PartitionKey(self.topic.id, len(self.partition_progress))
         progress = PartitionProgress(self, key, Leases(self.stored.terms, start))
         if self.stored.receipts:

@@ -45,43 +45,49 @@ class ReceiptBatch(NamedTuple):
 class PendingReceipts:
     """Records acknowledgements of a partition until their receipts are written."""
 
-    __slots__ = ("_acked", "_counts", "_done", "_has_begun", "_max_ranges")
+    __slots__ = ("_acked", "_reported_counts", "_reported_done", "_has_begun", "_max_ranges")
 
     def __init__(self, leases: Leases, *, has_begun: bool) -> None:
         """Record from now on. `has_begun` says that the `begun` receipt is already written."""
         self._has_begun = has_begun
         self._acked = _Ranges()
-        self._done: Sequence[OffsetRange] = _done_ranges(leases)
-        self._counts = leases.counts
+        self._reported_done: Sequence[OffsetRange] = _done_ranges(leases)
+        self._reported_counts = leases.counts
         self._max_ranges = limits.PENDING_RECEIPT_RANGES
 
     def ack(self, offset: int, leases: Leases) -> None:
         """Record an acknowledged entry."""
         self._acked.add(offset, offset + 1)
         if len(self._acked) > self._max_ranges:
-            # Use everything that became done instead: fewer ranges, since skipped offsets join
-            # them.
-            self._acked = _Ranges(_subtract(_done_ranges(leases), self._done))
+            # Use all offsets that became done instead. They are fewer ranges, since skipped
+            # offsets lie between acknowledged ones.
+            self._acked = _Ranges(_subtract(_done_ranges(leases), self._reported_done))
             # Leave room to grow, so that this rare step does not run for each acknowledgement.
             self._max_ranges = max(limits.PENDING_RECEIPT_RANGES, 2 * len(self._acked))
 
     def build(self, name: str, topic: Topic, partition: int, leases: Leases) -> ReceiptBatch:
-        """Return the receipts to write now. Call `mark_written` or `mark_failed` with them before
-        the next call of this."""
+        """Return the receipts of everything that became done since the receipts that were
+        written last. Call `mark_written` or `mark_failed` with the result before the next call
+        of this."""
         builder = _ReceiptBuilder(name, topic, partition, leases.frontier)
         if not self._has_begun:
-            builder.begin(self._done)
-        acked, self._acked = self._acked.ranges(), _Ranges()
-        done = _done_ranges(leases)
-        before, now = self._counts, leases.counts
-        skipped_kind: Kind = "passed" if now.skipped > before.skipped else "acked"
-        builder.add_done(_subtract(done, self._done), acked, skipped_kind, now.lost - before.lost)
-        return ReceiptBatch(builder.events, acked, done, now)
+            builder.begin(self._reported_done)
+        acked_ranges, self._acked = self._acked.ranges(), _Ranges()
+        done_ranges = _done_ranges(leases)
+        old_counts, new_counts = self._reported_counts, leases.counts
+        skipped_kind: Kind = "passed" if new_counts.skipped > old_counts.skipped else "acked"
+        builder.add_done(
+            _subtract(done_ranges, self._reported_done),
+            acked_ranges,
+            skipped_kind,
+            new_counts.lost - old_counts.lost,
+        )
+        return ReceiptBatch(builder.events, acked_ranges, done_ranges, new_counts)
 
     def mark_written(self, batch: ReceiptBatch) -> None:
         """Begin anew after the receipts of `batch`, which are durable."""
         self._has_begun = True
-        self._done, self._counts = batch.done, batch.counts
+        self._reported_done, self._reported_counts = batch.done, batch.counts
         self._max_ranges = limits.PENDING_RECEIPT_RANGES
 
     def mark_failed(self, batch: ReceiptBatch) -> None:
@@ -98,26 +104,28 @@ class _ReceiptBuilder:
         self._lent_to = lent_to
         self.events: list[ReceiptEvent] = []
 
-    def begin(self, done: Sequence[OffsetRange]) -> None:
+    def begin(self, done_ranges: Sequence[OffsetRange]) -> None:
         """Add the `begun` receipt at the low-water mark, and one for each range done above it."""
-        low = done[0].next_offset
-        self.events.append(ReceiptEvent(*self._owner, "begun", low, low, low))
-        for first, end in done[1:]:
+        low_water_mark = done_ranges[0].next_offset
+        self.events.append(
+            ReceiptEvent(*self._owner, "begun", low_water_mark, low_water_mark, low_water_mark)
+        )
+        for first, end in done_ranges[1:]:
             self._add("passed", first, first, end)
 
     def add_done(
         self,
-        done: Sequence[OffsetRange],
-        acked: Sequence[OffsetRange],
+        done_ranges: Sequence[OffsetRange],
+        acked_ranges: Sequence[OffsetRange],
         skipped_kind: Kind,
         lost: int,
     ) -> None:
-        """Add receipts for the ranges in `done`. Those in `acked` were acknowledged, the others
-        skipped. If `skipped_kind` is "passed", each skipped range gets its own receipt; otherwise
-        it belongs to the receipt of the acknowledged range after it."""
-        for offset_range in done:
+        """Add receipts for `done_ranges`. The offsets in `acked_ranges` were acknowledged, the
+        others skipped. If `skipped_kind` is "passed", each skipped range gets its own receipt;
+        otherwise it belongs to the receipt of the acknowledged range after it."""
+        for offset_range in done_ranges:
             begin = offset_range.first_offset
-            for first, end in _clip(acked, offset_range):
+            for first, end in _clip(acked_ranges, offset_range):
                 if skipped_kind == "passed" and begin < first:
                     lost -= self._add("passed", begin, begin, first, lost)
                     begin = first

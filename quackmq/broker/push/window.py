@@ -65,14 +65,14 @@ class WindowBatch:
         "size",
     )
 
-    def __init__(self, batch: Batch, committed: bool, section: Section | None = None) -> None:
+    def __init__(self, batch: Batch, is_committed: bool, section: Section | None = None) -> None:
         self.base_offset = batch.base_offset if section is None else section.base_offset
         self.next_offset = batch.next_offset if section is None else section.next_offset
         self.size = batch.size if section is None else section.end - section.start
         #: The memory of the decoded entries, once the batch was opened.
         self.opened_size = 0
         # A batch that is not committed has no entries, so it needs no decoding.
-        self.is_open = not committed
+        self.is_open = not is_committed
         self.is_poison = False
         self.batch = batch
         self._key: PartitionKey | None = None
@@ -90,7 +90,9 @@ class WindowBatch:
         sections = decoded.sections(key, self.batch)
         return (
             # Only a committed batch can be not open: see `__init__`.
-            [WindowBatch(self.batch, True, section) for section in sections] if sections else [self]
+            [WindowBatch(self.batch, is_committed=True, section=section) for section in sections]
+            if sections
+            else [self]
         )
 
     def open(self, decoded: DecodedBatches, key: PartitionKey, topic_name: str) -> bool:
@@ -122,7 +124,9 @@ class WindowBatch:
             return None
         return self._entry(index)
 
-    def between(self, start: int, end: int, max_entries: int) -> tuple[list[LeasedEntry], int]:
+    def entries_between(
+        self, start: int, end: int, max_entries: int
+    ) -> tuple[list[LeasedEntry], int]:
         """Return at most `max_entries` entries of an open batch from `start` up to, not including,
         `end`. Also return the offset up to which there are no other entries."""
         records, examined_to = self._records, self.next_offset
@@ -203,8 +207,9 @@ class Window:
         self.first, self.start, self.end = first, end, end
 
     def shrink(self, max_bytes: int) -> None:
-        """Drop the oldest batches until at most `max_bytes` are left; keep the newest batch,
-        however large. The same bound applies to decoded entries from now on."""
+        """Drop the oldest batches until at most `max_bytes` and LIVE_TAIL_BATCHES batches are
+        left; keep the newest batch, however large. The bound in bytes applies to decoded
+        entries, too, from now on."""
         self._max_bytes = max_bytes
         drop_count = max(0, len(self._batches) - limits.LIVE_TAIL_BATCHES)
         size = self.size - sum(batch.size for batch in self._batches[:drop_count])

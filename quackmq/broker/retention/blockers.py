@@ -64,7 +64,7 @@ class HeldBackReport:
     def all(self, topic_id: UUID | None = None) -> list[HeldBack]:
         """Return the entries that are held back, in one topic or in all topics, for the first
         SHOWN_HELD_BACK partitions."""
-        return list(islice(self._every(topic_id), limits.SHOWN_HELD_BACK))
+        return list(islice(self._select_held_back(topic_id), limits.SHOWN_HELD_BACK))
 
     def update(self, partition: Partition, facts: Facts) -> None:
         """Record which entries of a partition only a hold keeps, if any."""
@@ -129,8 +129,9 @@ class HeldBackReport:
             holders.total - 1,
         )
 
-    def _every(self, topic_id: UUID | None) -> Iterator[HeldBack]:
-        """Yield the held entries of one topic, or of all topics if `topic_id` is None."""
+    def _select_held_back(self, topic_id: UUID | None) -> Iterator[HeldBack]:
+        """Yield the entries that are held back in one topic, or in all topics if `topic_id` is
+        None."""
         if topic_id is not None:
             yield from self._by_partition.get(topic_id, {}).values()
             return

@@ -90,10 +90,10 @@ class RetentionFacts:
         """Load all facts that the policy of a new partition needs."""
         await self._holds.sort_push(partition.key)
         offsets = await self._store.offsets(partition.key)
-        in_log = offsets
+        log_offsets = offsets
         if self._archive is not None:
-            in_log = await self._archive.log_offsets(partition.key)
-        partition.begin(offsets, in_log, self._clock.now_ms())
+            log_offsets = await self._archive.log_offsets(partition.key)
+        partition.begin(offsets, log_offsets, self._clock.now_ms())
         self.apply_manifest(partition)
         await self._update_ages(partition)
         await self._measure(partition)

@@ -47,7 +47,7 @@ class Holds:
         self._push_orders: dict[PartitionKey, HoldOrder] = {}
         #: For each of these orders, the push subscriptions that may have acknowledged entries above
         #: their durable low-water marks.
-        self._uneven: dict[PartitionKey, set[str]] = {}
+        self._maybe_done_above: dict[PartitionKey, set[str]] = {}
         #: The order that `sort_push` is building; one at a time.
         self._unfinished: _UnfinishedOrder | None = None
         self._sort_lock = asyncio.Lock()
@@ -104,10 +104,12 @@ class Holds:
         """Return how many push subscriptions have not acknowledged an entry."""
         order = self._push_order(key)
         count = order.count_before(offset + 1)
-        for name in tuple(self._uneven.get(key, ())):
+        for name in tuple(self._maybe_done_above.get(key, ())):
             subscription = self._push.find(key.topic_id, name)
-            if subscription is None or _is_even(subscription.partition_progress[key.partition]):
-                self._uneven[key].discard(name)
+            if subscription is None or _is_prefix_done(
+                subscription.partition_progress[key.partition]
+            ):
+                self._maybe_done_above[key].discard(name)
             elif order.is_before(name, offset + 1):
                 count -= subscription.partition_progress[key.partition].leases.is_done(offset)
         return count
@@ -142,7 +144,7 @@ class Holds:
             # Without subscriptions there is no order. A query may have made one meanwhile.
             if unfinished.order and key not in self._push_orders:
                 self._push_orders[key] = unfinished.order
-                self._uneven[key] = unfinished.uneven
+                self._maybe_done_above[key] = unfinished.maybe_done_above
 
     async def _sort_in_portions(self, unfinished: _UnfinishedOrder) -> None:
         """Add the present push subscriptions of a partition to its order. Stop if a query makes an
@@ -182,17 +184,18 @@ class Holds:
         if order is not None:
             order.move(name, mark)
             if mark is None:
-                self._uneven[key].discard(name)
+                self._maybe_done_above[key].discard(name)
             if not order:
-                del self._push_orders[key], self._uneven[key]
+                del self._push_orders[key], self._maybe_done_above[key]
 
     def push_changed(self, key: PartitionKey, name: str) -> None:
-        """Follow acknowledgements of a push subscription that are not durable yet."""
+        """Note that a push subscription may have acknowledged entries above its durable
+        low-water mark."""
         if self._unfinished is not None and self._unfinished.key == key:
-            self._unfinished.uneven.add(name)
-        uneven = self._uneven.get(key)
-        if uneven is not None:
-            uneven.add(name)
+            self._unfinished.maybe_done_above.add(name)
+        names_above = self._maybe_done_above.get(key)
+        if names_above is not None:
+            names_above.add(name)
 
     def topic_deleted(self, topic_id: uuid.UUID) -> None:
         """Forget a deleted topic."""
@@ -221,8 +224,10 @@ class Holds:
             }
             marks = {name: each.durable_mark for name, each in progress_by_name.items()}
             order = self._push_orders[key] = HoldOrder(marks)
-            uneven = (name for name, each in progress_by_name.items() if not _is_even(each))
-            self._uneven[key] = set(uneven)
+            names_above = (
+                name for name, each in progress_by_name.items() if not _is_prefix_done(each)
+            )
+            self._maybe_done_above[key] = set(names_above)
         return order
 
     def _cursor_changed(self, name: str, topic_id: uuid.UUID, partition: int) -> None:
@@ -251,24 +256,24 @@ class _UnfinishedOrder:
     """The order of a partition's push subscriptions while they are added in portions. Changes of
     subscriptions are applied to it meanwhile."""
 
-    __slots__ = ("key", "order", "uneven")
+    __slots__ = ("key", "order", "maybe_done_above")
 
     def __init__(self, key: PartitionKey) -> None:
         self.key = key
         self.order = HoldOrder({})
-        self.uneven: set[str] = set()
+        self.maybe_done_above: set[str] = set()
 
     def add(self, progress: PartitionProgress) -> None:
         """Add a subscription with its present durable low-water mark."""
         name = progress.subscription.name
         self.order.move(name, progress.durable_mark)
-        if not _is_even(progress):
-            self.uneven.add(name)
+        if not _is_prefix_done(progress):
+            self.maybe_done_above.add(name)
 
 
-def _is_even(progress: PartitionProgress) -> bool:
-    """Return whether an entry is done if and only if it is before the durable low-water mark, and
-    the next change will be reported."""
+def _is_prefix_done(progress: PartitionProgress) -> bool:
+    """Return whether the done entries are exactly those before the durable low-water mark, and the
+    next change will be reported."""
     leases = progress.leases
     is_same = progress.durable_mark == leases.low_water_mark
     return is_same and not progress.is_dirty and leases.is_even

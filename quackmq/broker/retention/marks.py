@@ -285,14 +285,14 @@ class LogSizeIndex:
             self._files_before = file.next_offset
 
     def surplus_before(self) -> int:
-        """Return the offset before which all entries can be deleted: `keep_bytes` remain without
-        them."""
-        before = self._files_before if self._archive_bytes else self._begin.offset
-        spare = self._total - self._keep_bytes
-        for mark in (self._examined, self._history_end, self._marks.last_up_to(spare)):
-            if mark is not None and mark.value <= spare:
-                before = max(before, mark.offset)
-        return before
+        """Return the offset before which all entries can be deleted, so that `keep_bytes`
+        remain."""
+        surplus_end = self._files_before if self._archive_bytes else self._begin.offset
+        deletable_total = self._total - self._keep_bytes
+        for mark in (self._examined, self._history_end, self._marks.last_up_to(deletable_total)):
+            if mark is not None and mark.value <= deletable_total:
+                surplus_end = max(surplus_end, mark.offset)
+        return surplus_end
 
     # --- the history -------------------------------------------------------------------------
 

@@ -182,6 +182,7 @@ class PublisherQueues:
             while not partition.is_ready:
                 topic = partition.topic
                 await self._facts.load(partition)
+                # If the topic was altered meanwhile, its new policy may need other facts.
                 partition.is_ready = partition.topic is topic
         except Exception as error:
             self.fail(partition.key, error)
@@ -211,6 +212,7 @@ class PublisherQueues:
             self._fail_waiter(waiter, _full_error(partition))
 
     def _dequeue(self, waiter: _Waiter) -> None:
+        """Remove a publisher from the queue of its partition, if it is still there."""
         queue = self._queues[waiter.partition.key]
         queue.remove(waiter)
         if not queue:
@@ -273,6 +275,7 @@ def _check_fits(partition: Partition, batch: Batch) -> None:
 
 
 def _full_error(partition: Partition) -> TopicFull:
+    """Return the error for a publisher that finds no room in a partition."""
     topic = partition.topic
     return TopicFull(
         f"topic {topic.name}, partition {partition.key.partition} is full: "

@@ -333,6 +333,8 @@ class Retention:
         return reserved
 
     def _append(self, partition: Partition, batch: Batch) -> asyncio.Task[AppendResult]:
+        """Start to append a batch. Count its records as in flight until they are durable. Return
+        the task; its error is not logged, because the publisher gets it."""
         appended = self._store.append_one(Append(partition.key, batch))
         partition.in_flight += batch.record_count
         return start_quietly(

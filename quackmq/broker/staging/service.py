@@ -97,23 +97,23 @@ class Staging:
         producer_ids: ProducerIds,
         clock: Clock,
         on_appended: Callable[[PartitionKey, AppendResult, int], None],
-        subscribers: Callable[[UUID], int],
+        count_subscriptions: Callable[[UUID], int],
         lifecycle: Lifecycle,
     ) -> None:
-        """`on_appended` is called with the partition, result and size of every batch that a commit
-        appends. `subscribers` returns the number of a topic's subscriptions."""
+        """`on_appended` is called with the partition, result and size of every batch that a
+        commit appends. `count_subscriptions` returns the number of subscriptions to a topic."""
         self._store = store
         self._topics = topics
         self._clock = clock
         self._now_ms = clock.now_ms
-        self._subscribers = subscribers
+        self._count_subscriptions = count_subscriptions
         self._copier = StageCopier(store, topics, producer_ids, clock.now_ms, on_appended)
         self._stages: dict[str, Stage] = {}
         self._committed: dict[str, CommittedStage] = {}
         self._series = SeriesRegistry(store)
         #: Topics of unreadable stages, by name; a writer that uses the key again starts a new
         #: stage.
-        self._damaged: dict[str, UUID] = {}
+        self._unreadable_topics: dict[str, UUID] = {}
         self._staged_batches = 0
         self._staged_bytes = 0
         self._locks = NamedLocks()
@@ -138,7 +138,7 @@ class Staging:
             # Nothing of this stage was committed. Its writers get UnknownStage and start again. One
             # damaged stage must not prevent the broker from starting.
             log.error("ignoring the unreadable stage in topic %s: %s", topic.name, error)
-            self._damaged[topic.name] = topic.id
+            self._unreadable_topics[topic.name] = topic.id
             return
         if stage is None or self._is_committed(stage):
             await self._remove_topic(topic.id)
@@ -362,7 +362,7 @@ class Staging:
                     last.number,
                     turn.series,
                 )
-                return CommittedStage(last.contents, last.records, last.committed_ms, True)
+                return CommittedStage(last.contents, last.records, last.committed_ms, repeated=True)
             self._series.check_writable(turn)
             async with self._locks.hold(key):
                 committed = await self._commit_and_record(key, summaries, contents, turn)
@@ -381,6 +381,7 @@ class Staging:
         stage = self._stages.get(key)
         topics: tuple[str, ...] = ()
         if stage is None:
+            # Only a commit that names no part at all needs no stage.
             if summaries is None or summaries:
                 raise _unknown_error(key)
             committed = CommittedStage(contents or digest_summaries([]), 0, self._now_ms())
@@ -439,11 +440,11 @@ class Staging:
 
     async def _remove_damaged(self, key: str) -> bool:
         """Delete the topic of an unreadable stage; return whether there was one."""
-        topic_id = self._damaged.get(topic_name(key))
+        topic_id = self._unreadable_topics.get(topic_name(key))
         if topic_id is None:
             return False
         await self._store.delete_topic(topic_id)
-        del self._damaged[topic_name(key)]
+        del self._unreadable_topics[topic_name(key)]
         return True
 
     async def _remove_topic(self, topic_id: UUID) -> None:
@@ -541,7 +542,7 @@ class Staging:
         names: set[str] = set()
         for key in dict.fromkeys(entry.key for call in calls for entry in call.header.entries):
             topic = self._topics.of(key)
-            if topic.policy.needs_subscriber and not self._subscribers(topic.id):
+            if topic.policy.needs_subscriber and not self._count_subscriptions(topic.id):
                 raise NoSubscriber(
                     f"topic {topic.name} accepts no records without a subscription: subscribe first"
                 )

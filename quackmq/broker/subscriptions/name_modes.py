@@ -37,7 +37,7 @@ class NameModes:
     def check_pull(self, name: str, topic: Topic) -> None:
         """Raise NameInOtherMode if a name has a push subscription to this topic."""
         if self._registry.push.find(topic.id, name) is not None:
-            raise _pushed(name, topic)
+            raise _pushed_error(name, topic)
 
     def check_push(self, name: str, topic: Topic) -> None:
         """Raise NameInOtherMode if a name has a pull subscription to this topic, or is a group
@@ -55,11 +55,12 @@ class NameModes:
         return name in self._uses or name in self._registry.push.by_name
 
     def check_group(self, name: str, topic_names: Collection[str] | None) -> None:
-        """Raise NameInOtherMode if a group of this name may not read these topics, nor commit
-        offsets of them. None stands for every topic: the caller does not know them."""
+        """Raise NameInOtherMode if a group of this name may not read these topics or commit
+        offsets in them. None as `topic_names` stands for every topic, for a caller that does not
+        know them."""
         for subscription in self._registry.push.by_name.get(name, {}).values():
             if topic_names is None or subscription.topic.name in topic_names:
-                raise _pushed(name, subscription.topic)
+                raise _pushed_error(name, subscription.topic)
         for topic_id, use in self._uses.get(name, {}).items():
             subscription_by_id = self._registry.pull.find(topic_id, name)
             if subscription_by_id is None or use.idle_ms() >= limits.MODE_LEASE_MS:
@@ -67,7 +68,8 @@ class NameModes:
             topic = subscription_by_id.topic
             if topic_names is not None and topic.name not in topic_names:
                 continue
-            # Members that read the topic already keep pull subscribers away: the use is over.
+            # If members of the group read the topic already, no pull subscriber uses the name any
+            # more.
             if not self._may_read(name, topic):
                 last_use = "just now" if use.calls else f"{use.idle_ms()} ms ago"
                 raise NameInOtherMode(
@@ -137,7 +139,7 @@ class _Use:
         return int((loop_clock().time() - self.last_s) * 1000)
 
 
-def _pushed(name: str, topic: Topic) -> NameInOtherMode:
+def _pushed_error(name: str, topic: Topic) -> NameInOtherMode:
     return NameInOtherMode(
         f"the name {name} is used for a push subscription to topic {topic.name}: unsubscribe it, "
         "or use another name"

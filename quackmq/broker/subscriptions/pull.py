@@ -308,6 +308,7 @@ class PullService:
             await asyncio.gather(*(self._remove_state(subscription) for subscription in portion))
 
     async def _remove_state(self, subscription: PullSubscription) -> None:
+        """Remove the stored subscription of a deleted topic."""
         try:
             async with subscription.lock:  # wait for a running change
                 await self._store.put_state(subscription.state_key, None, subscription.version)
@@ -495,6 +496,7 @@ class PullService:
     def _make_cursors(
         self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
     ) -> list[Cursor]:
+        """Return cursors of a name at these offsets by partition, with `note` as metadata."""
         now_ms = self._now_ms()
         return [
             Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)
@@ -517,6 +519,7 @@ class PullService:
         self._report_moved(subscription)
 
     def _remove(self, subscription: PullSubscription, reason: QuackError) -> None:
+        """Remove a subscription from memory. Its waiting calls raise `reason`."""
         self._registry.remove(subscription)
         self._holds.pull_changed(subscription.name, subscription.topic.id)
         subscription.end_error = reason

@@ -89,6 +89,7 @@ class PullSubscription:
         self.waits.end(Moved())
 
     def describe(self) -> Subscription:
+        """Describe the subscription for `Broker.subscriptions`."""
         return Subscription(
             name=self.name,
             topic_name=self.topic.name,
@@ -128,6 +129,8 @@ class PullSubscription:
         )
 
     def make_message(self, next_message: NextMessage) -> Message:
+        """Return the message that the subscriber gets: the record with its id and the losses
+        before it."""
         token = message_id(self.topic.id, next_message.position)
         return Message(
             token,

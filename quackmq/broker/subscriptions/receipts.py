@@ -195,9 +195,18 @@ class Receipts:
 
 
 def begin_events(name: str, topic: Topic, cursors: Sequence[int]) -> list[ReceiptEvent]:
-    """Return the events that begin receipts at these cursors."""
+    """Return the events that begin the receipts of a subscription: one for each partition,
+    without records, at its cursor."""
     return [
-        ReceiptEvent(name, topic, partition, "begun", cursor, cursor, cursor)
+        ReceiptEvent(
+            name,
+            topic,
+            partition,
+            "begun",
+            from_offset=cursor,
+            first_offset=cursor,
+            next_offset=cursor,
+        )
         for partition, cursor in enumerate(cursors)
     ]
 
@@ -214,6 +223,7 @@ def _split(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 def _encode(event: ReceiptEvent, now_ms: int, times: Sequence[OffsetTime]) -> bytes:
+    """Return a receipt as JSON. `times` are append times of the records that it reports."""
     fields: dict[str, object] = {
         "subscription": event.name,
         "topic": event.topic.name,
@@ -225,6 +235,7 @@ def _encode(event: ReceiptEvent, now_ms: int, times: Sequence[OffsetTime]) -> by
         "next_offset": event.next_offset,
         "lost": event.lost,
         "time_ms": now_ms,
+        # The first time may be that of an earlier offset: it also holds for the first record.
         "append_times": [[max(offset, event.first_offset), time_ms] for offset, time_ms in times],
     }
     if event.lent_to is not None:

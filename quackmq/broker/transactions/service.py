@@ -371,8 +371,8 @@ class Transactions:
         async with self._registry.lock_entry(entry):
             stored = entry.stored
             state = TransactionState.EMPTY if stored is None else entry.state
-            recovered = entry.is_recovered
-            if must_end(stored, state, ref, commit=commit, bump=bump, is_recovered=recovered):
+            is_recovered = entry.is_recovered
+            if must_end(stored, state, ref, commit=commit, bump=bump, is_recovered=is_recovered):
                 assert stored is not None, "only an initialised id has a transaction to end"
                 after = end_transaction(
                     stored,

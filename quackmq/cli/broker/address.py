@@ -69,11 +69,11 @@ def parse_host_names(text: str) -> tuple[str, ...]:
     """Parse comma-separated host names; return them in lower case and in DNS encoding. `*`
     matches any name, and `*.NAME` every name below NAME. Raises ValueError with a phrase that
     continues "the value …"."""
-    names = [_host_name(part.strip()) for part in text.split(",") if part.strip()]
+    names = [_check_host_name(part.strip()) for part in text.split(",") if part.strip()]
     return tuple(dict.fromkeys(names))
 
 
-def _host_name(text: str) -> str:
+def _check_host_name(text: str) -> str:
     """Check one host name; return it in lower case, without a final dot and in DNS encoding. Raises
     ValueError."""
     name = text.rstrip(".").lower()

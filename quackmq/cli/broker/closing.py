@@ -24,18 +24,18 @@ def watch(work_done: Callable[[], int], give_up: Callable[[], object]) -> None:
     """Call `give_up` when `work_done`, the number of completed operations, has not grown for
     `limits.DRAIN_MS`. Call from the event loop."""
     loop = asyncio.get_running_loop()
-    began = work_done()
+    first_count = work_done()
 
-    def check(before: int, idle: int) -> None:
-        """Compare the operations with those of the last check, `before`, and schedule the next
-        check. `idle` is the number of intervals without progress."""
-        now = work_done()
-        if now != before:
-            log.info("closing: %d writes and syncs so far", now - began)
-            idle = 0
-        elif idle == _CHECKS:
+    def check(last_count: int, idle_intervals: int) -> None:
+        """Compare the number of operations with that of the last check, and schedule the next
+        check. `idle_intervals` is the number of intervals without progress."""
+        count = work_done()
+        if count != last_count:
+            log.info("closing: %d writes and syncs so far", count - first_count)
+            idle_intervals = 0
+        elif idle_intervals == _CHECKS:
             give_up()
             return
-        loop.call_later(limits.DRAIN_MS / 1000 / _CHECKS, check, now, idle + 1)
+        loop.call_later(limits.DRAIN_MS / 1000 / _CHECKS, check, count, idle_intervals + 1)
 
-    check(began, 0)
+    check(first_count, 0)

@@ -15,6 +15,7 @@ DEFAULT_HTTP: Final = "127.0.0.1:8002"
 
 
 def add_http_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option --http, the address of the HTTP listener."""
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",

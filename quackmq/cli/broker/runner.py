@@ -66,6 +66,8 @@ def _make_kafka_listener(broker: Broker, address: Address, settings: Settings) -
 
 
 def _make_http_listener(broker: Broker, address: Address, settings: Settings) -> Listener:
+    """Return the HTTP listener. It accepts requests to the advertised host and to the names in
+    the settings."""
     return HttpServer(
         broker,
         address.host,
@@ -78,6 +80,7 @@ def _make_http_listener(broker: Broker, address: Address, settings: Settings) ->
 def _make_line_listener(
     broker: Broker, address: Address | UnixPath, settings: Settings
 ) -> Listener:
+    """Return the listener of the line protocol, on a TCP address or a Unix socket."""
     bind_address = address.path if isinstance(address, UnixPath) else address
     return LineServer(
         broker,
@@ -318,6 +321,7 @@ def _catch_signals() -> asyncio.Event:
 
 
 def _give_up() -> None:
+    """Exit without closing the store. The next start recovers."""
     log.error(
         "giving up closing after %d s without progress; the next start will recover",
         limits.DRAIN_MS // 1000,

@@ -278,7 +278,7 @@ def load(
             text, origin = variable, f"the environment variable {variable_name(name)}"
         elif name in from_file:
             origin = f"{name} in {file}"
-            text = _toml_text(from_file[name], kind, origin)
+            text = _format_toml_value(from_file[name], kind, origin)
         else:
             continue
         values[name] = _parse(text, kind, origin)
@@ -335,7 +335,7 @@ def _similarity(word: str, known_name: str) -> float:
     return difflib.SequenceMatcher(None, word, known_name).ratio()
 
 
-def _toml_text(value: object, kind: Kind, origin: str) -> str:
+def _format_toml_value(value: object, kind: Kind, origin: str) -> str:
     """Return a TOML value as the text of an option. Raises InvalidSetting for a value of the
     wrong TOML type."""
     if kind.native is dict and isinstance(value, dict):

@@ -72,6 +72,8 @@ def format_toml_table(table: dict[str, object]) -> str:
 
 
 def _format_assignments(settings: dict[str, object]) -> str:
+    """Return settings from a TOML table in the form of the command line: NAME=VALUE,… . Raise
+    ValueError for a value of another type."""
     assignments = []
     for name, value in settings.items():
         if not isinstance(value, bool | int | str):

@@ -36,6 +36,8 @@ class BadKafkaClient:
         self._consumer: Consumer | None = None
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        """Publish a message `times` times. Without `waits`, drop the producer without waiting
+        for its acknowledgements. Return how many messages were sent."""
         if self._producer is None:
             self._producer = Producer(
                 self._settings() | {"enable.idempotence": True, "message.timeout.ms": _PUT_MS}
@@ -54,6 +56,8 @@ class BadKafkaClient:
         return times
 
     def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
+        """Return the next message of any subscribed topic; None if there is none within
+        `wait_s`."""
         if not self._topics:
             return None
         message = self._connect_consumer().poll(wait_s)
@@ -71,6 +75,8 @@ class BadKafkaClient:
         )
 
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
+        """Commit the offset after a message `times` times. If `times` is 0, seek back to the
+        message, so that it is delivered again."""
         if self._consumer is None:
             return None
         _, partition, offset = message.id.rsplit("/", 2)
@@ -96,6 +102,7 @@ class BadKafkaClient:
         self._connect_consumer().subscribe(list(self._topics))
 
     def unsubscribe(self, topic: str) -> None:
+        """Leave a topic; leave the group with the last topic."""
         self._topics.pop(topic, None)
         if self._topics:
             self._connect_consumer().subscribe(list(self._topics))
@@ -108,6 +115,8 @@ class BadKafkaClient:
         self._drop_producer()
 
     def close(self, *, keeps_subscriptions: bool) -> None:
+        """Close the producer and the consumer; delete the group unless the subscriptions are
+        kept."""
         self._drop_producer()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
@@ -116,6 +125,7 @@ class BadKafkaClient:
             self._delete_group()
 
     def _connect_consumer(self) -> Consumer:
+        """Return the consumer; make it and subscribe it if there is none."""
         if self._consumer is None:
             self._consumer = Consumer(
                 self._settings()
@@ -160,6 +170,8 @@ class BadKafkaClient:
 
 
 def _collect_errors(problems: list[KafkaError]) -> Callable[[KafkaError | None, Any], None]:
+    """Return a delivery callback that adds each error to `problems`."""
+
     def note(error: KafkaError | None, message: object) -> None:
         if error is not None:
             problems.append(error)

@@ -69,15 +69,19 @@ def check_faults(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def plan(
-    seed: int, topics: Sequence[str], faults: Iterable[str] = tuple(FAULTS), *, puts: bool = True
+    seed: int,
+    topics: Sequence[str],
+    faults: Iterable[str] = tuple(FAULTS),
+    *,
+    with_puts: bool = True,
 ) -> Iterator[Step]:
-    """Yield steps endlessly, first one SUBSCRIBE for each topic. Without `puts`, no message is
-    put."""
+    """Yield steps endlessly, first one SUBSCRIBE for each topic. Without `with_puts`, no message
+    is put."""
     draw = random.Random(seed)
     weights = dict(_NORMAL)
     for name in check_faults(faults):
         weights |= FAULTS[name]
-    if not puts:
+    if not with_puts:
         weights = {act: weight for act, weight in weights.items() if act not in PUTS}
     for topic in topics:
         yield Step(Act.SUBSCRIBE, topic, 0, 0)

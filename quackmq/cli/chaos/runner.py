@@ -175,7 +175,7 @@ class _ChaosRun:
         options = self._options
         end_s = time.monotonic() + options.seconds
         with self._seen:
-            steps = plan(options.seed, options.topics, options.faults, puts=options.puts)
+            steps = plan(options.seed, options.topics, options.faults, with_puts=options.puts)
             for number, step in enumerate(steps):
                 if time.monotonic() >= end_s or self._stopping.wait(step.pause_ms / 1000):
                     break
@@ -241,7 +241,8 @@ class _ChaosRun:
         elif step.act is Act.SUBSCRIBE:
             client.subscribe(topic)
             # A Kafka client subscribes without contacting the broker.
-            self._has_answered |= self._options.protocol != _KAFKA
+            if self._options.protocol != _KAFKA:
+                self._has_answered = True
         elif step.act is Act.UNSUBSCRIBE:
             client.unsubscribe(topic)
         else:
@@ -277,9 +278,10 @@ class _ChaosRun:
         """Record the message, then acknowledge it. In this order, a message is recognised when
         it comes again because its acknowledgement was lost."""
         self._count_received(message)
-        another = self._client.acknowledge(message, times)
-        if another is not None:
-            self._count_received(another)
+        next_message = self._client.acknowledge(message, times)
+        # A surplus acknowledgement of the line protocol may acknowledge the next message.
+        if next_message is not None:
+            self._count_received(next_message)
 
     def _count_received(self, message: PendingMessage) -> None:
         """Count the message as new or as received again."""
@@ -399,9 +401,9 @@ def _stop_on_signals() -> Iterator[_StopEvent]:
         threading.Thread(target=event.set, daemon=True).start()
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, stop) for number in numbers]
+    former_handlers = [signal.signal(number, stop) for number in numbers]
     try:
         yield event
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, former_handlers, strict=True):
             signal.signal(number, handler)

@@ -53,6 +53,9 @@ class BadProxyClient:
         self._sockets: _Sockets | None = None
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        """Publish a numbered message `times` times. Without `waits`, disconnect instead of
+        receiving the replies. Return how many messages were acknowledged: 1, because the proxy
+        recognises the repeats, or 0."""
         if topic not in self._numbers:
             last = self._request(LastPublished(self._name, topic))
             self._numbers[topic] = 0 if last is None else int(str(last)) + 1
@@ -73,6 +76,7 @@ class BadProxyClient:
         return self._open_sockets().receive(wait_s)
 
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
+        """Acknowledge a message `times` times."""
         if self._sockets is None or times == 0:
             return None
         # The reply acknowledges a message that came to the callback address. All other
@@ -84,6 +88,7 @@ class BadProxyClient:
         return None
 
     def subscribe(self, topic: str) -> None:
+        """Subscribe to a topic; open the sockets if this is the first subscription."""
         self._topics[topic] = None
         if self._sockets is not None:
             self._introduce(self._sockets, topic)
@@ -103,6 +108,7 @@ class BadProxyClient:
             sockets.close()
 
     def close(self, *, keeps_subscriptions: bool) -> None:
+        """End the subscriptions unless they are kept; close all sockets."""
         try:
             for topic in [] if keeps_subscriptions else list(self._topics):
                 self.unsubscribe(topic)
@@ -111,6 +117,8 @@ class BadProxyClient:
             self._context.term()
 
     def _open_sockets(self) -> _Sockets:
+        """Return the sockets that receive messages. Open them, and introduce them to the proxy
+        for each topic, if there are none."""
         if self._sockets is None:
             sockets = _Sockets(self._context, self._name, _find_own_host(self._address))
             try:
@@ -132,6 +140,8 @@ class BadProxyClient:
         return self._receive_reply(request)
 
     def _receive_reply(self, request: Request) -> Welcome | tuple[str, ...] | int | None:
+        """Return the parsed reply to a request. Ignore replies to earlier requests. Raise
+        QuackTimeout if there is none in time."""
         until_s = time.monotonic() + ANSWER_S
         while True:
             frame = self._proxy.receive_reply(until_s)
@@ -166,6 +176,8 @@ class _Sockets:
         self._sub.unsubscribe(ids_subscription(topic))
 
     def receive(self, wait_s: float) -> PendingMessage | None:
+        """Return the next message from the callback address or from the SUB socket; None if
+        there is none within `wait_s`."""
         poller = zmq.Poller()
         poller.register(self._callback, zmq.POLLIN)
         poller.register(self._sub, zmq.POLLIN)

@@ -71,6 +71,8 @@ class BadZmqClient:
         self._last_ids: dict[str, str] = {}
 
     def put(self, topic: str, content: bytes, *, times: int, waits: bool) -> int:
+        """Send a message `times` times. Without `waits`, disconnect instead of receiving the
+        replies. Return how many were acknowledged."""
         put = Put(self._name, topic, content)
         for _ in range(times):
             self._requests.send(encode_request(put))
@@ -82,6 +84,8 @@ class BadZmqClient:
         return times
 
     def receive(self, topic: str, wait_s: float) -> PendingMessage | None:
+        """Request the next message of a topic, which acknowledges the last one. Return None if
+        there is none within `wait_s`."""
         get = Get(self._name, topic, self._last_ids.get(topic))
         self._requests.send(encode_request(get))
         try:
@@ -93,10 +97,12 @@ class BadZmqClient:
         )
 
     def acknowledge(self, message: PendingMessage, times: int) -> PendingMessage | None:
+        """Remember the id of a message, so that the next GET acknowledges it. If `times` is more
+        than 1, send as many GET requests now and discard their replies."""
         if times == 0:
             return None
         self._last_ids[message.topic] = message.id
-        if times > 1:  # acknowledged by several requests; their answers are discarded
+        if times > 1:
             for _ in range(times):
                 self._requests.send(encode_request(Get(self._name, message.topic, message.id)))
             self._requests.disconnect(flushes=True)
@@ -116,6 +122,7 @@ class BadZmqClient:
         self._requests.disconnect()
 
     def close(self, *, keeps_subscriptions: bool) -> None:
+        """End the subscriptions unless they are kept; close the socket."""
         try:
             for topic in [] if keeps_subscriptions else list(self._topics):
                 self.unsubscribe(topic)
@@ -130,6 +137,8 @@ class BadZmqClient:
     def _receive_reply(
         self, request: Request, wait_s: float
     ) -> ReceivedMessage | bool | int | None:
+        """Return the parsed reply to a request. Ignore replies to earlier requests. Raise
+        QuackTimeout after `wait_s`."""
         until_s = time.monotonic() + wait_s
         while True:
             frame = self._requests.receive_reply(until_s)

@@ -51,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
     if len(group.encode()) > shared_limits.NAME_BYTES:
         raise InvalidRequest(f"the name is longer than {shared_limits.NAME_BYTES} bytes")
     topic = _find_or_create_topic(args.broker, args.topic, source, by_key=args.by_key)
-    logging.getLogger("aiokafka").setLevel(
-        logging.CRITICAL
-    )  # failures are reported as one sentence
-    importing = Importer(args.broker, topic, group, by_key=args.by_key or not source.partitions)
-    before = asyncio.run(importing.put(source, progress_on_stderr("records")))
-    print(f"{source.rows - before} records imported into {topic.name}, {before} were already there")
+    # A failure is reported as one sentence; keep aiokafka from logging it, too.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    importer = Importer(args.broker, topic, group, by_key=args.by_key or not source.partitions)
+    earlier_count = asyncio.run(importer.put(source, progress_on_stderr("records")))
+    print(
+        f"{source.rows - earlier_count} records imported into {topic.name}, {earlier_count} were "
+        "already there"
+    )
     return 0
 
 
@@ -97,34 +99,34 @@ class Importer:
     async def put(self, source: Source, show_progress: ShowProgress) -> int:
         """Put all records that the topic does not have; return how many it already had. A
         QuackError says how many it has now."""
-        before = done = 0
-        producer = self._producer()
+        earlier_count = imported_count = 0
+        producer = self._make_producer()
         try:
             await producer.start()  # aborts an open transaction of an earlier run
-            before = done = await asyncio.to_thread(self._imported_before)
-            if done > source.rows:
+            earlier_count = imported_count = await asyncio.to_thread(self._fetch_imported_count)
+            if imported_count > source.rows:
                 raise InvalidRequest(
-                    f"{done} records were imported under the name {self._group}, but the source "
-                    f"has only {source.rows}: the name was used for other records"
+                    f"{imported_count} records were imported under the name {self._group}, but the "
+                    f"source has only {source.rows}: the name was used for other records"
                 )
-            for chunk in _split_into_transactions(source.records(done)):
-                await self._commit_chunk(producer, chunk, done)
-                done += len(chunk)
-                show_progress(done, source.rows)
+            for chunk in _split_into_transactions(source.records(imported_count)):
+                await self._commit_chunk(producer, chunk, imported_count)
+                imported_count += len(chunk)
+                show_progress(imported_count, source.rows)
         except ProducerFenced as error:
             raise QuackError(
                 "another import of the same records has started; only one can run at a time"
             ) from error
         except (KafkaError, OSError) as error:
             raise QuackError(
-                f"{error or type(error).__name__}: {done} of {source.rows} records are imported; "
-                "run the command again to continue"
+                f"{error or type(error).__name__}: {imported_count} of {source.rows} records are "
+                "imported; run the command again to continue"
             ) from error
         finally:
             await producer.stop()
-        return before
+        return earlier_count
 
-    def _producer(self) -> Any:
+    def _make_producer(self) -> Any:
         """Return a new transactional producer. The name of the import is its transactional id, so a
         new run fences an earlier one."""
         return AIOKafkaProducer(
@@ -139,36 +141,41 @@ class Importer:
             transaction_timeout_ms=2 * limits.IMPORT_WAIT_MS,
         )
 
-    def _imported_before(self) -> int:
+    def _fetch_imported_count(self) -> int:
         """Return how many of the records the topic already has."""
         deadline = Deadline(limits.IMPORT_WAIT_MS / 1000)
         offsets = Cluster(KafkaConfig(self._address)).committed(self._group, self._topic, deadline)
         number = offsets.get(NUMBER_PARTITION)
         return 0 if number is None else number.offset
 
-    async def _commit_chunk(self, producer: Any, chunk: Sequence[Row], done: int) -> None:
-        """Put the rows and the new number of imported records in one transaction. `done` is the
-        number before it."""
+    async def _commit_chunk(self, producer: Any, chunk: Sequence[Row], imported_count: int) -> None:
+        """Put the rows and the new number of imported records in one transaction.
+        `imported_count` is the number before it."""
         async with producer.transaction():
             sent = []
-            for partition, rows in self._group_by_partition(chunk, done).items():
+            for partition, rows in self._group_by_partition(chunk, imported_count).items():
                 for batch in _build_batches(producer, rows):
                     sent.append(
                         await producer.send_batch(batch, self._topic.name, partition=partition)
                     )
             await asyncio.gather(*sent)
             number_position = TopicPartition(self._topic.name, NUMBER_PARTITION)
-            number = OffsetAndMetadata(done + len(chunk), "")
+            number = OffsetAndMetadata(imported_count + len(chunk), "")
             await producer.send_offsets_to_transaction({number_position: number}, self._group)
 
-    def _group_by_partition(self, chunk: Sequence[Row], done: int) -> dict[int, list[Row]]:
-        """Group the rows by partition, each in order."""
+    def _group_by_partition(
+        self, chunk: Sequence[Row], imported_count: int
+    ) -> dict[int, list[Row]]:
+        """Group the rows by partition, each in order. `imported_count` is the number of the
+        first row."""
         rows_by_partition: dict[int, list[Row]] = {}
-        for number, row in enumerate(chunk, done):
+        for number, row in enumerate(chunk, imported_count):
             rows_by_partition.setdefault(self._choose_partition(row, number), []).append(row)
         return rows_by_partition
 
     def _choose_partition(self, row: Row, number: int) -> int:
+        """Return the partition of a row: the one that it had, unless its key decides. `number`
+        counts the rows of the source."""
         if not self._by_key and row.partition is not None:
             return row.partition
         chosen = choose_partition(self._partitioner, row.key, self._topic.partitions)
@@ -178,7 +185,7 @@ class Importer:
 
 
 def _split_into_transactions(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each transaction."""
+    """Divide rows into chunks that are small enough for one transaction each; yield the chunks."""
     chunk: list[Row] = []
     size = 0
     for row in rows:

@@ -161,9 +161,14 @@ class _Tally:
     notes: int = 0
 
     def count(self, finding: Finding) -> None:
-        self.damage += finding.kind is Kind.DAMAGE
-        self.poison += finding.kind is Kind.POISON
-        self.notes += finding.kind is Kind.NOTE
+        """Count a finding by its kind."""
+        match finding.kind:
+            case Kind.DAMAGE:
+                self.damage += 1
+            case Kind.POISON:
+                self.poison += 1
+            case Kind.NOTE:
+                self.notes += 1
 
 
 def verify(archived: ArchiveDirectory, directory: Path, selector: str | None) -> bool:

@@ -288,7 +288,7 @@ def _record_line(record: Record) -> str:
 def dump_journal(inspection: Inspection, limit: int | None) -> bool:
     """Print up to `limit` frames of the journal, and findings in their place. Return whether there
     is damage."""
-    is_damaged = _print_findings(inspection, but_journal=True)
+    is_damaged = _print_findings(inspection, without_journal=True)
     remaining = limit
     for frame_or_finding in inspection.journal():
         if remaining == 0:
@@ -350,12 +350,12 @@ def _partition_name(inspection: Inspection, key: PartitionKey) -> str:
     return f"{key.topic_id if topic is None else topic.name}:{key.partition}"
 
 
-def _print_findings(inspection: Inspection, *, but_journal: bool = False) -> bool:
+def _print_findings(inspection: Inspection, *, without_journal: bool = False) -> bool:
     """Print the findings of opening the directory, and return whether there is damage. With
-    `but_journal`, leave out those about the journal, because `dump_journal` prints them in their
-    place."""
+    `without_journal`, leave out those about the journal, because `dump_journal` prints them in
+    their place."""
     for finding in inspection.findings:
-        if not (but_journal and finding.path.startswith(JOURNAL_DIRECTORY)):
+        if not (without_journal and finding.path.startswith(JOURNAL_DIRECTORY)):
             print(finding)
     return inspection.damaged
 

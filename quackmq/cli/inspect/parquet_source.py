@@ -66,15 +66,15 @@ class Source:
     def open(cls, path: Path, show_progress: Callable[[int, int], None]) -> Source:
         """Read and check the files. Raises InvalidRequest for files that cannot be imported,
         DamagedData for an export that does not match its manifest, NewerFormat or OSError."""
-        listed = _list_files(path)
-        total = sum(each.path.stat().st_size for each in listed)
+        listed_files = _list_files(path)
+        total = sum(listed_file.path.stat().st_size for listed_file in listed_files)
         digest = hashlib.sha256()
         read_bytes = 0
         files: list[_File] = []
         partitions = 0
-        for each in listed:
+        for listed_file in listed_files:
             size = checksum = 0
-            with each.path.open("rb") as file:
+            with listed_file.path.open("rb") as file:
                 while piece := file.read(limits.COPIED_BYTES):
                     digest.update(piece)
                     size += len(piece)
@@ -83,11 +83,14 @@ class Source:
             read_bytes += size
             # The sizes mark where files end: the same bytes in other files are another source.
             digest.update(size.to_bytes(8))
-            if each.checksum is not None and (size, f"{checksum:08x}") != each.checksum:
-                raise DamagedData(f"{each.path} does not match the {MANIFEST} of the export")
-            rows, named = _count_rows_and_partitions(each.path)
-            files.append(_File(each.path, rows))
-            partitions = max(partitions, named)
+            if (
+                listed_file.checksum is not None
+                and (size, f"{checksum:08x}") != listed_file.checksum
+            ):
+                raise DamagedData(f"{listed_file.path} does not match the {MANIFEST} of the export")
+            rows, named_partitions = _count_rows_and_partitions(listed_file.path)
+            files.append(_File(listed_file.path, rows))
+            partitions = max(partitions, named_partitions)
         return cls(tuple(files), digest.hexdigest(), partitions)
 
     def records(self, start: int) -> Iterator[Row]:
@@ -208,9 +211,9 @@ def _is_bytes_type(kind: pa.DataType) -> bool:
     and fits."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string)
-    more = (pa.types.is_large_string, pa.types.is_binary_view, pa.types.is_string_view)
-    return any(test(kind) for test in (*tests, *more)) or pa.types.is_null(kind)
+    is_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in (*is_bytes, *is_text, pa.types.is_null))
 
 
 def _is_headers_type(kind: pa.DataType) -> bool:
@@ -245,21 +248,23 @@ def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yield the rows of a batch as records. Columns that are missing are None. The exact timestamp,
     which an export has for times that `timestamp` cannot express, is preferred."""
     column_names = set(batch.schema.names)
-    nothing: Sequence[Any] = [None] * batch.num_rows
 
-    def column(name: str) -> pa.Array | None:
-        return batch.column(name) if name in column_names else None
+    def read(name: str, convert: Callable[[pa.Array], list[Any]]) -> list[Any]:
+        return convert(batch.column(name)) if name in column_names else [None] * batch.num_rows
 
-    keys = nothing if (key := column("key")) is None else _bytes(key)
-    headers = nothing if (header_column := column("headers")) is None else header_column.to_pylist()
-    times = nothing if (time := column("timestamp")) is None else _times_ms(time)
-    exact = nothing if (ms := column("exact_timestamp_ms")) is None else ms.to_pylist()
-    partitions = nothing if (number := column("partition")) is None else number.to_pylist()
     columns = zip(
-        keys, _bytes(batch.column("value")), headers, times, exact, partitions, strict=True
+        read("key", _bytes),
+        read("value", _bytes),
+        read("headers", pa.Array.to_pylist),
+        read("timestamp", _times_ms),
+        read("exact_timestamp_ms", pa.Array.to_pylist),
+        read("partition", pa.Array.to_pylist),
+        strict=True,
     )
     for key, value, pairs, time_ms, exact_ms, partition in columns:
-        yield Row(key, value, _pairs(pairs), time_ms if exact_ms is None else exact_ms, partition)
+        yield Row(
+            key, value, _header_pairs(pairs), time_ms if exact_ms is None else exact_ms, partition
+        )
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:
@@ -279,12 +284,10 @@ def _times_ms(column: pa.Array) -> list[int | None]:
     return times
 
 
-def _pairs(headers: Sequence[Any] | None) -> Headers:
-    return (
-        []
-        if headers is None
-        else [(_text(header["key"]), _data(header["value"])) for header in headers]
-    )
+def _header_pairs(headers: Sequence[Any] | None) -> Headers:
+    if headers is None:
+        return []
+    return [(_text(header["key"]), _data(header["value"])) for header in headers]
 
 
 def _text(value: str | bytes) -> str:

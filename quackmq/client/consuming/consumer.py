@@ -278,7 +278,8 @@ class Reader:
     # --- by id --------------------------------------------------------------------------------
 
     def _apply_passed(self, positions: Iterable[RecordPosition]) -> None:
-        """Continue after the messages at these positions, whose ids the program has passed."""
+        """Continue after the messages at these positions. The program has passed their ids as
+        `after`, so it has processed them."""
         # Positions of partitions are those of the next message, hence + 1.
         passed = {partition: offset + 1 for partition, offset in positions}
         record = self._progress.in_hand(_PROGRAM)

@@ -32,6 +32,7 @@ def default_directory(name: str) -> Path:
     """Return the directory for this client name below the user's state directory."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     quoted = quote(name, safe="@+=,")
+    # File systems bound the length of a name; "." and ".." are other directories.
     if len(quoted) > _NAME_BYTES or quoted.startswith("."):
         quoted = sha256(name.encode()).hexdigest()
     return Path(home) / "quackmq" / quoted

@@ -81,7 +81,7 @@ class PositionFile:
     def peek(self) -> int | None:
         """Return the stored position; None without a valid file for this topic. Raises
         UnusableDirectory."""
-        with self._usable():
+        with self._translating_os_errors():
             try:
                 return _parse(self._path.read_bytes(), self._topic_id)
             except FileNotFoundError:
@@ -90,7 +90,7 @@ class PositionFile:
     def take_over(self, resolve: Callable[[int | None], int], deadline: Deadline) -> int:
         """Take over the position from its current owner and return it. `resolve` maps the
         current position, or None, to the start. Raises QuackTimeout or UnusableDirectory."""
-        with self._usable(), self._current_file(deadline) as current_fd:
+        with self._translating_os_errors(), self._current_file(deadline) as current_fd:
             current_position = _parse(os.pread(current_fd, _FILE_BYTES, 0), self._topic_id)
             if current_position is not None:
                 # Write only the first word. The second is the position, which its owner may be
@@ -118,14 +118,14 @@ class PositionFile:
         belongs to another process. Raises QuackTimeout or UnusableDirectory."""
         if self._words is None:
             raise NotOwner
-        with self._usable(), self._locked(self._fd, deadline):
+        with self._translating_os_errors(), self._holding_lock(self._fd, deadline):
             if not self.is_ours:
                 raise NotOwner
             self._words[_POSITION] = position
             sync_data(self._fd)
 
     @contextmanager
-    def _usable(self) -> Iterator[None]:
+    def _translating_os_errors(self) -> Iterator[None]:
         """Translate an OSError within the block to UnusableDirectory."""
         try:
             yield
@@ -141,7 +141,7 @@ class PositionFile:
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                with self._locked(descriptor, deadline):
+                with self._holding_lock(descriptor, deadline):
                     # Another process may have replaced the file before we locked it; then open the
                     # new one.
                     if _is_named(descriptor, self._path):
@@ -151,7 +151,7 @@ class PositionFile:
                 os.close(descriptor)
 
     @contextmanager
-    def _locked(self, descriptor: int, deadline: Deadline) -> Iterator[None]:
+    def _holding_lock(self, descriptor: int, deadline: Deadline) -> Iterator[None]:
         """Hold the exclusive lock of an open file within the block. Wait by polling, because a
         blocking `flock` has no timeout. Raises QuackTimeout."""
         while True:

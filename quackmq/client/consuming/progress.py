@@ -167,15 +167,18 @@ class Progress:
 
     def in_hand(self, holder: object) -> Record | None:
         """Return the message that a holder has in hand, or None."""
-        entry = self._in_hand.get(holder)
-        return None if entry is None else entry[0].record
+        if holder not in self._in_hand:
+            return None
+        message, _ = self._in_hand[holder]
+        return message.record
 
     def put_back(self, holder: object) -> None:
         """Put the message of a holder back to the front of the buffer."""
         with self._lock:
             entry = self._in_hand.pop(holder, None)
             if entry is not None:
-                self._buffer_again(entry[0])
+                message, _ = entry
+                self._buffer_again(message)
 
     # --- done messages -----------------------------------------------------------------------
 
@@ -215,7 +218,8 @@ class Progress:
         entry = self._in_hand.pop(holder, None)
         if entry is None or self.mode is not Mode.REPEAT:
             return
-        state = entry[0].state
+        message, _ = entry
+        state = message.state
         # In the usual case no other message is unfinished, and the position need not be computed.
         is_all_done = not self._in_hand and not state.to_redeliver
         self._store_done(state, state.delivered_end if is_all_done else self._compute_done(state))

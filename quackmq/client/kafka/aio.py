@@ -310,8 +310,9 @@ class AsyncClient:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        key_partitioner = await self._find_key_partitioner(topic, serialised[1], deadline)
-        partition = key_partitioner.partition(serialised[1])
+        _, key, _ = serialised
+        key_partitioner = await self._find_key_partitioner(topic, key, deadline)
+        partition = key_partitioner.partition(key)
         result = await self._begin_put(topic, serialised, partition, on_delivered, deadline)
         await asyncio.wait(
             (delivered,),

@@ -197,10 +197,10 @@ class Cluster:
         if self._config.has_own_partitioner:
             return BY_LIBRDKAFKA
         with self._lock:
-            cached = self._key_partitioners.get(name)
-        if cached is None or _age_ms(cached[1]) >= limits.CLIENT_TOPIC_MS:
-            return None
-        return cached[0]
+            if name not in self._key_partitioners:
+                return None
+            key_partitioner, fetched_at = self._key_partitioners[name]
+        return key_partitioner if _age_ms(fetched_at) < limits.CLIENT_TOPIC_MS else None
 
     def ensure_topic(self, name: str, deadline: Deadline) -> TopicInfo:
         """Return the topic; create it with the broker's defaults if missing."""
@@ -241,10 +241,10 @@ class Cluster:
     def cached_topic(self, name: str) -> TopicInfo | None:
         """Return the topic, or None if `topic` would ask the cluster. Does not wait."""
         with self._lock:
-            cached = self._topics.get(name)
-        if cached is None or _age_ms(cached[1]) >= limits.CLIENT_TOPIC_MS:
-            return None
-        return cached[0]
+            if name not in self._topics:
+                return None
+            topic, fetched_at = self._topics[name]
+        return topic if _age_ms(fetched_at) < limits.CLIENT_TOPIC_MS else None
 
     def forget(self, name: str) -> None:
         """Remove a topic from the caches."""
@@ -527,9 +527,9 @@ def is_not_member(error: KafkaError) -> bool:
 
 
 def read_metadata(committed: TopicPartition) -> str:
-    """Return the metadata of a committed offset, possibly with more bytes after it:
-    confluent-kafka reads it as a C string, but the library below does not terminate it, and then
-    it may not be valid text."""
+    """Return the metadata of a committed offset, perhaps with other bytes after it.
+    confluent-kafka reads the metadata as a C string, but librdkafka does not end it with a zero
+    byte. So the text may be too long, or invalid."""
     try:
         return committed.metadata or ""
     except UnicodeDecodeError as error:

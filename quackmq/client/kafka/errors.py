@@ -121,13 +121,12 @@ def translate_error(
 
 
 def _error_text(error: KafkaError) -> str:
-    """Return the broker's text if librdkafka has it, which it never has for produced messages."""
+    """Return the text of an error. librdkafka does not pass on the broker's text for produced
+    messages; then use our own text, or its generic one."""
     generic_text = KafkaError(error.code()).str()
-    return (
-        _CLEARER_TEXTS.get(error.code(), generic_text)
-        if error.str() == generic_text
-        else error.str()
-    )
+    if error.str() != generic_text:
+        return error.str()
+    return _CLEARER_TEXTS.get(error.code(), generic_text)
 
 
 @contextmanager

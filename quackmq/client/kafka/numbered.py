@@ -106,8 +106,8 @@ class Numbered:
         with locked(self._lock, f"another numbered put of {self._name}", deadline):
             self._forget_recreated(topic, deadline)
             self._get_producer(deadline)
-            translation = self._find_last(topic, deadline)
-            return None if translation is None else translation.number
+            last_put = self._find_last(topic, deadline)
+            return None if last_put is None else last_put.number
 
     def close(self) -> None:
         """Close; a put in another thread ends by its own deadline."""
@@ -194,7 +194,7 @@ class Numbered:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             # All messages must be delivered first: the id of the last one is stored with the
             # number.
-            ids = self._ids(topic, deliveries.positions, deadline)
+            ids = self._make_ids(topic, deliveries.positions, deadline)
             offsets = [
                 TopicPartition(
                     topic, NUMBER_PARTITION, offset_for_number(number), metadata=ids[-1] or ""
@@ -207,9 +207,8 @@ class Numbered:
         except KafkaException as exception:
             raise self._abort(producer, topic, exception, deadline) from exception
         except BaseException:
-            self._producer = (
-                None  # the next call creates a producer, which aborts the open transaction
-            )
+            # The next call creates a producer, which aborts the open transaction.
+            self._producer = None
             raise
         self._last_put_by_topic[topic] = LastPut(number, ids[-1])
         return ids
@@ -228,7 +227,7 @@ class Numbered:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
                 producer.poll(deadline.slice_s())
 
-    def _ids(
+    def _make_ids(
         self, topic: str, positions: Sequence[RecordPosition | None], deadline: Deadline
     ) -> list[str | None]:
         """Return the message ids for positions; None where librdkafka did not report a position."""

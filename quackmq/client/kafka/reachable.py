@@ -47,10 +47,10 @@ def check_addresses(addresses: str) -> None:
 
 
 def wait_for_broker(addresses: str, deadline: Deadline, *, is_encrypted: bool = False) -> None:
-    """Return when one of the addresses accepts a connection, or may do so later. Raise NoBroker
-    if all of them refuse (if the caller has set a timeout, only after that time), or if another
-    kind of server responds. The latter is not detected on encrypted connections.
-    """
+    """Return when a broker accepts a connection at one of the addresses, or when an address is
+    only slow or unreachable, because librdkafka keeps trying then. Raise NoBroker if all
+    addresses refuse (if the caller has set a timeout, only after that time), or if another kind
+    of server responds. The latter is not detected on encrypted connections."""
     while True:
         refusals = _find_refusals(addresses, deadline, is_encrypted=is_encrypted)
         if refusals is None:

@@ -458,8 +458,9 @@ class Session:
     def commit_without_joining(
         self, info: TopicInfo, offsets: Mapping[int, int], note: str, deadline: Deadline
     ) -> None:
-        """Commit offsets without being a member. Possible while no process of this name reads;
-        dead processes of this directory are evicted first. Raises UnknownMember."""
+        """Commit offsets without being a member of the group, which works only while the group
+        has no members. So evict the members of dead processes of this directory first, if there
+        are any. Raises UnknownMember."""
         try:
             self.cluster.commit(self.name, info, offsets, note, deadline)
         except UnknownMember:

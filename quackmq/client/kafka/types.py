@@ -114,7 +114,8 @@ class Message:
     @property
     def timestamp_ms(self) -> int:
         """The producer's time of the put."""
-        return self.record.timestamp()[1]
+        _, timestamp_ms = self.record.timestamp()
+        return timestamp_ms
 
     def __repr__(self) -> str:
         return (

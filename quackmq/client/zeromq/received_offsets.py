@@ -122,10 +122,10 @@ class ProcessedOffsets:
             ):
                 raise NewerFormat(f"{path} was written by a later version")
             if len(content) >= len(_HEAD) and not content.startswith(_HEAD):
-                raise _damaged(path, "its header is invalid")
+                raise _damage_error(path, "its header is invalid")
             intact_bytes = self._load(content)
             if intact_bytes + _RECORD_BYTES < len(content):
-                raise _damaged(path, f"the record at byte {intact_bytes} is invalid")
+                raise _damage_error(path, f"the record at byte {intact_bytes} is invalid")
             # The file is new, or a crash has torn its header.
             if intact_bytes < len(_HEAD):
                 replace(path, path.with_name("new"), _HEAD)
@@ -227,7 +227,7 @@ class _Ranges:
         self.ends[start:after] = [end]
 
 
-def _damaged(path: Path, problem: str) -> UnusableDirectory:
+def _damage_error(path: Path, problem: str) -> UnusableDirectory:
     return UnusableDirectory(
         f"{path} is damaged, {problem}: restore it, or remove it; without it, messages that were "
         "processed before may be returned again"

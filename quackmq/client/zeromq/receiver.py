@@ -483,8 +483,8 @@ def _own_host(proxy: str) -> str:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65_535:
         raise InvalidRequest(f"{proxy} is not the address of a proxy: write HOST:PORT")
-    ready = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = ready[0]
+    addresses = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = addresses[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

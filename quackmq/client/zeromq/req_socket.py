@@ -23,7 +23,7 @@ class ReqSocket:
         """Send a request and return the answer, or None if there is none in time. Raises
         InvalidRequest for an invalid address, ProtocolError for an invalid answer, and ClientClosed
         after `end_wait`."""
-        socket = self._connected()
+        socket = self._connect()
         deadline = Deadline(max(0.0, wait_s))
         try:
             socket.send(frame, zmq.NOBLOCK)
@@ -58,7 +58,7 @@ class ReqSocket:
         self._is_closed = True
         self._drop_socket()
 
-    def _connected(self) -> zmq.Socket[bytes]:
+    def _connect(self) -> zmq.Socket[bytes]:
         """Return the socket; open it if necessary. Raises ClientClosed, or InvalidRequest for an
         invalid address."""
         if self._is_closed:

@@ -110,7 +110,9 @@ class Group:
         self._phase_ends_ms: int | None = None
         self._initial_join: _InitialJoin | None = None
         self._changes = 0
-        self._topics_cache: tuple[int, str, frozenset[str] | None] | None = None
+        #: The topics of the members, for `reads_topic`, and the state for which they are valid.
+        self._cached_topics: frozenset[str] | None = None
+        self._topics_cache_key: tuple[int, str] | None = None
         if stored_members is not None:
             self._restore(now_ms, stored_members)
 
@@ -144,7 +146,7 @@ class Group:
     @property
     def durable_changes(self) -> int:
         """Grows with every change of generation, protocol_type or static_members, and with changes
-        of kept_members that a restart must not undo: the end of a phase, the removal of a member.
+        of stored_members that a restart must not undo: the end of a phase, the removal of a member.
         The beginning of a join is not counted: after a restart it begins again."""
         return self._changes + self._members.statics.changes
 
@@ -172,12 +174,11 @@ class Group:
             return False
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
-        key = (self._members.changes, self._protocol)
-        if self._topics_cache is None or self._topics_cache[:2] != key:
+        cache_key = (self._members.changes, self._protocol)
+        if self._topics_cache_key != cache_key:
             metadata = (member.metadata(self._protocol) for member in self._members)
-            self._topics_cache = (*key, subscribed_topics(metadata))
-        topics = self._topics_cache[2]
-        return None if topics is None else topic_name in topics
+            self._cached_topics, self._topics_cache_key = subscribed_topics(metadata), cache_key
+        return None if self._cached_topics is None else topic_name in self._cached_topics
 
     def description(self) -> GroupDescription:
         """Describe the group as Kafka does: protocol, metadata and assignments only when stable."""

@@ -290,14 +290,16 @@ class ConsumerGroup:
         self._topics.store_matches(now_ms, matches)
         if self._topics.refresh() or has_changed:
             self._begin_epoch()
-        before = member.assigned
+        former_assignment = member.assigned
         if self._former_members.are_awaited(now_ms):
             member.enter_epoch(member.epoch or self._assignment_epoch)
         else:
             self._assign_if_needed(now_ms)
             self._reconcile(now_ms, member, heartbeat.owned)
         self._members.restart_session(now_ms, member, self.timing.session_timeout_ms)
-        is_reassigned = member.assigned is not before and member.assigned != before
+        is_reassigned = (
+            member.assigned is not former_assignment and member.assigned != former_assignment
+        )
         sends_assignment = heartbeat.epoch == JOIN_EPOCH or heartbeat.is_full or is_reassigned
         return self._make_response(member, member.assigned if sends_assignment else None)
 
@@ -473,6 +475,7 @@ class ConsumerGroup:
         self._target_by_member = {member_id: frozenset(keys) for member_id, keys in targets.items()}
         self._target_partitions = sum(map(len, targets.values()))
         self._assignment_epoch = self.generation
+        # A large group waits longer for its next assignment, because computing it takes longer.
         self._next_assignment_ms = now_ms + self._target_partitions // limits.ASSIGNED_PER_MS
 
     # --- reconciliation ---

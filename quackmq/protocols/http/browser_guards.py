@@ -152,6 +152,7 @@ def _normalise(name: str) -> str:
 
 
 def _is_address(name: str) -> bool:
+    """Return whether a host name is an IP address. An IPv6 address may have a zone after "%"."""
     try:
         ip_address(name.partition("%")[0])
     except ValueError:

@@ -93,6 +93,8 @@ class Connection(ServedConnection, asyncio.Protocol):
         return Receiver(self._server, self._caller, is_loopback(own_host), self._accept)
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes. A large piece is parsed in steps; the bytes that wait for this
+        are counted in the budget, and refused if there is no room."""
         assert self._receiver is not None
         if not self._receiver.accepts_requests:
             return
@@ -118,6 +120,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._start_next()
 
     def _on_lost(self) -> None:
+        """Cancel the running request and discard all others; return their memory to the budget."""
         assert self._receiver is not None
         if self._running is not None:
             self._running.cancel()
@@ -147,6 +150,8 @@ class Connection(ServedConnection, asyncio.Protocol):
             self._running.cancel()
 
     def _sweep(self, now: float) -> None:
+        """Refuse a request that takes too long to arrive; close a connection that is idle for
+        too long."""
         assert self._receiver is not None
         # The bytes of peers that are not slow count too.
         self._count_unsent()
@@ -227,13 +232,15 @@ class Connection(ServedConnection, asyncio.Protocol):
         return failure_response(500, "error", "internal error: see the broker's log", pending.path)
 
     def _send_response(self, pending: PendingRequest, response: Response) -> None:
+        """Write a response, unless the connection is lost; then finish the request. While the
+        server drains, the last response closes the connection."""
         if self._transport is not None:
             if self._is_draining and not self._waiting:
-                pending.closes = True
+                pending.closes_connection = True
             date = self._server.date.line()
             self._transport.write(
                 render_response(
-                    response, date, pending.closes, pending.is_http_1_0, pending.is_head
+                    response, date, pending.closes_connection, pending.is_http_1_0, pending.is_head
                 )
             )
         self._finish_request(pending)
@@ -246,7 +253,7 @@ class Connection(ServedConnection, asyncio.Protocol):
         self._current = None
         self._running = None
         self._idle_since = self._time()
-        if pending.closes:
+        if pending.closes_connection:
             self._close_after_last()
         elif (
             self._waiting
@@ -308,17 +315,21 @@ class Connection(ServedConnection, asyncio.Protocol):
         """Send the chunks as they are produced, no faster than the peer reads them. A failure after
         the head cannot be reported by a status, so it aborts the connection.
         """
-        chunked = not pending.is_http_1_0 and stream.length is None
-        pending.closes = pending.closes or pending.is_http_1_0 or self._is_draining
+        is_chunked = not pending.is_http_1_0 and stream.length is None
+        pending.closes_connection = (
+            pending.closes_connection or pending.is_http_1_0 or self._is_draining
+        )
         is_whole = pending.is_head
         self._is_streaming = True
         self._server.count_stream(1)
         try:
             self._write(
-                render_stream_head(stream, self._server.date.line(), pending.closes, chunked)
+                render_stream_head(
+                    stream, self._server.date.line(), pending.closes_connection, is_chunked
+                )
             )
             if not pending.is_head and not self._is_draining and self._transport is not None:
-                await self._send_chunks(stream, chunked)
+                await self._send_chunks(stream, is_chunked)
                 is_whole = True
         except asyncio.CancelledError:
             # Either the peer has gone, or `drain` cancelled the stream, whose response ends below.
@@ -337,16 +348,19 @@ class Connection(ServedConnection, asyncio.Protocol):
                 await aclose()
         # A stream that ends because the broker closes ends properly, too: only endless streams are
         # chunked. After `abort` this writes nothing.
-        if chunked and not pending.is_head:
+        if is_chunked and not pending.is_head:
             self._write(LAST_CHUNK)
         # If a length was declared, only closing the connection shows that the body is incomplete.
-        pending.closes = pending.closes or self._is_draining or not (chunked or is_whole)
+        pending.closes_connection = (
+            pending.closes_connection or self._is_draining or not (is_chunked or is_whole)
+        )
         self._finish_request(pending)
 
-    async def _send_chunks(self, stream: Stream, chunked: bool) -> None:
+    async def _send_chunks(self, stream: Stream, is_chunked: bool) -> None:
+        """Write each piece of a stream as it is produced. Wait while the peer reads too slowly."""
         async for data in stream.chunks:
             if data:
-                self._write(render_chunk(data) if chunked else data)
+                self._write(render_chunk(data) if is_chunked else data)
             if self._slow_since is not None:
                 self._writable = self._loop.create_future()
                 await self._writable

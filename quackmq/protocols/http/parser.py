@@ -62,7 +62,7 @@ class PendingRequest:
     """A complete request for a route, or a request that was refused (`refusal`)."""
 
     __slots__ = (
-        "closes",
+        "closes_connection",
         "is_head",
         "is_http_1_0",
         "path",
@@ -72,13 +72,15 @@ class PendingRequest:
         "route",
     )
 
-    def __init__(self, path: str, is_head: bool, is_http_1_0: bool, closes: bool) -> None:
+    def __init__(
+        self, path: str, is_head: bool, is_http_1_0: bool, closes_connection: bool
+    ) -> None:
         self.path = path
         self.is_head = is_head
         #: A response to HTTP/1.0 must say so if the connection stays open.
         self.is_http_1_0 = is_http_1_0
         #: Whether the connection closes after the response.
-        self.closes = closes
+        self.closes_connection = closes_connection
         self.request: Request | None = None
         self.route: Route | None = None
         self.refusal: Response | None = None
@@ -176,7 +178,9 @@ class Receiver:
         cached = self._cached_heads.get(head)
         if cached is not None and len(data) - head_bytes == cached.body_bytes:
             route, method, path, path_parameters, raw_query, headers, _ = cached
-            pending = PendingRequest(path, method == "HEAD", is_http_1_0=False, closes=False)
+            pending = PendingRequest(
+                path, method == "HEAD", is_http_1_0=False, closes_connection=False
+            )
             server, body = self._server, data[head_bytes:]
             pending.request = Request(
                 server.broker,
@@ -244,8 +248,10 @@ class Receiver:
         method = parser.get_method().decode("latin-1")
         raw_path, _, raw_query = self._path_and_query().partition(b"?")
         path = raw_path.decode("latin-1")
-        closes = not parser.should_keep_alive() or method == "CONNECT"
-        self._pending = pending = PendingRequest(path, method == "HEAD", version != "1.1", closes)
+        closes_connection = not parser.should_keep_alive() or method == "CONNECT"
+        self._pending = pending = PendingRequest(
+            path, method == "HEAD", version != "1.1", closes_connection
+        )
         self._body_limit = limits.HTTP_BODY_BYTES
         path_parameters = _NO_PARAMETERS
         try:
@@ -279,7 +285,7 @@ class Receiver:
             server,
         )
         # `_feed_whole` caches this head if exactly its body has arrived with it.
-        if route is not None and not closes and not pending.is_http_1_0:
+        if route is not None and not closes_connection and not pending.is_http_1_0:
             self._parsed_head = ParsedHead(
                 route, method, path, path_parameters, raw_query, {}, declared_body_bytes
             )
@@ -319,7 +325,7 @@ class Receiver:
             pending.request.body = bytes(self._body)
             self._body = b""
         self._body_bytes = 0
-        self.accepts_requests = not pending.closes
+        self.accepts_requests = not pending.closes_connection
         self._deliver(pending)
 
     # --- internal ----------------------------------------------------------------------------
@@ -441,14 +447,14 @@ class Receiver:
         if not self.accepts_requests:
             return
         pending = self._pending or PendingRequest(
-            "/", is_head=False, is_http_1_0=False, closes=True
+            "/", is_head=False, is_http_1_0=False, closes_connection=True
         )
         self.release(pending)
         self._pending = None
         self._body = b""
         self.accepts_requests = False
         self.wants_continue = False
-        pending.closes = True
+        pending.closes_connection = True
         pending.refusal = response
         self._deliver(pending)
 
@@ -468,7 +474,7 @@ def _no_route_response(method: str, path: str, match: RouteMatch | None) -> Resp
 
 
 def _foreign_page(site: str, evidence: str) -> HttpFailure:
-    """Return the failure for a request that a web page of `where` may have made. `evidence` says
+    """Return the failure for a request that a web page of `site` may have made. `evidence` says
     which header shows that.
     """
     message = (

@@ -46,11 +46,13 @@ class Date:
 
 
 def render_response(
-    response: Response, date: bytes, closes: bool, is_http_1_0: bool, is_head: bool
+    response: Response, date: bytes, closes_connection: bool, is_http_1_0: bool, is_head: bool
 ) -> bytes:
     """Return a whole response. With HTTP/1.0, keep-alive must be announced."""
     status, body, content_type, headers = response
-    connection = _CLOSE if closes else _KEEP_ALIVE if is_http_1_0 else b""
+    # A connection of HTTP/1.1 stays open without this header.
+    stays_open = _KEEP_ALIVE if is_http_1_0 else b""
+    connection = _CLOSE if closes_connection else stays_open
     extra_headers = render_headers(headers) if headers else b""
     start = _render_start(status, content_type)
     if status in _BODILESS_STATUSES:
@@ -64,7 +66,9 @@ def render_response(
     return b"".join((start, date, connection, extra_headers, length, body, end))
 
 
-def render_stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool) -> bytes:
+def render_stream_head(
+    stream: Stream, date: bytes, closes_connection: bool, is_chunked: bool
+) -> bytes:
     """Return the head of a stream. If it is not chunked and has no length, the end of the
     connection ends the body.
     """
@@ -73,9 +77,9 @@ def render_stream_head(stream: Stream, date: bytes, closes: bool, chunked: bool)
         date,
         render_headers(stream.headers),
     ]
-    if closes:
+    if closes_connection:
         pieces.append(_CLOSE)
-    if chunked:
+    if is_chunked:
         pieces.append(b"transfer-encoding: chunked\r\n")
     elif stream.length is not None:
         pieces.append(b"content-length: %d\r\n" % stream.length)

@@ -154,8 +154,8 @@ class Api(NamedTuple):
     handle: Callable[[Call, Any], Coroutine[Any, Any, Sequence[Buffer]]] | None = None
     submit: Callable[[Call, Any, ResponseSlot, bool], PublishedInPortions | None] | None = None
     #: Whether `handle` may wait for an event; it is then interrupted when the server closes.
-    waits: bool = False
-    flexible_response: bool = True
+    may_wait: bool = False
+    has_flexible_response: bool = True
     #: Called when a request arrives that cannot start yet.
     on_arrival: Callable[[Call, Any], None] | None = None
     try_immediately: Callable[[Call, Any, ResponseSlot], list[Buffer] | Watch | None] | None = None
@@ -168,8 +168,8 @@ def schema_api(
     flexible_from: int,
     respond: Callable[[Call, Any], Awaitable[Fields]],
     *,
-    waits: bool = False,
-    flexible_response: bool = True,
+    may_wait: bool = False,
+    has_flexible_response: bool = True,
     on_arrival: Callable[[Call, Any], None] | None = None,
 ) -> Api:
     """Make an API from kio's schemas; `respond` returns the response's fields for any version."""
@@ -187,8 +187,8 @@ def schema_api(
         flexible_from,
         read,
         handle,
-        waits=waits,
-        flexible_response=flexible_response,
+        may_wait=may_wait,
+        has_flexible_response=has_flexible_response,
         on_arrival=on_arrival,
     )
 

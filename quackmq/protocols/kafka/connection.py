@@ -94,10 +94,10 @@ class PendingResponse:
 
     __slots__ = ("_connection", "_correlation_id", "_flexible", "buffers", "done")
 
-    def __init__(self, connection: Connection, correlation_id: int, flexible: bool) -> None:
+    def __init__(self, connection: Connection, correlation_id: int, is_flexible: bool) -> None:
         self._connection = connection
         self._correlation_id = correlation_id
-        self._flexible = flexible
+        self._flexible = is_flexible
         self.buffers: list[Buffer] = []
         self.done = False
 
@@ -195,7 +195,8 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if self._worker is not None:
             self._worker.cancel()
         if self._parked is not None:
-            self._parked[1].cancel()
+            _, watch = self._parked
+            watch.cancel()
             self._parked = None
         self._frames.close()
 
@@ -262,17 +263,20 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Accept no more requests, answer those that were accepted, then close."""
         self._is_draining = True
-        if self._current is not None and self._current.api.waits and self._worker is not None:
+        if self._current is not None and self._current.api.may_wait and self._worker is not None:
             self._worker.cancel()
-        if self._parked is not None and not self._parked[0].response.done:
-            self._parked[1].cancel()
-            self.resume(self._parked[0].request)
+        if self._parked is not None:
+            queued, watch = self._parked
+            if not queued.response.done:
+                watch.cancel()
+                self.resume(queued.request)
         self.flush_soon()
 
     def resume(self, request: Any) -> None:
         """Let a task handle the request that has been waiting without one."""
         assert self._parked is not None
-        self._queue.appendleft(self._parked[0]._replace(request=request))
+        queued, _ = self._parked
+        self._queue.appendleft(queued._replace(request=request))
         self._parked = None
         self._start_worker()
 
@@ -355,9 +359,11 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         if api is None or not api.first_version <= header.version <= api.last_version:
             self._refuse_version(header)
             return
-        flexible = header.version >= api.flexible_from
-        request = api.read(header.version, request_body(frame, header, flexible))
-        response = PendingResponse(self, header.correlation_id, flexible and api.flexible_response)
+        is_flexible = header.version >= api.flexible_from
+        request = api.read(header.version, request_body(frame, header, is_flexible))
+        response = PendingResponse(
+            self, header.correlation_id, is_flexible and api.has_flexible_response
+        )
         self._responses.append(response)
         if api.submit is not None:
             self._publishing = api.submit(
@@ -385,7 +391,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             raise ProtocolError(
                 f"version {header.version} of API {header.api_key} is not supported"
             )
-        response = PendingResponse(self, header.correlation_id, flexible=False)
+        response = PendingResponse(self, header.correlation_id, is_flexible=False)
         self._responses.append(response)
         response.send([unsupported_api_versions(API_VERSIONS_API)])
 

@@ -49,10 +49,10 @@ class Connection(Peer):
     def __init__(self, server: ServerContext, handle_request: RequestHandler) -> None:
         super().__init__(server, zmtp.EnvelopeDecoder())
         self._handle_request = handle_request
-        #: The requests that wait for an earlier one, by envelope. None if no request waits.
+        #: An envelope with a running request has an entry here: the requests that wait for the
+        #: running one. The entry is None until the first request has to wait.
         self._waiting_requests: dict[zmtp.Envelope | None, deque[_Request] | None] = {}
-        #: The number of unfinished requests.
-        self._requests = 0
+        self._unfinished_requests = 0
         self._tasks = TaskSet()
         #: Tasks that only wait for a message, and may be cancelled.
         self._waiting_tasks: dict[asyncio.Task[Any], None] = {}
@@ -103,10 +103,10 @@ class Connection(Peer):
         room in the server, so every peer makes progress.
         """
         return (
-            self._requests < limits.ZMQ_REQUESTS_IN_FLIGHT
+            self._unfinished_requests < limits.ZMQ_REQUESTS_IN_FLIGHT
             and self._slow_since is None
             and not self._is_draining
-            and (not self._requests or self._server.has_room())
+            and (not self._unfinished_requests or self._server.has_room())
         )
 
     def _on_message(self, event: zmtp.Event) -> None:
@@ -116,7 +116,7 @@ class Connection(Peer):
             self._accept(event.envelope, event.error)
 
     def _is_idle(self) -> bool:
-        return not self._requests
+        return not self._unfinished_requests
 
     def _on_disconnected(self) -> None:
         """Drop requests that have not begun, and cancel tasks that only wait for a message."""
@@ -130,7 +130,7 @@ class Connection(Peer):
 
     def _accept(self, envelope: zmtp.Envelope | None, request: _Request) -> None:
         """Count a request. Start it, or queue it behind the earlier ones with its envelope."""
-        self._requests += 1
+        self._unfinished_requests += 1
         self._server.begin_request(_reserved_bytes_of(request))
         self._release_reserved()
         if envelope not in self._waiting_requests:
@@ -169,7 +169,7 @@ class Connection(Peer):
     def _finish_request(self, request: _Request) -> None:
         """Stop counting a request, and read on if reading was stopped."""
         was_stopped = not self._is_reading
-        self._requests -= 1
+        self._unfinished_requests -= 1
         self._server.end_request(_reserved_bytes_of(request))
         if was_stopped:
             self.pump()
@@ -204,9 +204,12 @@ class Connection(Peer):
         self._send_reply(envelope, request, reply)
 
     def _may_send(self, reply: Reply) -> bool:
+        """Return whether a reply may be written now: the peer reads its replies, and a large one
+        finds room in the budget."""
         if self._transport is None:
             return True  # the peer has disconnected, so the reply is discarded
-        is_large = len(reply[1]) > limits.ZMQ_WRITE_BUFFER_BYTES
+        _, content = reply
+        is_large = len(content) > limits.ZMQ_WRITE_BUFFER_BYTES
         return self._slow_since is None and (not is_large or self._budgets.sendable.is_set())
 
     def _write(self, envelope: zmtp.Envelope | None, reply: Reply) -> None:

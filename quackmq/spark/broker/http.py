@@ -79,7 +79,8 @@ def find_broker(
     kafka_settings = dict(kafka or {})
     if http_address is None:
         http_address = _fetch_http_address(bootstrap, kafka_settings, Deadline(retry_ms / 1000))
-    if http_address.rpartition(":")[2].isdigit() is False:
+    _, _, port = http_address.rpartition(":")
+    if not port.isdigit():
         raise InvalidRequest(
             f"{HTTP_ADDRESS_CONFIG} cannot be {http_address!r}: set it to HOST:PORT of the HTTP "
             f"listener"

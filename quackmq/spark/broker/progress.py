@@ -90,7 +90,11 @@ class Progress:
         """Return the stored start offsets of a query without a batch, for the topics in `ends`.
         Partitions without a stored start keep the offset in `ends`. Return None if the group has no
         stored start, or has committed a batch since."""
-        partitions = [TopicPartition(t, p) for t, topic in ends.items() for p in topic.offsets]
+        partitions = [
+            TopicPartition(topic_name, partition)
+            for topic_name, topic in ends.items()
+            for partition in topic.offsets
+        ]
         deadline = Deadline(self._access.retry_ms / 1000)
         try:
             response = self._request(

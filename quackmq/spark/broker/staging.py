@@ -145,9 +145,9 @@ class Part:
         return Staged(self._target, summary, records, names, digest, self.is_committed)
 
     def _stage(self, topic: str, chunks: Sequence[bytes]) -> None:
-        """Send one call of this part: each chunk pair is a partition number and a batch. Do nothing
-        if the target was committed before. Raise TurnOutdated if a later batch of the query was
-        committed."""
+        """Send one staging call of this part. `chunks` alternate between an encoded partition
+        number and a batch. Do nothing if the target was committed before. Raise TurnOutdated if
+        a later batch of the query was committed."""
         if self.is_committed:
             return
         query: dict[str, str | int] = {"topic": topic, **self._target.turn_fields()}
@@ -284,6 +284,7 @@ def _commit_named(http: Http, target: Target, staged: Sequence[Staged]) -> None:
             if not _request_commit(http, target, staged, digest.text())["repeated"]:
                 return
         except StageConflict:
+            # If this name is committed, compare its rows below. Otherwise it is another conflict.
             if _fetch_commit(http, target.key) is None:
                 raise
     committed = _fetch_commit(http, target.key)
@@ -319,6 +320,7 @@ def _is_repeat_of_older_version(http: Http, target: Target, digest: Digest) -> b
 
 
 def _other_rows_error(target: Target, committed_rows: int, present_rows: int) -> StageConflict:
+    """Return the error for a write id that was used before for other rows."""
     return StageConflict(
         f"writeId {target.name!r} was used before, for other rows: it was committed with "
         f"{committed_rows} rows, and this write has {present_rows}. Nothing was written. Use a "

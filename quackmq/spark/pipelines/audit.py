@@ -93,17 +93,19 @@ class Options:
 # --- on any DataFrame ----------------------------------------------------------------------------
 
 
-def audit(records: DataFrame, whole: Mapping[str, Collection[int]] | None = None) -> DataFrame:
-    """Return the findings about records, by `topic` and `partition`. `audit_checks.runs.FINDINGS`
-    lists the other columns.
+def audit(
+    records: DataFrame, complete_partitions: Mapping[str, Collection[int]] | None = None
+) -> DataFrame:
+    """Return the findings about records, by `topic` and `partition`.
+    `audit_checks.runs.FINDINGS` lists the other columns.
 
-    `whole` names the partitions, by topic, from which no record was ever deleted. Each of their
-    producers must start at sequence number 0."""
+    `complete_partitions` are the partitions, by topic, from which no record was ever deleted.
+    Each of their producers must start at sequence number 0."""
     positions = [f.col(name).cast("bigint") for name in _POSITION_COLUMNS]
     with_topic = records.select("topic", *positions).mapInArrow(
         _make_runs_by_topic, _add_topic_field(RUNS)
     )
-    return _check_runs(with_topic, whole or {})
+    return _check_runs(with_topic, complete_partitions or {})
 
 
 def _make_runs(records: DataFrame, topic: str) -> DataFrame:
@@ -124,15 +126,18 @@ def _make_runs_by_topic(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
                 yield runs.append_column("topic", topics)
 
 
-def _check_runs(runs: DataFrame, whole: Mapping[str, Collection[int]]) -> DataFrame:
-    """Compare the runs of each partition; return the findings with columns for partition and topic.
-    `whole` is that of `audit`."""
-    is_whole = {topic: frozenset(partitions) for topic, partitions in whole.items()}
+def _check_runs(runs: DataFrame, complete_partitions: Mapping[str, Collection[int]]) -> DataFrame:
+    """Compare the runs of each partition; return the findings with columns for partition and
+    topic. `complete_partitions` are the partitions, by topic, from which no record was ever
+    deleted."""
+    complete_by_topic = {
+        topic: frozenset(partitions) for topic, partitions in complete_partitions.items()
+    }
 
     def check(key: tuple[pa.Scalar, ...], share: pa.Table) -> pa.Table:
         """Check the runs of one topic, partition and share, in a task of Spark."""
-        topic, partition = key[0].as_py(), key[1].as_py()
-        findings = check_runs(share, partition in is_whole.get(topic, ()))
+        topic, partition, *_ = (part.as_py() for part in key)
+        findings = check_runs(share, partition in complete_by_topic.get(topic, ()))
         partition_column = pa.array([partition] * findings.num_rows, pa.int32())
         with_partition = findings.append_column("partition", partition_column)
         return with_partition.append_column(
@@ -239,7 +244,7 @@ class _Audit:
             f"reading {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1))
         )
         facts = self._fetch_offsets(names)
-        whole = {
+        complete_partitions = {
             name: [
                 partition
                 for partition, partition_facts in topic.partitions.items()
@@ -256,7 +261,9 @@ class _Audit:
                 ],
             )
             # Collect one more than the bound, to learn whether there are more.
-            findings = _check_runs(runs, whole).limit(limits.AUDIT_FINDINGS + 1).collect()
+            findings = (
+                _check_runs(runs, complete_partitions).limit(limits.AUDIT_FINDINGS + 1).collect()
+            )
         if len(findings) > limits.AUDIT_FINDINGS:
             self._record_finding(
                 "cut",
@@ -408,11 +415,13 @@ class _Audit:
             stored_receipts = stored_receipts.where(f.col("topic_id").isin(list(topics))).persist()
             try:
                 self._judge_deliveries(deliveries(stored_receipts, cursors), topics)
-                self._record_latencies(self._latencies(stored_receipts, topics, plan), topics)
+                self._record_latencies(
+                    self._collect_latencies(stored_receipts, topics, plan), topics
+                )
             finally:
                 stored_receipts.unpersist()
 
-    def _latencies(
+    def _collect_latencies(
         self, stored_receipts: DataFrame, topics: Mapping[str, str], plan: ArchivePlan
     ) -> DataFrame:
         """Return the latencies that receipts hold, and those of entries that were archived before

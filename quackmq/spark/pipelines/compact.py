@@ -104,8 +104,8 @@ def run(job: Job, options: Options) -> Report:
             else _fetch_all_archives(broker)
         )
     if options.dry_run:
-        return _report(
-            [_foresee(archive, settings) for archive in archives],
+        return _make_report(
+            [_predict_result(archive, settings) for archive in archives],
             "the archives after the first plan",
         )
     results: list[Compacted] = []
@@ -120,7 +120,7 @@ def run(job: Job, options: Options) -> Report:
                 raise
             # The topic was deleted meanwhile, and the user did not name it.
         job.check()
-    return _report(results, "merged files, up to the end of the archives when the run started")
+    return _make_report(results, "merged files, up to the end of the archives when the run started")
 
 
 def compact(
@@ -184,9 +184,8 @@ class _Compaction:
                 progress_before = self.merges + len(self.damaged)
                 if not self._run_round(broker, ends):
                     break
-                fruitless_rounds = (
-                    0 if self.merges + len(self.damaged) > progress_before else fruitless_rounds + 1
-                )
+                has_progressed = self.merges + len(self.damaged) > progress_before
+                fruitless_rounds = 0 if has_progressed else fruitless_rounds + 1
                 if fruitless_rounds == limits.COMPACT_ATTEMPTS:
                     raise StateChanged(
                         f"topic {self.start_archive.topic}: another program merged all planned "
@@ -347,7 +346,7 @@ def _is_merged(archive: TopicArchive, merge: Merge) -> bool:
     )
 
 
-def _foresee(archive: TopicArchive, settings: MergeSettings) -> Compacted:
+def _predict_result(archive: TopicArchive, settings: MergeSettings) -> Compacted:
     """Return the result that the first plan would have. The size after a merge is not known, so it
     is the size before."""
     ends = _archive_ends(archive)
@@ -357,7 +356,7 @@ def _foresee(archive: TopicArchive, settings: MergeSettings) -> Compacted:
     return Compacted(archive.topic, files, size, files - replaced + len(merges), size, len(merges))
 
 
-def _report(results: Sequence[Compacted], title: str) -> Report:
+def _make_report(results: Sequence[Compacted], title: str) -> Report:
     """Return a row for each topic. The report is not good if a file is damaged."""
     rows = [
         (

@@ -316,9 +316,11 @@ class _QueryCounts:
             self._rate = progress["processedRowsPerSecond"]
 
     def _add(self, sign: int, batch_counts: tuple[int, int, int]) -> None:
+        """Add the counts of a batch if `sign` is 1; subtract them if it is -1."""
         _, rows, late = batch_counts
         # Batches without rows are not counted.
-        self.batches += sign * bool(rows)
+        if rows:
+            self.batches += sign
         self.rows += sign * rows
         self.late += sign * late
 

@@ -113,7 +113,7 @@ def run(job: Job, options: Options) -> Report:
         .select("value.*")
     )
     rows = [tuple(row) for row in metrics(samples).orderBy("process").collect()]
-    return _report(options, name, rows)
+    return _make_report(options, name, rows)
 
 
 def _check_options(options: Options) -> None:
@@ -131,7 +131,7 @@ def _stress(job: Job, options: Options, name: str) -> None:
     away for long, and Stopped after a signal."""
     with Watch(job.address) as watch:
         _make_topics(job, options)
-        with Workers("stress", _arguments(job, options, name)) as workers:
+        with Workers("stress", _make_arguments(job, options, name)) as workers:
             while not workers.are_done():
                 workers.restart_dead()
                 watch.check()
@@ -150,7 +150,7 @@ def _make_topics(job: Job, options: Options) -> None:
                 continue
 
 
-def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
+def _make_arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
     """Return the arguments of each process: those of `workers.stress.main`."""
     return [
         {
@@ -166,7 +166,7 @@ def _arguments(job: Job, options: Options, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
+def _make_report(options: Options, name: str, rows: Sequence[tuple[Any, ...]]) -> Report:
     """Make the report from the rows of `metrics`, ordered by process. Raise NotFound if there are
     no measurements. The report is not good if a put failed or a measurement is missing."""
     if not rows or not rows[0][_OPERATIONS]:

@@ -129,7 +129,8 @@ def replay(
     selected = records.where(where) if where.strip() else records
     if partitions is not None and (keys_choose or partitions[0] != partitions[1]):
         by_number = f.pmod(f.col("partition"), f.lit(partitions[1])).cast("int")
-        target = f.when(f.col("key").isNull(), by_number)  # else its key chooses
+        # A record with a key gets null: its key chooses when it is written.
+        target = f.when(f.col("key").isNull(), by_number)
     else:
         target = f.col("partition")
     ordered = selected.repartition("partition").sortWithinPartitions("partition", "offset")
@@ -196,7 +197,7 @@ def run(job: Job, options: Options) -> Report:
     job.wait_for_broker()
     replay_range, partitioning = _load_or_fix_range(job, options)
     # Check the expression before anything is published.
-    _rows(job, options, replay_range, replay_range.portion(0), partitioning)
+    _select_rows(job, options, replay_range, replay_range.portion(0), partitioning)
     progress = progress_before = _read_progress(job.checkpoint)
     metadata = _make_metadata(job, options)
     try:
@@ -215,7 +216,7 @@ def run(job: Job, options: Options) -> Report:
             _store_progress(job.checkpoint, progress)
     finally:
         metadata.close()
-    return _report(options, replay_range, progress, progress_before)
+    return _make_report(options, replay_range, progress, progress_before)
 
 
 def _make_metadata(job: Job, options: Options) -> BrokerMetadata:
@@ -369,7 +370,7 @@ def _resolve_position(
 # --- one portion ---------------------------------------------------------------------------------
 
 
-def _rows(
+def _select_rows(
     job: Job,
     options: Options,
     replay_range: _ReplayRange,
@@ -381,7 +382,7 @@ def _rows(
     """Return the rows to write of a portion; None for a portion without offsets."""
     if not portion:
         return None
-    reader = _records(job, options, portion, plan_id)
+    reader = _make_reader(job, options, portion, plan_id)
     records = reader.option("includeHeaders", "true").load()
     if read is not None:
         records = records.observe(read, f.count(f.lit(1)).alias("rows"))
@@ -393,7 +394,7 @@ def _rows(
         raise shorten_error(error) from error
 
 
-def _records(
+def _make_reader(
     job: Job, options: Options, portion: Mapping[int, tuple[int, int]], plan_id: str | None
 ) -> DataFrameReader:
     """Return a reader of the records of a portion, before `where`. With a plan's id, it reads the
@@ -406,10 +407,10 @@ def _records(
         **job.broker,
         assign=json.dumps({name: sorted(portion)}),
         startingOffsets=json.dumps(
-            {name: {str(partition): range_[0] for partition, range_ in portion.items()}}
+            {name: {str(partition): first for partition, (first, _) in portion.items()}}
         ),
         endingOffsets=json.dumps(
-            {name: {str(partition): range_[1] for partition, range_ in portion.items()}}
+            {name: {str(partition): end for partition, (_, end) in portion.items()}}
         ),
     )
 
@@ -426,7 +427,7 @@ def _publish(
     read and how many of them `where` has kept."""
     read, kept = Observation(), Observation()
     portion = replay_range.portion(number)
-    rows = _rows(job, options, replay_range, portion, partitioning, read, plan_id)
+    rows = _select_rows(job, options, replay_range, portion, partitioning, read, plan_id)
     if rows is None:
         return 0, 0
     writer = rows.observe(kept, f.count(f.lit(1)).alias("rows")).write.format(NAME)
@@ -435,7 +436,7 @@ def _publish(
         writer.mode("append").options(**job.broker, **options_of_write).save()
         if not (written := int(kept.get["rows"])):
             # If no row remains, Spark prunes the plan and its counts. So count again.
-            reader = _records(job, options, portion, plan_id)
+            reader = _make_reader(job, options, portion, plan_id)
             return reader.schema("offset bigint").load().count(), 0
     except Exception as error:
         raise shorten_error(error) from error
@@ -446,8 +447,8 @@ def _publish(
 
 
 def _read_progress(directory: Path | None) -> _Progress:
-    """Return the stored progress; none if nothing was stored. Raise InvalidRequest for an invalid
-    file."""
+    """Return the stored progress; that of a new replay if nothing was stored. Raise
+    InvalidRequest for an invalid file."""
     if directory is None or not (directory / _PROGRESS_FILE).exists():
         return _Progress()
     try:
@@ -474,7 +475,7 @@ def _store_progress(directory: Path | None, progress: _Progress) -> None:
     new_file.replace(directory / _PROGRESS_FILE)
 
 
-def _report(
+def _make_report(
     options: Options, replay_range: _ReplayRange, progress: _Progress, earlier: _Progress
 ) -> Report:
     """Return a row for each partition, and the counts of all runs. `earlier` is the progress before

@@ -82,7 +82,7 @@ def run(job: Job, options: Options) -> Report:
     with Watch(job.address) as watch:
         restarts = _simulate(job, options, name, watch)
     job.show_progress("joining requests with results")
-    return _report(job, options, name, restarts)
+    return _make_report(job, options, name, restarts)
 
 
 def _simulate(job: Job, options: Options, name: str, watch: Watch) -> int:
@@ -204,7 +204,7 @@ def _wait_for_results(
         consumer.close()
 
 
-def _report(job: Job, options: Options, name: str, restarts: int) -> Report:
+def _make_report(job: Job, options: Options, name: str, restarts: int) -> Report:
     """Return a row for each load, with the mean wait that theory expects. The report is not good
     unless each request has exactly one result."""
     requests, results = (

@@ -178,6 +178,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         return _stage_rows(self._plan, stream_target(TaskContext.get()), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit the parts that the tasks have staged. Raise InvalidRequest if they were staged
+        for another batch."""
         for target in _targets(messages):
             # Under another batch's number, the commit would count as a repeat of that batch.
             if target.turn != batchId:

@@ -217,7 +217,8 @@ def _base_time_ms(batch: Batch) -> int:
 def _take_every_fourth(parts: pa.BinaryArray, first: int, is_null: NDArray[np.bool_]) -> Any:
     """Return the parts `first`, `first + 4` and so on, one for each record; null where
     `is_null`."""
-    # There is one more cut than parts, and each record has four cuts.
+    # Each record is cut in four places, and the last cut has no part behind it. So there is one
+    # more cut than parts.
     indices = np.arange(first, len(parts) + 1, 4, dtype=np.int32)
     return parts.take(pa.array(indices, pa.int32(), mask=is_null))
 

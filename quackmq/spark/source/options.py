@@ -296,7 +296,7 @@ def _parse_boundary(
     raw: RawOptions,
     side: str,
     default: Literal["earliest", "latest"],
-    words: tuple[str, ...],
+    allowed_words: tuple[str, ...],
     or_latest: bool,
 ) -> Boundary:
     """Parse a start or end. A time for all partitions takes precedence over a time for each
@@ -312,16 +312,16 @@ def _parse_boundary(
     text = raw.text(name)
     if text is None:
         return default
-    if text.lower() in words:
+    if text.lower() in allowed_words:
         return "earliest" if text.lower() == "earliest" else "latest"
     if not text.startswith("{"):
-        choices = " or ".join(words)
+        choices = " or ".join(allowed_words)
         raise invalid_option(
             name, text, f'it is {choices}, or JSON like {{"ducks":{{"0":17,"1":-2}}}}'
         )
     offsets = _parse_numbers(name, text, least=EARLIEST)
     for word, number in (("earliest", EARLIEST), ("latest", LATEST)):
-        if word not in words and any(number in each.values() for each in offsets.values()):
+        if word not in allowed_words and any(number in each.values() for each in offsets.values()):
             raise invalid_option(name, text, f"{number} ({word}) is not allowed in it")
     return Offsets(name, offsets)
 

@@ -57,7 +57,7 @@ def received(data: bytes, cuts: list[int], listener: HttpServer | None = None) -
                 {} if request is None else dict(request.query),
                 b"" if request is None else request.body,
                 None if asked.refusal is None else asked.refusal.status,
-                asked.closes,
+                asked.closes_connection,
                 asked.is_http_1_0,
             )
         )

@@ -293,7 +293,7 @@ async def read_file(request: Request) -> Response | Stream:
     archives = _archives(request)
     size = archives.file_size(request.caller, *file_key)
     # A file never changes, so its name can be its ETag.
-    tag = f'"{file_key[2]}"'
+    tag = f'"{FILE.require(request)}"'
     headers: tuple[tuple[str, str], ...] = (("accept-ranges", "bytes"), ("etag", tag))
     byte_range = None
     # Use the range only if the client means this file, or does not say which file it means.

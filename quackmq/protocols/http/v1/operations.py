@@ -161,6 +161,7 @@ class Text:
 
     @property
     def schema(self) -> Schema:
+        """The JSON schema of the parameter."""
         schema: dict[str, Any] = {"type": "string"}
         if self.choices:
             schema["enum"] = list(self.choices)

@@ -147,8 +147,10 @@ async def _publish(
         idempotency_key=key,
     )
     await _yield_if_many(records)
-    positions_by_id = [(token, parse_message_id(token)[1]) for token in put.ids]
-    messages = [Published(token, *position) for token, position in positions_by_id]
+    messages = []
+    for token in put.ids:
+        _, position = parse_message_id(token)
+        messages.append(Published(token, *position))
     return json_response(200 if put.repeated else 201, PublishResponse(messages, put.repeated))
 
 

@@ -243,12 +243,10 @@ async def lag(request: Request) -> Response:
     entries by state. Raise UnknownSubscription.
     """
     name, topic = NAME.require(request), TOPIC.require(request)
+    subscriptions = await request.broker.subscriptions(request.caller, name=name, topic_name=topic)
     # A name and a topic have at most one subscription. If there is none, `lag_and_losses` raises
     # UnknownSubscription.
-    (subscription,) = await request.broker.subscriptions(
-        request.caller, name=name, topic_name=topic
-    ) or (None,)
-    if subscription is None or subscription.mode != "pushed":
+    if not subscriptions or subscriptions[0].mode != "pushed":
         return json_response(
             200, Lag(*await request.broker.lag_and_losses(request.caller, name, topic))
         )

@@ -71,9 +71,9 @@ def read_header(frame: memoryview) -> RequestHeader:
     return new_tuple(RequestHeader, (api_key, version, correlation_id, client_id, position))
 
 
-def request_body(frame: memoryview, header: RequestHeader, flexible: bool) -> memoryview:
+def request_body(frame: memoryview, header: RequestHeader, is_flexible: bool) -> memoryview:
     """Return the bytes after the header."""
-    if not flexible:
+    if not is_flexible:
         return frame[header.position :]
     cursor = CompactCursor(frame, header.position)
     try:
@@ -83,9 +83,9 @@ def request_body(frame: memoryview, header: RequestHeader, flexible: bool) -> me
     return frame[cursor.position :]
 
 
-def response_head(body_bytes: int, correlation_id: int, flexible: bool) -> bytes:
+def response_head(body_bytes: int, correlation_id: int, is_flexible: bool) -> bytes:
     """Return everything before a response's body."""
-    if flexible:
+    if is_flexible:
         return _FLEXIBLE_RESPONSE_HEAD.pack(body_bytes + 5, correlation_id)
     return _RESPONSE_HEAD.pack(body_bytes + 4, correlation_id)
 

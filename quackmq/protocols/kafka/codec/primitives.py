@@ -205,6 +205,7 @@ class CompactCursor(Cursor):
     TAGS_BYTES = 1
 
     def skip_tags(self) -> None:
+        """Skip the tagged fields of a flexible structure. Usually there are none."""
         if self.data[self.position] == 0:
             self.position += 1
             return

@@ -101,7 +101,8 @@ class TopicResponse(NamedTuple):
 def read_request(version: int, data: memoryview) -> ProduceRequest:
     """Decode a request body. Raise ProtocolError if it is malformed."""
     if FIRST_WITH_BATCHES <= version < FIRST_WITH_TOPIC_IDS:
-        # Without these two, the guard counts 13 % more bytecodes for one produced batch.
+        # Without these two, the benchmark `guard` counts 13 % more bytecodes for a produced
+        # batch.
         read_usual = _read_compact_usual if version >= FLEXIBLE_FROM else _read_usual
         usual = read_usual(data)
         if usual is not None:
@@ -140,19 +141,19 @@ def write_one(
 
 def write_response(version: int, topics: Sequence[TopicResponse]) -> Buffer:
     """Return the response body for any number of topics; see `write_one` for the usual case."""
-    flexible = version >= FLEXIBLE_FROM
+    is_flexible = version >= FLEXIBLE_FROM
     out = bytearray()
-    write_array_length(out, len(topics), flexible)
+    write_array_length(out, len(topics), is_flexible)
     for topic in topics:
-        write_topic(out, topic.topic, flexible)
-        write_array_length(out, len(topic.partitions), flexible)
+        write_topic(out, topic.topic, is_flexible)
+        write_array_length(out, len(topic.partitions), is_flexible)
         for partition in topic.partitions:
-            _write_partition(out, partition, version, flexible)
-        if flexible:
+            _write_partition(out, partition, version, is_flexible)
+        if is_flexible:
             out.append(0)
     if version >= 1:
         out += _NO_THROTTLE
-    if flexible:
+    if is_flexible:
         out.append(0)
     return out
 
@@ -160,11 +161,11 @@ def write_response(version: int, topics: Sequence[TopicResponse]) -> Buffer:
 @lru_cache(maxsize=limits.KAFKA_ANSWER_HEADS)
 def _response_start(version: int, topic: str | uuid.UUID | None) -> bytes:
     """Return the start of a response for one partition of one topic."""
-    flexible = version >= FLEXIBLE_FROM
+    is_flexible = version >= FLEXIBLE_FROM
     out = bytearray()
-    write_array_length(out, 1, flexible)
-    write_topic(out, topic, flexible)
-    write_array_length(out, 1, flexible)
+    write_array_length(out, 1, is_flexible)
+    write_topic(out, topic, is_flexible)
+    write_array_length(out, 1, is_flexible)
     return bytes(out)
 
 
@@ -183,7 +184,7 @@ def _read_usual(data: memoryview) -> ProduceRequest | None:
     if partitions != 1 or size != len(data) - begin:
         return None
     name = data[_USUAL.size : after_name]
-    return _make_usual(acks, name, partition, data[begin:])
+    return _make_request_of_one(acks, name, partition, data[begin:])
 
 
 def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
@@ -206,12 +207,14 @@ def _read_compact_usual(data: memoryview) -> ProduceRequest | None:
     if partitions != _COMPACT_ONE or size < 0 or data[end:] != _COMPACT_END:
         return None
     name = data[_COMPACT_USUAL.size : after_name]
-    return _make_usual(acks, name, partition, data[cursor.position : end])
+    return _make_request_of_one(acks, name, partition, data[cursor.position : end])
 
 
-def _make_usual(
+def _make_request_of_one(
     acks: int, name: memoryview, partition: int, records: memoryview
 ) -> ProduceRequest | None:
+    """Return a request with one batch for one partition, without a transaction. Return None if
+    the name of the topic is not UTF-8."""
     try:
         topic = str(name, "utf-8")
     except UnicodeDecodeError:
@@ -226,11 +229,11 @@ def _read_partition(cursor: Cursor) -> PartitionRecords:
 
 
 def _write_partition(
-    out: bytearray, response: PartitionResponse, version: int, flexible: bool
+    out: bytearray, response: PartitionResponse, version: int, is_flexible: bool
 ) -> None:
     """Write the result for one partition, with the fields that this version has."""
     partition, error, base_offset, log_start, message = response
-    if flexible and message is None:
+    if is_flexible and message is None:
         out += _FLEXIBLE_PARTITION.pack(partition, error, base_offset, -1, log_start, 1)
         return
     out += _PARTITION.pack(response.partition, response.error, response.base_offset)
@@ -239,7 +242,7 @@ def _write_partition(
     if version >= _FIRST_WITH_LOG_START:
         out += _LOG_START.pack(response.log_start)
     if version >= _FIRST_WITH_MESSAGE:
-        write_array_length(out, 0, flexible)
-        write_string(out, response.message, flexible)
-    if flexible:
+        write_array_length(out, 0, is_flexible)
+        write_string(out, response.message, is_flexible)
+    if is_flexible:
         out.append(0)

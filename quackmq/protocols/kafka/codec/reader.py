@@ -65,7 +65,7 @@ def compiled(entity_type: type[Entity]) -> Compiled:
     least_bytes = cursor_type.TAGS_BYTES
     for field in fields(entity_type):
         shape = field_shape(field)
-        form = _field(shape, cursor_type)
+        form = _make_field_reader(shape, cursor_type)
         if shape.tag is None:
             plain.append((field.name, form.read))
             least_bytes += form.least_bytes
@@ -108,21 +108,21 @@ def _read_tags(
         cursor.elements_left = inner.elements_left
 
 
-def _field(field: Shape, cursor_type: type[Cursor]) -> Compiled:
+def _make_field_reader(field: Shape, cursor_type: type[Cursor]) -> Compiled:
     """Return the function that decodes a field of this shape."""
     if field.is_array:
         if field.entity_type is not None:
             element = compiled(field.entity_type)
         else:
-            element = _primitive(field.kafka_type, cursor_type, nullable=False)
-        return Compiled(_array(element, field.nullable), cursor_type.ARRAY_BYTES)
+            element = _find_primitive_reader(field.kafka_type, cursor_type, is_nullable=False)
+        return Compiled(_make_array_reader(element, field.is_nullable), cursor_type.ARRAY_BYTES)
     if field.entity_type is not None:
         entity = compiled(field.entity_type)
-        return Compiled(_nullable_entity(entity.read), 1) if field.nullable else entity
-    return _primitive(field.kafka_type, cursor_type, field.nullable)
+        return Compiled(_make_nullable_reader(entity.read), 1) if field.is_nullable else entity
+    return _find_primitive_reader(field.kafka_type, cursor_type, field.is_nullable)
 
 
-def _array(element: Compiled, nullable: bool) -> Read:
+def _make_array_reader(element: Compiled, is_nullable: bool) -> Read:
     """Return the function that decodes an array into a tuple."""
     # Old versions have empty structures; the budget of elements bounds their number.
     element_bytes = element.least_bytes
@@ -131,7 +131,7 @@ def _array(element: Compiled, nullable: bool) -> Read:
     def read_array(cursor: Cursor) -> tuple[Any, ...] | None:
         length = cursor.array_length(element_bytes)
         if length < 0:
-            if nullable:
+            if is_nullable:
                 return None
             raise ProtocolError("an array that must not be null is null")
         return tuple([read(cursor) for _ in range(length)])
@@ -139,7 +139,7 @@ def _array(element: Compiled, nullable: bool) -> Read:
     return read_array
 
 
-def _nullable_entity(read: Read) -> Read:
+def _make_nullable_reader(read: Read) -> Read:
     """Return the function that decodes an entity after the byte that tells whether it is null."""
 
     def read_nullable(cursor: Cursor) -> Any:
@@ -148,31 +148,35 @@ def _nullable_entity(read: Read) -> Read:
     return read_nullable
 
 
-def _primitive(kafka_type: str | None, cursor_type: type[Cursor], nullable: bool) -> Compiled:
+def _find_primitive_reader(
+    kafka_type: str | None, cursor_type: type[Cursor], is_nullable: bool
+) -> Compiled:
     """Return the function that decodes a primitive type. Raise TypeError if there is none."""
     if kafka_type == "string":
-        read: Read = cursor_type.nullable_string if nullable else cursor_type.string
+        read: Read = cursor_type.nullable_string if is_nullable else cursor_type.string
         return Compiled(read, cursor_type.STRING_BYTES)
     if kafka_type in ("bytes", "records"):
-        return Compiled(_nullable_bytes if nullable else _bytes, cursor_type.BYTES_BYTES)
-    if kafka_type not in _FIXED or (nullable and kafka_type != "uuid"):
-        raise TypeError(f"no reader for the type {kafka_type}, nullable: {nullable}")
+        return Compiled(
+            _read_nullable_bytes if is_nullable else _read_bytes, cursor_type.BYTES_BYTES
+        )
+    if kafka_type not in _FIXED or (is_nullable and kafka_type != "uuid"):
+        raise TypeError(f"no reader for the type {kafka_type}, nullable: {is_nullable}")
     return _FIXED[kafka_type]
 
 
-def _nullable_bytes(cursor: Cursor) -> bytes | None:
+def _read_nullable_bytes(cursor: Cursor) -> bytes | None:
     data = cursor.nullable_bytes()
     return None if data is None else bytes(data)
 
 
-def _bytes(cursor: Cursor) -> bytes:
+def _read_bytes(cursor: Cursor) -> bytes:
     data = cursor.nullable_bytes()
     if data is None:
         raise ProtocolError("bytes that must not be null are null")
     return bytes(data)
 
 
-def _error_code(cursor: Cursor) -> ErrorCode:
+def _read_error_code(cursor: Cursor) -> ErrorCode:
     """Decode an error code. Raise ProtocolError if Kafka does not define it."""
     number = cursor.int16()
     try:
@@ -181,7 +185,7 @@ def _error_code(cursor: Cursor) -> ErrorCode:
         raise ProtocolError(f"unknown error code {number}") from None
 
 
-def _duration(milliseconds: int) -> datetime.timedelta:
+def _make_duration(milliseconds: int) -> datetime.timedelta:
     """Return a duration. Raise ProtocolError if Python cannot hold it."""
     try:
         return datetime.timedelta(milliseconds=milliseconds)
@@ -201,7 +205,7 @@ _FIXED: Final[dict[str, Compiled]] = {
     "float64": Compiled(Cursor.float64, 8),
     "bool": Compiled(Cursor.boolean, 1),
     "uuid": Compiled(Cursor.uuid, 16),
-    "error_code": Compiled(_error_code, 2),
-    "timedelta_i32": Compiled(lambda cursor: _duration(cursor.int32()), 4),
-    "timedelta_i64": Compiled(lambda cursor: _duration(cursor.int64()), 8),
+    "error_code": Compiled(_read_error_code, 2),
+    "timedelta_i32": Compiled(lambda cursor: _make_duration(cursor.int32()), 4),
+    "timedelta_i64": Compiled(lambda cursor: _make_duration(cursor.int64()), 8),
 }

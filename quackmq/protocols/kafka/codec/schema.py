@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     """
 
     is_array: bool
-    nullable: bool
+    is_nullable: bool
     entity_type: type[Entity] | None
     kafka_type: str | None
     tag: int | None

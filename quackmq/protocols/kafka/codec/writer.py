@@ -68,41 +68,41 @@ def write_uvarint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def write_array_length(out: bytearray, length: int, flexible: bool) -> None:
+def write_array_length(out: bytearray, length: int, is_flexible: bool) -> None:
     """Write the length of an array; -1 means a null array."""
-    if flexible:
+    if is_flexible:
         write_uvarint(out, length + 1)
     else:
         out += cursor.INT32.pack(length)
 
 
-def write_string(out: bytearray, value: str | None, flexible: bool) -> None:
+def write_string(out: bytearray, value: str | None, is_flexible: bool) -> None:
     """Write a string; None is null."""
-    if flexible:
-        _compact_string(out, value)
+    if is_flexible:
+        _write_compact_string(out, value)
     else:
-        _legacy_string(out, value)
+        _write_legacy_string(out, value)
 
 
-def write_topic(out: bytearray, topic: str | uuid.UUID | None, flexible: bool) -> None:
+def write_topic(out: bytearray, topic: str | uuid.UUID | None, is_flexible: bool) -> None:
     """Write a topic by its name or, in versions with ids, by its id (None: no id)."""
     if isinstance(topic, str):
-        write_string(out, topic, flexible)
+        write_string(out, topic, is_flexible)
     else:
-        _uuid(out, topic)
+        _write_uuid(out, topic)
 
 
 @cache
 def compiled(entity_type: type[Entity]) -> Write:
     """Return the function that encodes an entity. It is built once for each type."""
-    flexible = entity_type.__flexible__
+    is_flexible = entity_type.__flexible__
     plain = []
     tagged = []
     for field in fields(entity_type):
         shape = field_shape(field)
-        write_field = _field(shape, flexible)
+        write_field = _make_field_writer(shape, is_flexible)
         if shape.tag is None:
-            plain.append((field.name, _default(field), write_field))
+            plain.append((field.name, _find_default(field), write_field))
         else:
             tagged.append((shape.tag, field.name, field.default, write_field))
     tagged.sort(key=itemgetter(0))
@@ -117,16 +117,20 @@ def compiled(entity_type: type[Entity]) -> Write:
     def write_flexible(out: bytearray, values: Fields) -> None:
         write(out, values)
         # A tagged field with its default value is omitted.
-        present = [entry for entry in tagged if not _is_omitted(values, entry[1], entry[2])]
+        present = [
+            (tag, name, write_field)
+            for tag, name, default, write_field in tagged
+            if not _is_omitted(values, name, default)
+        ]
         write_uvarint(out, len(present))
-        for tag, name, _, write_field in present:
+        for tag, name, write_field in present:
             inner = bytearray()
             write_field(inner, values[name])
             write_uvarint(out, tag)
             write_uvarint(out, len(inner))
             out += inner
 
-    return write_flexible if flexible else write
+    return write_flexible if is_flexible else write
 
 
 def _is_omitted(values: Fields, name: str, default: Any) -> bool:
@@ -136,39 +140,43 @@ def _is_omitted(values: Fields, name: str, default: Any) -> bool:
     return value == default or (default == () and not value)
 
 
-def _default(field: Field[Any]) -> Any:
+def _find_default(field: Field[Any]) -> Any:
     """Return the value of a field that the handler does not set; MISSING if it must set it."""
     # There is no throttling, so handlers need not set this field.
     return 0 if field.name == "throttle_time" else field.default
 
 
-def _field(field: Shape, flexible: bool) -> Write:
+def _make_field_writer(field: Shape, is_flexible: bool) -> Write:
     """Return the function that encodes a field of this shape."""
     if field.entity_type is not None:
         write = compiled(field.entity_type)
     else:
-        write = _primitive(field.kafka_type, flexible)
+        write = _find_primitive_writer(field.kafka_type, is_flexible)
     if field.is_array:
-        return _array(write, flexible)
-    return _nullable_entity(write) if field.entity_type is not None and field.nullable else write
+        return _make_array_writer(write, is_flexible)
+    return (
+        _make_nullable_writer(write)
+        if field.entity_type is not None and field.is_nullable
+        else write
+    )
 
 
-def _array(write_element: Write, flexible: bool) -> Write:
+def _make_array_writer(write_element: Write, is_flexible: bool) -> Write:
     """Return the function that encodes an array; it accepts elements that are encoded already."""
 
     def write_array(out: bytearray, values: Sequence[Any] | EncodedArray | None) -> None:
         if type(values) is EncodedArray:
-            write_array_length(out, values.length, flexible)
+            write_array_length(out, values.length, is_flexible)
             out += values.data
             return
-        write_array_length(out, -1 if values is None else len(values), flexible)
+        write_array_length(out, -1 if values is None else len(values), is_flexible)
         for value in values or ():
             write_element(out, value)
 
     return write_array
 
 
-def _nullable_entity(write: Write) -> Write:
+def _make_nullable_writer(write: Write) -> Write:
     """Return the function that encodes an entity after the byte that tells whether it is null."""
 
     def write_nullable(out: bytearray, values: Fields | None) -> None:
@@ -179,20 +187,21 @@ def _nullable_entity(write: Write) -> Write:
     return write_nullable
 
 
-def _primitive(kafka_type: str | None, flexible: bool) -> Write:
+def _find_primitive_writer(kafka_type: str | None, is_flexible: bool) -> Write:
     """Return the function that encodes a primitive type. Raise TypeError if there is none."""
     if kafka_type == "string":
-        return _compact_string if flexible else _legacy_string
+        return _write_compact_string if is_flexible else _write_legacy_string
     if kafka_type in ("bytes", "records"):
-        return _compact_bytes if flexible else _legacy_bytes
+        return _write_compact_bytes if is_flexible else _write_legacy_bytes
     if kafka_type == "uuid":
-        return _uuid
+        return _write_uuid
     if kafka_type not in _NUMBERS:
         raise TypeError(f"no writer for the type {kafka_type}")
-    return _number(_NUMBERS[kafka_type])
+    return _make_number_writer(_NUMBERS[kafka_type])
 
 
-def _number(form: struct.Struct) -> Write:
+def _make_number_writer(form: struct.Struct) -> Write:
+    """Return a function that writes a number in this struct format."""
     pack = form.pack
 
     def write_number(out: bytearray, value: float) -> None:
@@ -201,15 +210,16 @@ def _number(form: struct.Struct) -> Write:
     return write_number
 
 
-def _uuid(out: bytearray, value: uuid.UUID | None) -> None:
+def _write_uuid(out: bytearray, value: uuid.UUID | None) -> None:
     out += _NO_ID if value is None else value.bytes
 
 
-def _compact_string(out: bytearray, value: str | None) -> None:
-    _compact_bytes(out, None if value is None else value.encode())
+def _write_compact_string(out: bytearray, value: str | None) -> None:
+    _write_compact_bytes(out, None if value is None else value.encode())
 
 
-def _compact_bytes(out: bytearray, value: bytes | None) -> None:
+def _write_compact_bytes(out: bytearray, value: bytes | None) -> None:
+    """Write compact nullable bytes: the length plus 1, then the bytes; 0 stands for null."""
     if value is None:
         out.append(0)
         return
@@ -217,13 +227,13 @@ def _compact_bytes(out: bytearray, value: bytes | None) -> None:
     out += value
 
 
-def _legacy_string(out: bytearray, value: str | None) -> None:
+def _write_legacy_string(out: bytearray, value: str | None) -> None:
     data = b"" if value is None else value.encode()
     out += cursor.INT16.pack(-1 if value is None else len(data))
     out += data
 
 
-def _legacy_bytes(out: bytearray, value: bytes | None) -> None:
+def _write_legacy_bytes(out: bytearray, value: bytes | None) -> None:
     out += cursor.INT32.pack(-1 if value is None else len(value))
     out += value or b""
 

@@ -78,7 +78,7 @@ def api_versions_api(apis: Sequence[Api]) -> Api:
         }
 
     # The response header is never flexible: a client that guessed the version must decode it.
-    own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, flexible_response=False)
+    own = schema_api(API_VERSIONS, 0, 4, 3, api_versions, has_flexible_response=False)
     return own
 
 

@@ -267,14 +267,14 @@ def is_topic_config(name: str) -> bool:
     return name in FIXED or name in Policy().to_configs()
 
 
-def changed_list(name: str, items: str, remove: bool) -> str:
+def changed_list(name: str, items: str, is_removal: bool) -> str:
     """Return a list's value with items added or removed; raise InvalidPolicy if it is no list."""
     fixed = FIXED.get(name)
     if fixed is None or fixed.kind is not Kind.LIST:
         raise InvalidPolicy(f"{name} is no list: nothing can be added to it or taken from it")
     current = fixed.value.split(",")
     changed_items = items.split(",")
-    if remove:
+    if is_removal:
         return ",".join(item for item in current if item not in changed_items)
     return ",".join(dict.fromkeys(current + changed_items))
 
@@ -450,7 +450,9 @@ def _broker_config(name: str, value: str, source: Source, kind: Kind, documentat
 # --- response fields -------------------------------------------------------------------------
 
 
-def fields_of(config: Config, synonyms: bool = False, documentation: bool = False) -> Fields:
+def fields_of(
+    config: Config, with_synonyms: bool = False, with_documentation: bool = False
+) -> Fields:
     """Return the fields of a config for DescribeConfigs and CreateTopics."""
     return {
         "name": config.name,
@@ -459,6 +461,6 @@ def fields_of(config: Config, synonyms: bool = False, documentation: bool = Fals
         "config_source": config.source,
         "is_sensitive": False,
         "config_type": config.kind,
-        "documentation": config.documentation if documentation else None,
-        "synonyms": [synonym._asdict() for synonym in config.synonyms] if synonyms else [],
+        "documentation": config.documentation if with_documentation else None,
+        "synonyms": [synonym._asdict() for synonym in config.synonyms] if with_synonyms else [],
     }

@@ -60,7 +60,9 @@ class EncodedTopics:
         self._forms: OrderedDict[tuple[int, bool], _FormCache] = OrderedDict()
 
     async def every_topic(self, call: Call, with_operations: bool) -> EncodedArray:
-        form = self._form(call.version, with_operations)
+        """Return all topics, encoded for the version of the request. Encode only those that have
+        changed since the last call."""
+        form = self._find_form(call.version, with_operations)
         topics = list(call.broker.topics().values())
         if form.all_encoded is not None and form.every_topic == topics:
             return form.all_encoded
@@ -81,7 +83,9 @@ class EncodedTopics:
         return form.all_encoded
 
     async def topic(self, call: Call, topic: Topic, with_operations: bool) -> bytes:
-        form = self._form(call.version, with_operations)
+        """Return one topic, encoded for the version of the request; an encoded error if it
+        cannot be described."""
+        form = self._find_form(call.version, with_operations)
         cached = form.cached.get(topic.id)
         if cached is not None and cached.topic is topic:
             return cached.encoded
@@ -94,10 +98,12 @@ class EncodedTopics:
         self, call: Call, code: ErrorCode, name: str | None, topic_id: Any, with_operations: bool
     ) -> bytes:
         """Encode an error instead of a topic that cannot be described."""
-        form = self._form(call.version, with_operations)
+        form = self._find_form(call.version, with_operations)
         return _encode_fields(form, code, name, topic_id, EncodedArray(0, b""))
 
-    def _form(self, version: int, with_operations: bool) -> _FormCache:
+    def _find_form(self, version: int, with_operations: bool) -> _FormCache:
+        """Return the cache for this version of the response. Make it if there is none, and drop
+        the least recently used one if there are too many."""
         form = self._forms.get((version, with_operations))
         if form is None:
             operations = _TOPIC_OPERATIONS if with_operations else NOT_REQUESTED
@@ -140,6 +146,7 @@ class EncodedTopics:
 def _encode_fields(
     form: _FormCache, code: ErrorCode, name: str | None, topic_id: Any, partitions: EncodedArray
 ) -> bytes:
+    """Encode the fields of one topic."""
     fields: Fields = {
         "error_code": code,
         "name": name,

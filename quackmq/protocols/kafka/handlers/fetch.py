@@ -88,12 +88,14 @@ def try_immediately(
     """Fetch from one partition without a task, if the records are in memory or can be waited for.
     Return None in all other cases, including errors: `handle` then answers.
     """
-    topics = request.topics
-    if len(topics) != 1 or len(topics[0][1]) != 1:
+    if len(request.topics) != 1:
+        return None
+    ((name_or_id, fetch_partitions),) = request.topics
+    if len(fetch_partitions) != 1:
         return None
     if call.version >= FIRST_WITH_SESSIONS and request.session_epoch not in _FULL_FETCH:
         return None
-    ((name_or_id, (fetch_partition,)),) = topics
+    (fetch_partition,) = fetch_partitions
     topic = find_topic(call.broker, name_or_id)
     if not isinstance(topic, Topic):
         return None
@@ -101,7 +103,14 @@ def try_immediately(
 
 
 FETCH_API: Final = Api(
-    API_KEY, 4, 18, FLEXIBLE_FROM, read_request, handle, waits=True, try_immediately=try_immediately
+    API_KEY,
+    4,
+    18,
+    FLEXIBLE_FROM,
+    read_request,
+    handle,
+    may_wait=True,
+    try_immediately=try_immediately,
 )
 
 

@@ -111,7 +111,7 @@ async def join_group(call: Call, request: Any) -> Fields:
     return _joined_fields(joined)
 
 
-JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, waits=True)
+JOIN_GROUP_API: Final = schema_api(JOIN_GROUP, 0, 9, 6, join_group, may_wait=True)
 
 
 async def sync_group(call: Call, request: Any) -> Fields:
@@ -141,7 +141,7 @@ async def sync_group(call: Call, request: Any) -> Fields:
     }
 
 
-SYNC_GROUP_API: Final = schema_api(SYNC_GROUP, 0, 5, 4, sync_group, waits=True)
+SYNC_GROUP_API: Final = schema_api(SYNC_GROUP, 0, 5, 4, sync_group, may_wait=True)
 
 
 async def heartbeat(call: Call, request: Any) -> Fields:

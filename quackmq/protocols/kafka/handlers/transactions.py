@@ -168,7 +168,7 @@ async def _verify_partitions(
     except UnknownTransactionalId:
         return [ErrorCode.invalid_producer_id_mapping] * len(keys)
     except QuackError as error:
-        return [transaction_code_of(error, True)] * len(keys)
+        return [transaction_code_of(error, knows_fenced=True)] * len(keys)
     if description.producer_id != ref.producer_id:
         return [ErrorCode.invalid_producer_id_mapping] * len(keys)
     if description.epoch != ref.epoch:

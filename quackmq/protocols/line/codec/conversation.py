@@ -379,7 +379,7 @@ class Conversation:
 
 
 def kind_of(message: Message) -> Kind:
-    """Return a message's kind, by which the state table has its steps."""
+    """Return the kind of a message, by which the state table is indexed."""
     if isinstance(message, Rejection | EntryAnswer):
         return Kind.ANSWER
     if isinstance(message, GetEntry):

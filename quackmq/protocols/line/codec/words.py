@@ -22,7 +22,8 @@ def parse_id(word: bytes) -> str:
 
 
 def parse_name(kind: str, word: bytes, most_bytes: int) -> str:
-    """Return an id or a topic, which `what` says. Raise InvalidRequest if it is invalid."""
+    """Return an id or a topic name. `kind` names it in an error. Raise InvalidRequest if it is
+    invalid."""
     if not 1 <= len(word) <= most_bytes:
         raise InvalidRequest(
             f"the {kind} takes 1 to {most_bytes} bytes, not {len(word)}; words are separated by "

@@ -391,11 +391,13 @@ class FrameDecoder(ABC):
         return True
 
     def _on_command(self, body: bytes) -> Event | None:
+        """Handle a command of the peer; return its event, or None. The first command must be
+        READY, from a socket type that is served here. Raise ProtocolError otherwise."""
         name_size = body[0] if body else 0
         name, data = body[1 : 1 + name_size], body[1 + name_size :]
         if not self._is_ready:
             if name != b"READY":
-                raise ProtocolError(f"its first command is {name!r}, not READY")
+                raise ProtocolError(f"the first command of the peer is {name!r}, not READY")
             socket_type = (
                 _parse_properties(data).get(b"socket-type", b"").decode("ascii", "replace")
             )
@@ -445,6 +447,9 @@ class EnvelopeDecoder(FrameDecoder):
         return super().next_event()
 
     def _on_frame_begin(self, size: int) -> bool:
+        """Check the size of a frame before its body arrives; set `_refusal` if the message is
+        invalid. Return whether the body may be large: that of the content may be, those of the
+        envelope may not."""
         if self._content_frame is not None:
             self._content_frame = None
             self._refusal = ProtocolError("a request is one frame; this one has several")
@@ -461,6 +466,8 @@ class EnvelopeDecoder(FrameDecoder):
         return self._has_delimiter
 
     def _on_frame(self, body: bytes) -> None:
+        """Add a frame to the incomplete message: to the envelope up to the empty frame, which is
+        the delimiter; after that it is the content."""
         if self._has_delimiter:
             self._content_frame = body
         elif body:
@@ -470,6 +477,7 @@ class EnvelopeDecoder(FrameDecoder):
             self._has_delimiter = True
 
     def _on_message_end(self, refusal: QuackError | None) -> Event | None:
+        """Return the complete message, or `Refused`. Start the next message."""
         envelope, content = self._envelope, self._content_frame
         had_delimiter = self._has_delimiter
         self._envelope, self._content_frame = [], None

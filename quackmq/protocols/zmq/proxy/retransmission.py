@@ -79,7 +79,7 @@ class Retransmission:
         self._reachable = asyncio.Event()
         self._channel: Channel | None = None
         #: Partition and offset of acknowledged entries that are not leased yet, the oldest first.
-        self._early: dict[tuple[int, int], None] = {}
+        self._early_acknowledgements: dict[tuple[int, int], None] = {}
         #: Failed tries since the last successful one.
         self._failed_tries = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -99,9 +99,9 @@ class Retransmission:
         ):
             self._clear_failures_if_caught_up(channel)
             return
-        self._early[partition, offset] = None
-        if len(self._early) > limits.PROXY_EARLY:
-            del self._early[next(iter(self._early))]
+        self._early_acknowledgements[partition, offset] = None
+        if len(self._early_acknowledgements) > limits.PROXY_EARLY:
+            del self._early_acknowledgements[next(iter(self._early_acknowledgements))]
 
     def low_water_mark(self, partition: int) -> int:
         """Return the offset before which all entries of a partition are acknowledged."""
@@ -143,7 +143,7 @@ class Retransmission:
         """Close the channel, and forget early acknowledgements."""
         channel, self._channel = self._channel, None
         # In a new topic of the same name the offsets mean other entries.
-        self._early.clear()
+        self._early_acknowledgements.clear()
         if channel is not None:
             await channel.close()
 
@@ -186,9 +186,9 @@ class Retransmission:
     def _is_acknowledged(self, channel: Channel, entry: LeasedEntry) -> bool:
         """Return whether an entry is acknowledged. Apply an early acknowledgement first."""
         position = (entry.partition, entry.offset)
-        if position not in self._early:
+        if position not in self._early_acknowledgements:
             return channel.is_done(*position)
-        del self._early[position]
+        del self._early_acknowledgements[position]
         channel.ack(*position)
         return True
 

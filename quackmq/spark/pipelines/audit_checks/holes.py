@@ -190,7 +190,8 @@ def explain(broker: Http, read: ReadPartition) -> Explanation:
 
 
 def _explain_by_state(broker: Http, read: ReadPartition, state: _PartitionState) -> Explanation:
-    """Return the explanations that fit to one state of the archive and of the first offset."""
+    """Return the explanations that follow from this manifest and this first offset of the
+    partition, and from the log."""
     explanation = Explanation()
     manifest, first_offset = state
     files = () if manifest is None else manifest.files

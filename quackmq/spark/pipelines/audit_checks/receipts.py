@@ -81,9 +81,7 @@ def deliveries(receipts: DataFrame, cursors: Cursors | None = None) -> DataFrame
         chain_key = tuple(part.as_py() for part in key)
         rows = [
             {**dict(zip(_CHAIN_KEY, chain_key, strict=True)), **finding._asdict()}
-            for finding in check_chain(
-                chain, cursor_by_chain.get((chain_key[0], chain_key[1], chain_key[2]))
-            )
+            for finding in check_chain(chain, cursor_by_chain.get(chain_key))
         ]
         return pa.Table.from_pylist(rows, schema=_ARROW_SCHEMA)
 

@@ -67,7 +67,7 @@ def shortest_entity(schema: type[Entity]) -> Any:
             values[field.name] = field.default
         elif told.is_array:
             values[field.name] = ()
-        elif told.nullable:
+        elif told.is_nullable:
             values[field.name] = None
         elif told.entity_type is not None:
             values[field.name] = shortest_entity(told.entity_type)
@@ -94,7 +94,7 @@ def _values(field: Shape, default: object) -> st.SearchStrategy[Any]:
         values = st.lists(values, max_size=3).map(tuple)
     if field.tag is not None:
         return st.just(default) | values
-    return st.none() | values if field.nullable else values
+    return st.none() | values if field.is_nullable else values
 
 
 def _integers(bits: int, signed: bool = True) -> st.SearchStrategy[int]:

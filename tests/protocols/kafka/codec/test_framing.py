@@ -287,9 +287,10 @@ def test_a_header_cut_off_anywhere_is_a_protocol_error() -> None:
     for size in range(len(whole)):
         frame = memoryview(whole[:size])
         with pytest.raises(ProtocolError):
-            request_body(frame, read_header(frame), flexible=True)
+            request_body(frame, read_header(frame), is_flexible=True)
     assert (
-        bytes(request_body(memoryview(whole), read_header(memoryview(whole)), flexible=True)) == b""
+        bytes(request_body(memoryview(whole), read_header(memoryview(whole)), is_flexible=True))
+        == b""
     )
 
 
