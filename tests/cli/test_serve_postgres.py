@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 
+import pytest
+
+from quackmq.cli.broker.runner import _open_store
+from quackmq.cli.broker.settings import Settings
+from quackmq.clock import Clock
+from quackmq.errors import InvalidSetting
 from tests.cli.test_serve import publish, read
 from tests.kit.postgres import PostgresServer
 from tests.kit.server import Server
@@ -60,6 +67,17 @@ def test_a_missing_database_is_one_sentence(postgres: PostgresServer) -> None:
         assert server.exit_code() != 0
         assert "create it with createdb nowhere" in server.errors()
         assert "Traceback" not in server.errors()
+
+
+async def test_a_missing_driver_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("quackmq.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    settings = Settings(store="postgresql://localhost/orders")
+    with pytest.raises(InvalidSetting, match=r"asyncpg.*pip install 'quackmq\[postgres\]'"):
+        await _open_store(settings, Clock.of_system())
 
 
 def has_standby(postgres: PostgresServer) -> bool:

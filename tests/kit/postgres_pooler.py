@@ -23,9 +23,12 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Pooler:
     """A proxy before one server. Not thread-safe: call from the event loop."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, max_sessions: int) -> None:
         self._server_port = server_port
-        self._idle: list[Streams] = []
+        #: How many more sessions may be opened.
+        self._left = max_sessions
+        self._idle: asyncio.LifoQueue[Streams] = asyncio.LifoQueue()
+        self._greeting = b""
         self._opened: list[asyncio.StreamWriter] = []
 
     async def serve(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,12 +36,12 @@ class Pooler:
         self._opened.append(writer)
         try:
             startup = await _read_startup(client, writer)
-            # The first session's greeting is passed on, so that it need not be made up.
-            session, greeting = await self._open(startup)
-            self._idle.append(session)
-            writer.write(greeting)
+            if self._left > 0:
+                await self._open(startup)
+            # The greeting of a session is passed on, so that it need not be made up.
+            writer.write(self._greeting)
             while True:
-                await self._serve_request(client, writer, startup)
+                await self._serve_request(client, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
@@ -49,11 +52,11 @@ class Pooler:
             writer.close()
 
     async def _serve_request(
-        self, client: asyncio.StreamReader, writer: asyncio.StreamWriter, startup: bytes
+        self, client: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Lend a session for one transaction."""
+        """Lend a session for one transaction; wait until there is one."""
         message = await _read_message(client)
-        session = self._idle.pop() if self._idle else (await self._open(startup))[0]
+        session = await self._idle.get()
         session[1].write(message)
         requests = asyncio.create_task(_copy(client, session[1]))
         try:
@@ -61,14 +64,15 @@ class Pooler:
                 answer = await _read_message(session[0])
                 writer.write(answer)
                 if answer[:1] == _READY_FOR_QUERY and answer[-1:] == _IDLE:
-                    self._idle.append(session)
+                    self._idle.put_nowait(session)
                     return
         finally:
             requests.cancel()
             await asyncio.wait([requests])
 
-    async def _open(self, startup: bytes) -> tuple[Streams, bytes]:
-        """Open a session of the server; return it and the server's greeting."""
+    async def _open(self, startup: bytes) -> None:
+        """Open one more session of the server."""
+        self._left -= 1
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server_port)
         self._opened.append(writer)
         writer.write(startup)
@@ -76,13 +80,14 @@ class Pooler:
         while message[:1] != _READY_FOR_QUERY:
             message = await _read_message(reader)
             greeting += message
-        return (reader, writer), greeting
+        self._greeting = greeting
+        self._idle.put_nowait((reader, writer))
 
 
 @asynccontextmanager
-async def pooled(server_port: int) -> AsyncIterator[int]:
-    """Run a proxy before a server; return its port."""
-    pooler = Pooler(server_port)
+async def pooled(server_port: int, max_sessions: int) -> AsyncIterator[int]:
+    """Run a proxy before a server, with a pool of so many sessions; return its port."""
+    pooler = Pooler(server_port, max_sessions)
     server = await asyncio.start_server(pooler.serve, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]

@@ -100,12 +100,13 @@ async def check_is_direct(address: Address, first: Session, second: Session) -> 
         process = await first.fetchval("select pg_backend_pid()")
         for _ in range(_POOL_PROBES):
             async with second.transaction():
-                # A proxy would lend the process that the first session has just given back; and
-                # while the second session has one, the first could only get another.
+                # A proxy would lend the process that the first session has just given back...
                 second_process = await second.fetchval("select pg_backend_pid()")
-                first_process = await first.fetchval("select pg_backend_pid()")
-            if second_process == process or first_process != process:
-                raise UnusableDatabase(_pooled(address))
+                if second_process == process:
+                    raise UnusableDatabase(_pooled(address))
+                # ...or, while the second session has it, another one to the first.
+                if await first.fetchval("select pg_backend_pid()") != process:
+                    raise UnusableDatabase(_pooled(address))
 
 
 @contextmanager
