@@ -46,7 +46,7 @@ from tests.simulation.model import Violation
 from tests.simulation.network import NetworkLoop, make_weather
 from tests.simulation.protocol_clients import ProtocolClient
 from tests.simulation.proxy_audit import check_bounds, check_nothing_left
-from tests.simulation.proxy_clients import ProxyPublisher, PubSocket, SubSocket
+from tests.simulation.proxy_clients import DeafSubSocket, ProxyPublisher, PubSocket, SubSocket
 from tests.simulation.proxy_peers import ProxyServers
 from tests.simulation.proxy_visitors import Probe, SilentClient, Visitor, ever_longer
 from tests.simulation.reliable_subscriber import LEASE_MS, FirstDeliveries, ReliableSubscriber
@@ -69,6 +69,8 @@ _PUBLISH, _PUB, _PROBE = "by-publish", "by-pub", "probe"
 _PARTITIONS: Final = {_PUBLISH: 1, _PUB: 2, _PROBE: 1}
 #: So many steps that it works until the servers close.
 _ALWAYS: Final = 1_000_000
+#: Virtual seconds within which a sound broker has published what it has read from a PUB socket.
+_PUBLISH_SECONDS: Final = 10.0
 #: Virtual seconds within which every client has everything, when nothing fails any more.
 _PATIENCE_SECONDS: Final = 600.0
 
@@ -87,6 +89,7 @@ class ProxyWorld(ServedWorld[ProxyServers]):
             SubSocket(f"SUB socket {number}", _PUB, {_PUBLISH: self.publisher})
             for number in range(2)
         ]
+        self.deaf = DeafSubSocket("deaf SUB socket", _PUB)
         self.subscribers = [
             ReliableSubscriber("subscriber-1", ports, _PUBLISH, _PUB),
             ReliableSubscriber("subscriber-2", ports, _PUBLISH),
@@ -107,7 +110,7 @@ class ProxyWorld(ServedWorld[ProxyServers]):
     @property
     def listening(self) -> Sequence[ProtocolClient[Any]]:
         """The clients that work until the servers close."""
-        return [*self.sub_sockets, *self.first_deliveries, *self.silent]
+        return [*self.sub_sockets, self.deaf, *self.first_deliveries, *self.silent]
 
     def shrink_more(self, stack: ExitStack) -> None:
         """Limits that no comparison in the proxy uses: the value of a semaphore, the entries in one
@@ -182,6 +185,9 @@ class ProxyWorld(ServedWorld[ProxyServers]):
                 listening.append(group.create_task(_audit(servers, loop)))
                 for _ in range(4):
                     await run_until_idle(self.publisher, servers, loop)
+                self.pub_socket.is_orderly = True
+                await self.pub_socket.run(servers, loop, 3)
+                await asyncio.sleep(_PUBLISH_SECONDS)
                 ends = {topic: await servers.ends_of(topic) for topic in (_PUBLISH, _PUB)}
                 for subscriber in self.subscribers:
                     while not subscriber.has_everything(ends):
@@ -194,6 +200,7 @@ class ProxyWorld(ServedWorld[ProxyServers]):
         except TimeoutError as error:
             waiting = {each.name: each.describe(ends) for each in self.subscribers}
             raise Violation(f"somebody waits for ever for the last messages: {waiting}") from error
+        self.pub_socket.broker_restarted(is_closed=True, has_failed=False)
         await self._check_log(servers.broker)
         await self._close(servers)
 

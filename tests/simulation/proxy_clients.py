@@ -15,8 +15,9 @@ from quackmq.errors import QuackError
 from quackmq.protocols.zmq.codec.proxy_language import LastPublished, Publish
 from tests.kit.waiting import soon
 from tests.simulation.model import Violation
-from tests.simulation.network import NetworkLoop
+from tests.simulation.network import NetworkLoop, end_of
 from tests.simulation.protocol_clients import ProtocolClient, Publisher, read_nothing
+from tests.simulation.proxy_audit import check_bounds
 from tests.simulation.proxy_peers import Command, ProxyServers, ZmtpPeer, note_refusal
 
 _PADDING = (0, 0, 0, 60, 700)
@@ -81,6 +82,8 @@ class PubSocket(ProtocolClient[ZmtpPeer]):
         #: The connections during which the disk may have failed.
         self.with_gaps: set[int] = set()
         self._first_of_life = 0
+        #: Whether it ends each connection in good order.
+        self.is_orderly = False
 
     def broker_restarted(self, *, is_closed: bool, has_failed: bool) -> None:
         """The last life has ended: by closing, or by a crash, perhaps with a failing disk."""
@@ -104,7 +107,7 @@ class PubSocket(ProtocolClient[ZmtpPeer]):
             peer.send(self.topic.encode(), pad(f"{connection}.{self.sent[-1]}", loop))
             self.sent[-1] += 1
             loop.counts["messages of PUB sockets"] += 1
-        if loop.source.random() < 0.1:
+        if self.is_orderly or loop.source.random() < 0.1:
             await self._end(peer, loop)
 
     async def _end(self, peer: ZmtpPeer, loop: NetworkLoop) -> None:
@@ -199,6 +202,7 @@ class SubSocket(ProtocolClient[ZmtpPeer]):
         except TimeoutError:
             self._change_at_random(peer, loop)
             return
+        check_bounds(self.servers)
         if isinstance(received, Command):
             self._on_command(received)
         else:
@@ -267,3 +271,23 @@ class SubSocket(ProtocolClient[ZmtpPeer]):
             raise Violation(f"{self.name} got {number} of {topic} and not {expected}")
         self._next[topic] = number + 1
         self._is_first.discard(topic)
+
+
+class DeafSubSocket(ProtocolClient[ZmtpPeer]):
+    """Subscribes to topics with many messages, and reads nothing for long."""
+
+    server = "xpub"
+    waits = True
+
+    async def _introduce(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> ZmtpPeer:
+        peer = await ZmtpPeer(reader, writer).introduce(b"SUB")
+        peer.send_command(b"SUBSCRIBE", b"by-")
+        return peer
+
+    async def _step(self, peer: ZmtpPeer, loop: NetworkLoop) -> None:
+        end_of(peer.writer).pause_reading()
+        await asyncio.sleep(loop.source.choice((5.0, 50.0)))
+        loop.counts["SUB sockets that read nothing"] += 1
+        self.hang_up(is_reset=loop.source.random() < 0.5)

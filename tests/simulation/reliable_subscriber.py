@@ -219,7 +219,7 @@ class ReliableSubscriber(ProtocolClient[ZmtpPeer]):
         try:
             if account.is_leaving or (account.is_subscribed and fate < 0.03):
                 await self._say_goodbye(peer, account, loop)
-            elif not account.is_subscribed or not self._is_address_known or fate < 0.08:
+            elif not account.is_subscribed or not self._is_address_known or fate < 0.1:
                 await self._say_hello(peer, account, loop)
             elif account.in_hand:
                 await self._acknowledge(peer, account, loop)
@@ -227,7 +227,7 @@ class ReliableSubscriber(ProtocolClient[ZmtpPeer]):
             note_refusal(error, loop)
 
     async def _say_hello(self, peer: ZmtpPeer, account: Account, loop: NetworkLoop) -> None:
-        if loop.source.random() < 0.2 and not self.is_obedient:
+        if loop.source.random() < 0.5 and not self.is_obedient:
             await self.listener.open(is_new_port=True)
             self._is_address_known = False
             loop.counts["clients that changed their address"] += 1

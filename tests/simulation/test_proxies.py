@@ -36,13 +36,13 @@ _MUST_HAPPEN = (
     "proxy connections lost",
     "proxy entries acknowledged",
     "PUB sockets that ended in good order",
+    "SUB sockets that read nothing",
     "silent client never answers",
     "silent client never reads",
     "silent client says nothing",
     "silent client sends noise",
     "visits",
     "xpub connections lost",
-    "xsub connections lost",
 )
 
 
@@ -58,5 +58,5 @@ def test_no_loss_of_connections_or_crash_breaks_a_promise_of_the_proxy() -> None
 def test_a_seed_is_the_same_run_every_time() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
-        simulate_proxies(_SEEDS[0], trace.append)
+        simulate_proxies(_SEEDS[1], trace.append)
     assert traces[0] == traces[1]
