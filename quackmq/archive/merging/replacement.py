@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
@@ -27,7 +26,7 @@ from quackmq.archive import limits
 from quackmq.archive.layout import partition_path
 from quackmq.archive.manifest import ArchiveFile, Manifest, parse_plan
 from quackmq.archive.parquet.reader import ArchiveReader
-from quackmq.archive.parquet.rows import drop_rows_before, time_bounds
+from quackmq.archive.parquet.rows import describe_rows, drop_rows_before, time_bounds
 from quackmq.archive.parquet.schema import (
     FIRST_OFFSET_KEY,
     NEXT_OFFSET_KEY,
@@ -39,7 +38,6 @@ from quackmq.archive.parquet.schema import (
     decode_row_groups,
     schema_version,
 )
-from quackmq.archive.parquet.to_batches import append_times_ms, timestamps_ms
 from quackmq.disk.interface import Disk, File, read_all
 from quackmq.errors import DamagedData, InvalidRequest
 
@@ -212,7 +210,7 @@ def _read_new_rows(
         for group, rows in zip(groups, reader.scan(manifest, file), strict=False):
             if isinstance(rows, DamagedData):
                 raise InvalidRequest(f"the replacement cannot be read: {rows}") from rows
-            if _describe_rows(rows, group) != group:
+            if describe_rows(rows, group.position, group.size, group.crc32c) != group:
                 raise InvalidRequest(
                     f"{file.name}: the row group of offsets {group.first_offset} to "
                     f"{group.last_offset} differs from what the footer says"
@@ -221,22 +219,6 @@ def _read_new_rows(
                 raise InvalidRequest(f"{file.name} has offsets outside of its range")
             next_offset = group.last_offset + 1
             yield rows
-
-
-def _describe_rows(rows: pa.RecordBatch, group: RowGroup) -> RowGroup:
-    """Return the row group as the footer should describe these rows."""
-    offsets = rows.column("offset")
-    timestamps = pc.min_max(timestamps_ms(rows)).as_py()
-    append_times = pc.min_max(append_times_ms(rows)).as_py()
-    return group._replace(
-        records=rows.num_rows,
-        first_offset=offsets[0].as_py(),
-        last_offset=offsets[-1].as_py(),
-        least_timestamp_ms=timestamps["min"],
-        greatest_timestamp_ms=timestamps["max"],
-        least_append_ms=append_times["min"],
-        greatest_append_ms=append_times["max"],
-    )
 
 
 def _first_offset(rows: pa.RecordBatch) -> int:

@@ -188,23 +188,28 @@ class RowsWriter:
         # Forget earlier bytes, such as the magic number: the checksum is of this row group alone.
         self._sink.take_checksum()
         self._writer.write_table(table, row_group_size=count)
-        timestamps = pc.min_max(timestamps_ms(rows)).as_py()
-        append_times = pc.min_max(append_times_ms(rows)).as_py()
-        offsets = rows.column("offset")
-        self._groups.append(
-            RowGroup(
-                position=position,
-                size=self._sink.position - position,
-                crc32c=self._sink.take_checksum(),
-                records=count,
-                first_offset=offsets[0].as_py(),
-                last_offset=offsets[-1].as_py(),
-                least_timestamp_ms=timestamps["min"],
-                greatest_timestamp_ms=timestamps["max"],
-                least_append_ms=append_times["min"],
-                greatest_append_ms=append_times["max"],
-            )
-        )
+        size = self._sink.position - position
+        self._groups.append(describe_rows(rows, position, size, self._sink.take_checksum()))
+
+
+def describe_rows(rows: pa.RecordBatch, position: int, size: int, checksum: int) -> RowGroup:
+    """Return the footer's description of a row group with these rows; `position`, `size` and
+    `checksum` are those of its bytes in the file."""
+    timestamps = pc.min_max(timestamps_ms(rows)).as_py()
+    append_times = pc.min_max(append_times_ms(rows)).as_py()
+    offsets = rows.column("offset")
+    return RowGroup(
+        position=position,
+        size=size,
+        crc32c=checksum,
+        records=rows.num_rows,
+        first_offset=offsets[0].as_py(),
+        last_offset=offsets[-1].as_py(),
+        least_timestamp_ms=timestamps["min"],
+        greatest_timestamp_ms=timestamps["max"],
+        least_append_ms=append_times["min"],
+        greatest_append_ms=append_times["max"],
+    )
 
 
 #: The columns that are in the added rows.
