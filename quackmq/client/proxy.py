@@ -39,10 +39,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from quackmq import limits
+from quackmq.client.closing import ClosedOnExit
 from quackmq.client.deadline import Deadline
 from quackmq.client.locks import locked
 from quackmq.client.zeromq.receiver import ProxyMessage, Receiver
@@ -72,7 +72,7 @@ _HELLO_RETRY_S: Final = limits.PROXY_CONNECT_MS / 1000 + 1.0
 _PAUSE_S: Final = 0.1
 
 
-class _ProxyClient:
+class _ProxyClient(ClosedOnExit):
     """Common part: a name, and a REQ socket to the proxy."""
 
     def __init__(self, address: str, name: str, timeout: float) -> None:
@@ -82,17 +82,6 @@ class _ProxyClient:
         self._timeout_s = timeout
         self._lock = threading.Lock()
         self._req_socket = ReqSocket(address)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the client. A call that waits in another thread raises ClientClosed."""

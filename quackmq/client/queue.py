@@ -39,12 +39,12 @@ import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from quackmq import limits as shared_limits
 from quackmq.client import limits
+from quackmq.client.closing import ClosedOnExit
 from quackmq.client.files.durable import replace
 from quackmq.client.files.own_directory import OwnDirectory, translating_os_errors
 from quackmq.errors import InvalidRequest, QuackError, StoreLocked, UnusableDirectory
@@ -84,7 +84,7 @@ class ConsumerError(QueueError):
     code = "consumer_error"
 
 
-class _Library:
+class _Library(ClosedOnExit):
     """Common part of producer and consumer."""
 
     _error: type[QueueError]
@@ -103,17 +103,6 @@ class _Library:
         # Sockets take no infinite timeout.
         timeout_s = min(timeout, shared_limits.CLIENT_LONGEST_MS / 1000)
         self._broker = _Broker(address, timeout_s, self._error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection. The next call opens another."""

@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
+from quackmq.client.closing import ClosedOnExit
 from quackmq.client.deadline import Deadline
 from quackmq.client.locks import locked
 from quackmq.client.zeromq.last_ids import LastIds
@@ -76,7 +76,7 @@ class ZmqMessage(NamedTuple):
         return self.content.decode()
 
 
-class ZmqClient:
+class ZmqClient(ClosedOnExit):
     def __init__(
         self,
         address: str,
@@ -94,17 +94,6 @@ class ZmqClient:
         self._timeout_s = timeout
         self._lock = threading.Lock()
         self._ids = LastIds(directory, name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the client. A call that waits in another thread raises ClientClosed."""

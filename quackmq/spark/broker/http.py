@@ -20,8 +20,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from confluent_kafka import KafkaException
@@ -32,6 +31,7 @@ from confluent_kafka.admin import (
 )
 
 from quackmq import errors
+from quackmq.client.closing import ClosedOnExit
 from quackmq.client.deadline import Deadline
 from quackmq.client.kafka.config import KafkaConfig
 from quackmq.client.kafka.errors import kafka_error
@@ -123,7 +123,7 @@ class Response(NamedTuple):
         return None if text is None else int(text)
 
 
-class Http:
+class Http(ClosedOnExit):
     """One connection to the HTTP listener. It is opened on first use, and again after a failure."""
 
     def __init__(self, address: str, retry_ms: int = limits.SPARK_RETRY_MS) -> None:
@@ -132,17 +132,6 @@ class Http:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._connection: http.client.HTTPConnection | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection. A later request opens it again."""
