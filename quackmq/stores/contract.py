@@ -293,8 +293,10 @@ class Store(ABC):
         """The error that every change raises because the store cannot write any more, or None."""
 
     async def lost(self) -> StoreFenced:
-        """Wait until the store belongs to another broker, and return the error that says so. Never
-        return from a store that only one broker can open: this is the default."""
+        """Wait until this broker must give the store up, and return the error that says why: the
+        store belongs to another broker, a commit of unknown outcome was stored after all, or the
+        store went back in time. Never return from a store that only one broker can open: this is
+        the default."""
         never: asyncio.Future[StoreFenced] = asyncio.get_running_loop().create_future()
         return await never
 
