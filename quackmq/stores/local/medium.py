@@ -74,6 +74,8 @@ class LocalMedium(Medium[SegmentedLog]):
         self._sync = _SYNC[options.sync]
         self._write_back_queue = WriteBackQueue()
         self._write_back_task: asyncio.Task[None] | None = None
+        #: Whether much waited for the write-back after the last cycle.
+        self._must_catch_up = False
         self._journal = Journal(
             disk,
             slot_bytes=recovered.meta.slot_bytes,
@@ -303,13 +305,14 @@ class LocalMedium(Medium[SegmentedLog]):
 
     def after_commit(self, pending_commit: PendingCommit) -> None:
         self.checkpointer.add_bytes(self._cycle.frame_bytes + pending_commit.append_bytes)
-        if self._must_write_back():
+        self._must_catch_up = self._must_write_back()
+        if self._must_catch_up:
             self._start_write_back()
 
     def backlog(self) -> asyncio.Future[Any] | None:
         """Return a write-back that the next cycle must wait for: it has not caught up."""
         unwritten_bytes = self._write_back_queue.unwritten_bytes
-        if not unwritten_bytes:
+        if not self._must_catch_up or not unwritten_bytes:
             return None
         backlog_bytes = max(unwritten_bytes, self._tail.excess_bytes)
         return self._start_write_back() if backlog_bytes >= limits.WRITE_BACK_BYTES else None
