@@ -41,6 +41,25 @@ def test_a_waiting_broker_takes_over_from_one_that_is_killed_or_ends(
                 assert read(third.ready(), "ducks", 2) == [b"quack", b"again"]
 
 
+def test_a_frozen_broker_that_resumes_commits_nothing_and_ends(
+    postgres: PostgresServer, store_database: str
+) -> None:
+    with serve(store_database) as frozen:
+        publish(frozen.ready(), "ducks", b"quack")
+        with serve(store_database) as successor:
+            wait_until(lambda: has_standby(postgres))
+            frozen.send(signal.SIGSTOP)
+            postgres.execute(
+                "update quackmq.heartbeat set beaten_at = beaten_at - interval '1 hour'", "stores"
+            )
+            address = successor.ready()
+            frozen.send(signal.SIGCONT)
+            assert frozen.exit_code() == 1
+            assert "another broker owns" in frozen.errors()
+            publish(address, "ducks", b"again")
+            assert read(address, "ducks", 2) == [b"quack", b"again"]
+
+
 def test_a_broker_that_waits_for_a_database_ends_when_it_is_told_to(
     postgres: PostgresServer, store_database: str
 ) -> None:
