@@ -384,7 +384,7 @@ class BatchWriter:
 
     def _amend(self, batch: bytearray) -> None:
         """Set the attributes that aiokafka's builder cannot set, because it is made for producers,
-        and undo the shift of the timestamps (see `append`). Then renew the checksum."""
+        and undo the shift of the timestamps (see `add`). Then renew the checksum."""
         (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
         _ATTRIBUTES.pack_into(batch, CRC_START, attributes | self._attributes)
         first, greatest = _TIMESTAMPS.unpack_from(batch, _TIMESTAMPS_POSITION)

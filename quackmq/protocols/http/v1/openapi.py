@@ -156,6 +156,7 @@ def _describe_operation(operation: Operation, schemas: _Schemas) -> dict[str, An
 
 
 def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    """Return the entry of a parameter."""
     return {
         "name": parameter.name,
         "in": parameter.location,
@@ -166,6 +167,7 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _describe_body(body: Body, schemas: _Schemas) -> dict[str, Any]:
+    """Return the entry of a request body, with a schema for each content type."""
     content = {
         name: {"schema": schemas.schema_for(type_)}
         for name, type_ in body.types_by_content_type.items()

@@ -163,6 +163,7 @@ async def _yield_if_many(records: Sequence[Record]) -> None:
 
 
 async def last_sequence(request: Request) -> Response:
+    """Return the sequence of the last put of a publisher."""
     publisher = PUBLISHER_IN_PATH.require(request)
     last = await request.broker.messages.last_sequence(
         request.caller, TOPIC.require(request), publisher
