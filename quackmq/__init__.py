@@ -26,6 +26,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name when it is used first."""
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from quackmq import client

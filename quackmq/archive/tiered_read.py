@@ -249,9 +249,9 @@ class TieredReader:
                     part.stop(None if part.chunks else error)  # the next read gets the error
                     return
                 size = part.archived_size + sum(map(len, piece.batches))
-                if size > (most_bytes if part.chunks else remaining) and (
-                    part.chunks or not is_first
-                ):
+                limit_bytes = most_bytes if part.chunks else remaining
+                may_exceed_limit = is_first and not part.chunks
+                if size > limit_bytes and not may_exceed_limit:
                     part.stop(None)
                     return
                 part.add(piece.batches, size, piece.next_offset)

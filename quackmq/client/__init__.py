@@ -29,6 +29,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name when it is used first."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -180,6 +180,7 @@ class Coordinator:
         if isinstance(group, ConsumerGroup):
             return group.description()
         if group is None and stored.kind is GroupKind.CONSUMER:
+            # The group epoch and the assignment epoch are the same: no member is being assigned.
             epochs = (stored.generation, stored.generation)
             return ConsumerGroupDescription(name, GroupState.EMPTY, *epochs, DEFAULT_ASSIGNOR, ())
         if group is not None:

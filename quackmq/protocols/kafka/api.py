@@ -209,9 +209,8 @@ def in_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 async def gather_in_chunks(changes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await many changes, a limited number at a time, and return their results. Changes of one
-    group become durable together; other tasks run between groups.
-    """
+    """Await many changes, a limited number at a time, and return their results. The changes of
+    one chunk become durable together; other tasks run between chunks."""
     results: list[T] = []
     for chunk in in_chunks(changes, limits.CHANGES_AT_ONCE):
         results += await asyncio.gather(*chunk)

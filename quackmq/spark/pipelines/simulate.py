@@ -192,11 +192,12 @@ def _wait_for_results(
                 result = json.loads(message.value() or b"{}")
                 if result.get("run") == name:
                     answered.add(result["request"])
-            if killed < options.kills and len(answered) > killed * options.requests / (
-                2 * options.kills
-            ):
-                workers.kill(killed % options.workers)
-                killed += 1
+            if killed < options.kills:
+                # The kills are at even distances in the first half of the results.
+                next_kill_at = killed * options.requests / (2 * options.kills)
+                if len(answered) > next_kill_at:
+                    workers.kill(killed % options.workers)
+                    killed += 1
             workers.restart_dead()
             watch.check()
             job.show_progress(f"run {name}: {len(answered)} of {options.requests} simulations done")

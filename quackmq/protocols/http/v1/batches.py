@@ -232,9 +232,8 @@ def check_topic_id(topic: Topic, expected_id: str | None) -> Topic:
 
 
 def damaged_failure(error: DamagedData) -> HttpFailure:
-    """Return the same failure, with the offset at which reading can continue in a header, if it is
-    known.
-    """
+    """Return the HTTP failure for damaged data. If it is known where reading can continue, a
+    header names that offset."""
     headers = () if error.next_offset is None else ((NEXT_OFFSET, str(error.next_offset)),)
     return HttpFailure(status_for(type(error)), error.code, str(error), headers)
 
