@@ -34,8 +34,11 @@ _CLOSE_SECONDS: Final = (
 @dataclass
 class Listeners(ABC):
     broker: Broker
-    #: By the name of the server.
+    #: By the name of the server: the port, or the path of a Unix socket.
     ports: dict[str, int] = field(default_factory=dict, init=False)
+    paths: dict[str, str] = field(default_factory=dict, init=False)
+    #: The loop's time at which the servers began to close.
+    closing_at: float | None = field(default=None, init=False)
 
     @property
     @abstractmethod
@@ -49,15 +52,27 @@ class Listeners(ABC):
     async def start(self) -> None:
         for server in self.all:
             address = await server.start()
-            assert isinstance(address, tuple)
+            if isinstance(address, str):
+                self.paths[server.name] = address
+                continue
+            assert address is not None
             self.ports[server.name] = address[1]
             self.broker.listener_addresses[server.name] = (HOST, address[1])
+
+    def is_closing(self) -> bool:
+        return self.closing_at is not None
+
+    async def connect(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to a server. Raise ConnectionRefusedError if it does not listen any more."""
+        if name in self.paths:
+            return await asyncio.open_unix_connection(self.paths[name])
+        return await asyncio.open_connection(HOST, self.ports[name])
 
     async def close(self) -> None:
         """Close as the program does: all listeners at once. Raise Violation if something is
         left."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self.closing_at = loop.time()
         await asyncio.gather(*(server.close() for server in self.all))
         if loop.time() - began > _CLOSE_SECONDS:
             raise Violation(f"the listeners took {loop.time() - began:.1f} s to close")

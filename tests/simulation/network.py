@@ -1,7 +1,8 @@
 """A network in virtual time: TCP as servers and clients of asyncio see it.
 
 `NetworkLoop` has `create_server` and `create_connection`, so `asyncio.open_connection` and the
-product's own servers run on it unchanged. What the seed decides:
+product's own servers run on it unchanged. It also has Unix sockets and pipes (local_channels.py).
+What the seed decides:
 
 - where the bytes of a stream are split, and how long each piece takes;
 - how many bytes a connection holds that the receiver has not read;
@@ -19,10 +20,12 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
 
+from tests.simulation.local_channels import Pipe, ReadEnd, UnixListener, WriteEnd
 from tests.simulation.loop import Clock, VirtualLoop
 from tests.simulation.platter import Counts
 
@@ -46,6 +49,8 @@ class Weather:
 
 
 CALM: Final = Weather(splits=0.0)
+#: Whether connections that this task opens are undisturbed.
+_IS_CALM: Final = ContextVar("is_calm", default=False)
 
 
 def make_weather(source: random.Random) -> Weather:
@@ -68,18 +73,22 @@ class NetworkLoop(VirtualLoop):
         self.weather = weather
         self.counts = counts
         self._listeners: dict[int, _Listener] = {}
+        self._unix_listeners: dict[str, UnixListener] = {}
+        #: By the number of either end.
+        self._pipes: dict[int, Pipe] = {}
         self._ends: list[End] = []
+        self._pipe_ends: list[ReadEnd | WriteEnd] = []
         self._ports = count(40_000)
 
     @contextmanager
     def calm(self) -> Iterator[None]:
-        """Connections that are opened within this block are never disturbed, nor are those to a
-        listener that is opened within it."""
-        weather, self.weather = self.weather, CALM
+        """Connections that are opened within this block are never disturbed, nor those of tasks
+        that are created within it, nor those to a listener that is opened within it."""
+        token = _IS_CALM.set(True)
         try:
             yield
         finally:
-            self.weather = weather
+            _IS_CALM.reset(token)
 
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Callable[[], Any], host: str, port: int, *, backlog: int = 100
@@ -89,14 +98,15 @@ class NetworkLoop(VirtualLoop):
         if port in self._listeners:
             raise OSError(98, f"port {port} is in use")
         listener = self._listeners[port] = _Listener(self, protocol_factory, host, port)
-        listener.is_calm = self.weather is CALM
+        listener.is_calm = _IS_CALM.get()
         return listener
 
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], Any], host: str, port: int, **_: object
     ) -> tuple[End, Any]:
         listener = self._listeners.get(port)
-        weather = CALM if listener is not None and listener.is_calm else self.weather
+        is_calm = _IS_CALM.get() or (listener is not None and listener.is_calm)
+        weather = CALM if is_calm else self.weather
         await asyncio.sleep(self.source.random() * weather.delay_seconds)
         if weather.slow_connects and self.source.random() < weather.slow_connects:
             self.counts["connections that opened slowly"] += 1
@@ -104,21 +114,75 @@ class NetworkLoop(VirtualLoop):
         listener = self._listeners.get(port)
         if listener is None:
             raise ConnectionRefusedError(111, f"nobody listens at {host}:{port}")
-        here, there = protocol_factory(), listener.factory()
+        self.counts["connections"] += 1
+        own_address = (_HOST, next(self._ports))
+        return self._connect(
+            protocol_factory(), listener.factory(), weather, own_address, (host, port)
+        )
+
+    def _connect(
+        self,
+        here: Any,
+        there: Any,
+        weather: Weather,
+        own_address: tuple[str, int],
+        address: tuple[str, int],
+    ) -> tuple[End, Any]:
+        """Open a connection between two protocols; return the end of the first."""
         near, far = End(self, here, weather), End(self, there, weather)
         self._ends += near, far
-        near.join(far, (_HOST, next(self._ports)), (host, port))
-        far.join(near, (host, port), near.address)
-        self.counts["connections"] += 1
+        near.join(far, own_address, address)
+        far.join(near, address, own_address)
         far.begin()
         near.begin()
         return near, here
+
+    async def create_unix_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], *, sock: Any, backlog: int = 100
+    ) -> UnixListener:
+        listener = self._unix_listeners[sock.path] = UnixListener(self, protocol_factory, sock)
+        return listener
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], path: str, **_: object
+    ) -> tuple[End, Any]:
+        """Connect within the machine: nothing is lost there, and nothing stalls."""
+        await asyncio.sleep(0)
+        listener = self._unix_listeners.get(path)
+        if listener is None:
+            raise ConnectionRefusedError(111, f"nobody listens at {path}")
+        self.counts["connections to a Unix socket"] += 1
+        weather = replace(self.weather, resets=0.0, stalls=0.0)
+        return self._connect(protocol_factory(), listener.factory(), weather, ("", 0), (path, 0))
+
+    def pipe(self) -> tuple[int, int]:
+        """Return numbers of the reading and of the writing end of a new pipe."""
+        read_fd, write_fd = next(self._ports), next(self._ports)
+        self._pipes[read_fd] = self._pipes[write_fd] = Pipe(self)
+        return read_fd, write_fd
+
+    async def connect_read_pipe(self, protocol_factory: Any, pipe: Any) -> tuple[ReadEnd, Any]:
+        opened, protocol = self._pipes[pipe.fd], protocol_factory()
+        end = opened.reader = ReadEnd(opened, protocol)
+        self._pipe_ends.append(end)
+        await asyncio.sleep(0)
+        protocol.connection_made(end)
+        end.schedule()
+        return end, protocol
+
+    async def connect_write_pipe(self, protocol_factory: Any, pipe: Any) -> tuple[WriteEnd, Any]:
+        opened, protocol = self._pipes[pipe.fd], protocol_factory()
+        end = opened.writer = WriteEnd(opened, protocol)
+        self._pipe_ends.append(end)
+        protocol.connection_made(end)
+        await asyncio.sleep(0)
+        return end, protocol
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
         return [(2, 1, 6, "", (_HOST, port or 0))]
 
     def kill(self) -> None:
-        for end in self._ends:
+        for end in (*self._ends, *self._pipe_ends):
             end.vanish()
         super().kill()
 
@@ -130,6 +194,9 @@ class NetworkLoop(VirtualLoop):
 
     def forget(self, port: int) -> None:
         self._listeners.pop(port, None)
+
+    def forget_unix(self, path: str) -> None:
+        self._unix_listeners.pop(path, None)
 
 
 def end_of(writer: asyncio.StreamWriter) -> End:

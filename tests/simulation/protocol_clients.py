@@ -42,6 +42,7 @@ from tests.protocols.kafka.client import (
 from tests.protocols.line.peers import Peer as LinePeer
 from tests.protocols.zmq.peers import Raw
 from tests.simulation.listeners import Listeners
+from tests.simulation.local_channels import PipePair, leave_pipes, open_pipes
 from tests.simulation.model import Violation
 from tests.simulation.network import NetworkLoop, end_of
 
@@ -65,6 +66,15 @@ class Servers(Listeners):
     zmq: ZmqServer
     line: LineServer
 
+    async def attach_pipes(
+        self, channel: str, loop: NetworkLoop
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Give the line server a pair of pipes; return the other ends."""
+        (read_fd, from_peer), (from_broker, write_fd) = loop.pipe(), loop.pipe()
+        await self.line.attach(read_fd, write_fd, channel)
+        loop.counts["peers on pipes"] += 1
+        return await open_pipes(loop, from_broker, from_peer)
+
     @property
     def all(self) -> tuple[Server[Any], ...]:
         return (self.kafka, self.http, self.zmq, self.line)
@@ -78,6 +88,7 @@ class Servers(Listeners):
             "http sends": self.http.send_budget.unsent_bytes,
             "zmq receives": self.zmq.budgets.receive.used_bytes,
             "zmq sends": self.zmq.budgets.send.unsent_bytes,
+            "event streams": self.http.stream_count,
         }
 
 
@@ -88,6 +99,8 @@ class ProtocolClient(ABC, Generic[PeerT]):
     server: str
     #: Whether it may wait for long without an answer.
     waits = False
+    #: The loop of the present life.
+    _life_loop: NetworkLoop
 
     def __init__(self, name: str, topic: str) -> None:
         self.name = name
@@ -101,9 +114,8 @@ class ProtocolClient(ABC, Generic[PeerT]):
         for _ in range(steps):
             try:
                 if self._peer is None:
-                    reader, writer = await asyncio.open_connection(
-                        "127.0.0.1", servers.ports[self.server]
-                    )
+                    self._life_loop = loop
+                    reader, writer = await self._connect(servers)
                     self._writer = writer
                     self._peer = await self._introduce(reader, writer)
                 await self._step(self._peer, loop)
@@ -129,6 +141,11 @@ class ProtocolClient(ABC, Generic[PeerT]):
         """The process of the broker is gone, and all connections with it."""
         self._peer = self._writer = None
 
+    async def _connect(
+        self, servers: Listeners
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await servers.connect(self.server)
+
     @abstractmethod
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -143,6 +160,8 @@ class Publisher(ProtocolClient[PeerT]):
 
     #: Whether it can repeat an entry without publishing it twice.
     is_exact = True
+    #: The number of partitions of its topic.
+    partitions = 1
 
     def __init__(self, name: str, topic: str) -> None:
         super().__init__(name, topic)
@@ -443,8 +462,41 @@ class ZmqReader(ZmqClient, Reader[Raw]):
 # --- line -----------------------------------------------------------------------------------------
 
 
-class LinePublisher(Publisher[LinePeer]):
+class LineClient(ProtocolClient[LinePeer]):
+    """A peer over TCP or a Unix socket, whichever the broker has, or over pipes."""
+
     server = "line"
+
+    #: Closes the pipes of the last connection.
+    _leaving: asyncio.Task[None] | None = None
+
+    async def _connect(
+        self, servers: Listeners
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        assert isinstance(servers, Servers)
+        # A new connection of the same name would end the last one.
+        if self._leaving is not None and self._life_loop.source.random() < 0.7:
+            await self._leaving
+        if not servers.is_closing() and self._life_loop.source.random() < 0.4:
+            return await servers.attach_pipes(self.name, self._life_loop)
+        return await super()._connect(servers)
+
+    def hang_up(self, *, is_reset: bool = False) -> None:
+        """Disconnect. Over pipes, sometimes close one of them before the other."""
+        writer = self._writer
+        if writer is None or not isinstance(writer.transport, PipePair) or is_reset:
+            super().hang_up(is_reset=is_reset)
+            return
+        leaving = leave_pipes(writer, self._life_loop)
+        self.forget_connection()
+        self._leaving = self._life_loop.create_task(leaving, name=f"{self.name} closes its pipes")
+
+    def forget_connection(self) -> None:
+        super().forget_connection()
+        self._leaving = None
+
+
+class LinePublisher(LineClient, Publisher[LinePeer]):
     is_exact = False
 
     async def _introduce(
@@ -453,24 +505,31 @@ class LinePublisher(Publisher[LinePeer]):
         return await _introduce_line(LinePeer(reader, writer), "pub", self.name, self.topic)
 
     async def _step(self, peer: LinePeer, loop: NetworkLoop) -> None:
-        answer = await peer.ask(f"topic {self.topic} [{self.acknowledged}]")
-        if answer == "successful":
+        # It cannot repeat an entry without publishing it twice, so it also does that on purpose:
+        # the second entry arrives while the broker is busy with the first.
+        copies = loop.source.choice((1, 1, 1, 3))
+        for _ in range(copies):
+            peer.say(f"topic {self.topic} [{self.acknowledged}]")
+        answers = [await peer.hears() for _ in range(copies)]
+        for answer in answers:
+            if answer in ("", "terminate"):
+                raise ConnectionResetError
+            if answer != "successful" and answer.split(" ")[0] not in ("retry", "reject"):
+                raise Violation(f"{self.name} got {answer!r}")
+        if "successful" in answers:
             self.acknowledged += 1
             loop.counts["line entries acknowledged"] += 1
-        elif answer in ("", "terminate"):
-            raise ConnectionResetError
-        elif answer.split(" ")[0] in ("retry", "reject"):
-            loop.counts["line entries refused"] += 1
         else:
-            raise Violation(f"{self.name} got {answer!r}")
+            loop.counts["line entries refused"] += 1
+        if loop.source.random() < 0.1:
+            raise ConnectionResetError
 
 
-class LineSubscriber(ProtocolClient[LinePeer]):
+class LineSubscriber(LineClient):
     """Answers entries. They come for the first time in the order of their numbers. An entry whose
     answer has reached the broker does not come again while the broker lives; the next entry on the
     connection shows that it has."""
 
-    server = "line"
     waits = True
 
     def __init__(self, name: str, topic: str, *, is_exact: bool) -> None:

@@ -37,9 +37,16 @@ from quackmq.protocols.line.settings import LineSettings
 from quackmq.protocols.zmq.server import ZmqServer
 from tests.protocols.http.peers import Peer as HttpPeer
 from tests.simulation.disk import SimulatedDisk
+from tests.simulation.event_streams import (
+    PARTITIONED_TOPIC,
+    PARTITIONS,
+    EventReader,
+    PartitionedPublisher,
+)
 from tests.simulation.kafka_clients import GroupMember, TransactionalPublisher, Turns
 from tests.simulation.life import CALLER
 from tests.simulation.listeners import HOST
+from tests.simulation.local_channels import SocketFiles, local_channels
 from tests.simulation.model import Violation
 from tests.simulation.network import NetworkLoop
 from tests.simulation.protocol_clients import (
@@ -59,6 +66,7 @@ from tests.simulation.protocol_clients import (
 )
 from tests.simulation.served import DiskFailed, ServedWorld, run_until_idle
 from tests.simulation.soak import main
+from tests.simulation.waiters import QUIET_TOPIC, WAITERS
 from tests.simulation.world import Trace
 
 #: Limits that a seed shrinks, and to what (see shrunk.py).
@@ -70,7 +78,10 @@ LIMITS: Final = {
     "ZMQ_UNRESERVED_BYTES": (20, 40),
     "KAFKA_WRITE_BUFFER_BYTES": (10, 200),
     "HTTP_WRITE_BUFFER_BYTES": (10, 200),
+    "HTTP_EVENTS_RECORDS": (1, 2),
+    "HTTP_EVENT_STREAMS": (2,),
 }
+_SOCKET_PATH: Final = "/run/line.sock"
 _LINE: Final = LineSettings(reading="every", answer_ms=10_000)
 _KAFKA_TOPIC, _HTTP_TOPIC, _ZMQ_TOPIC, _LINE_TOPIC, _TRANSACTION_TOPIC = TOPICS
 #: Virtual seconds within which a request that needs no disk is answered. No computation takes
@@ -83,6 +94,8 @@ _PATIENCE_SECONDS: Final = 3_600.0
 class ProtocolWorld(ServedWorld[Servers]):
     program = "protocols"
     limits = LIMITS
+    #: The ports of the servers; 0 means any.
+    http_port = zmq_port = 0
 
     def __init__(self, seed: int, trace: Trace | None = None) -> None:
         super().__init__(seed, trace)
@@ -92,6 +105,7 @@ class ProtocolWorld(ServedWorld[Servers]):
             ZmqPublisher("zmq-publisher", _ZMQ_TOPIC),
             LinePublisher("line-publisher", _LINE_TOPIC),
             TransactionalPublisher("transactional-publisher", _TRANSACTION_TOPIC),
+            PartitionedPublisher("partitioned-publisher", PARTITIONED_TOPIC),
         ]
         self.readers: list[Reader[Any]] = [
             KafkaReader("fetcher-1", _HTTP_TOPIC),
@@ -102,12 +116,15 @@ class ProtocolWorld(ServedWorld[Servers]):
             ZmqReader("zmq-reader-2", _LINE_TOPIC, is_exact=False),
             HttpReader("http-reader-3", _TRANSACTION_TOPIC),
             ZmqReader("zmq-reader-3", _TRANSACTION_TOPIC),
+            EventReader("event-reader", _TRANSACTION_TOPIC),
+            EventReader("event-reader-2", PARTITIONED_TOPIC, PARTITIONS),
         ]
         self.subscribers = [
             LineSubscriber("line-subscriber", _HTTP_TOPIC, is_exact=True),
             LineSubscriber("line-subscriber-2", _LINE_TOPIC, is_exact=False),
             LineSubscriber("line-subscriber-3", _TRANSACTION_TOPIC, is_exact=True),
         ]
+        self._socket_files = SocketFiles()
         turns = Turns("group")
         self.members = [GroupMember(f"member-{number}", _ZMQ_TOPIC, turns) for number in range(3)]
 
@@ -120,19 +137,29 @@ class ProtocolWorld(ServedWorld[Servers]):
         batches = self._source.choice((1, 2, kafka_limits.KAFKA_BATCHES_AT_ONCE))
         patch = mock.patch.object(kafka_limits, "KAFKA_BATCHES_AT_ONCE", batches)
         stack.enter_context(patch)
+        stack.enter_context(local_channels(self._socket_files))
 
     def _make_servers(self, broker: Broker) -> Servers:
         return Servers(
             broker,
             KafkaServer(broker, HOST, 0),
-            HttpServer(broker, HOST, 0),
-            ZmqServer(broker, HOST, 0),
-            LineServer(broker, (HOST, 0), _LINE),
+            HttpServer(broker, HOST, self.http_port),
+            ZmqServer(broker, HOST, self.zmq_port),
+            LineServer(broker, self._choose_line_address(), _LINE),
         )
 
     def _broker_restarted(self, disk: SimulatedDisk) -> None:
         for subscriber in self.subscribers:
             subscriber.broker_restarted()
+
+    def _choose_line_address(self) -> tuple[str, int] | str:
+        """Choose TCP or a Unix socket, whose file a killed broker may have left."""
+        self._socket_files.listening.clear()
+        if self._source.random() < 0.5:
+            return (HOST, 0)
+        if _SOCKET_PATH in self._socket_files.numbers:
+            self.counts["socket files of dead brokers"] += 1
+        return _SOCKET_PATH
 
     async def _register(self, servers: Servers, loop: NetworkLoop) -> None:
         broker = servers.broker
@@ -140,7 +167,9 @@ class ProtocolWorld(ServedWorld[Servers]):
             if publisher.topic not in broker.topics():
                 if publisher.acknowledged:
                     raise Violation(f"the topic {publisher.topic} is gone")
-                await broker.create_topic(CALLER, publisher.topic)
+                await broker.create_topic(CALLER, publisher.topic, partitions=publisher.partitions)
+        if QUIET_TOPIC not in broker.topics():
+            await broker.create_topic(CALLER, QUIET_TOPIC)
         for reader in self.readers:
             if isinstance(reader, ZmqReader):
                 is_new = await broker.subscribe(CALLER, reader.name, reader.topic, "beginning")
@@ -167,6 +196,11 @@ class ProtocolWorld(ServedWorld[Servers]):
     ) -> dict[str, Coroutine[Any, Any, None]]:
         return {"probe": _probe(servers, loop)}
 
+    def _until_closed(
+        self, servers: Servers, loop: NetworkLoop
+    ) -> dict[str, Coroutine[Any, Any, None]]:
+        return {waiter.__name__: waiter(servers, loop) for waiter in WAITERS}
+
     async def _finish(self, servers: Servers, loop: NetworkLoop) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -176,6 +210,7 @@ class ProtocolWorld(ServedWorld[Servers]):
                 for reader in self.readers:
                     while reader.expected < count_by_topic[reader.topic]:
                         await reader.run(servers, loop, 1)
+                    reader.hang_up()  # there may be too few event streams for all readers
                 for subscriber in self.subscribers:
                     while set(range(count_by_topic[subscriber.topic])) - subscriber.received:
                         await subscriber.run(servers, loop, 1)
@@ -187,6 +222,11 @@ class ProtocolWorld(ServedWorld[Servers]):
         for client in self.clients:
             client.hang_up()
         await self._close(servers)
+
+    async def _close(self, servers: Servers) -> None:
+        await super()._close(servers)
+        if servers.paths and _SOCKET_PATH in self._socket_files.numbers:
+            raise Violation(f"the closed broker left its socket file {_SOCKET_PATH}")
 
 
 async def _probe(servers: Servers, loop: NetworkLoop) -> None:
@@ -202,7 +242,7 @@ async def _probe(servers: Servers, loop: NetworkLoop) -> None:
             if loop.time() - began > _PROBE_SECONDS:
                 raise Violation(f"the probe waited {loop.time() - began:.1f} s for its answer")
             loop.counts["probes answered"] += 1
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
     finally:
         peer.writer.close()
 

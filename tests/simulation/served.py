@@ -67,6 +67,12 @@ class ServedWorld(World, Generic[ListenersT]):
         """Return what runs beside the clients until the servers close, by name. It is cancelled
         before that."""
 
+    def _until_closed(
+        self, servers: ListenersT, loop: NetworkLoop
+    ) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what runs on undisturbed connections until the servers have closed, by name."""
+        return {}
+
     @abstractmethod
     async def _finish(self, servers: ListenersT, loop: NetworkLoop) -> None:
         """Nothing fails any more: everybody publishes what is pending, and reads everything."""
@@ -124,6 +130,9 @@ class ServedWorld(World, Generic[ListenersT]):
                 group.create_task(work, name=name)
                 for name, work in self._background(servers, loop).items()
             ]
+            with loop.calm():
+                for name, work in self._until_closed(servers, loop).items():
+                    group.create_task(work, name=name)
             if self._source.random() < 0.5:
                 await asyncio.sleep(self._source.random() * 3)
                 self.counts["closed while clients were busy"] += 1

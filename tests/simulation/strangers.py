@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.protocols.codecs.zmtp_frames import HELLO, command, greeting, message, ready, request
 from tests.protocols.kafka.client import FETCH, PRODUCE, Client, fetch_fields, news, produce_fields
-from tests.simulation.listeners import HOST, Listeners
+from tests.simulation.listeners import Listeners
 from tests.simulation.network import NetworkLoop, end_of
 from tests.simulation.protocol_clients import LOST
 
@@ -23,10 +23,10 @@ async def misbehave(servers: Listeners, loop: NetworkLoop) -> None:
     """Connect to some listener a few times, and do there what nobody should."""
     for _ in range(loop.source.randint(1, 4)):
         await asyncio.sleep(loop.source.random() * 2)
-        server, port = loop.source.choice(list(servers.ports.items()))
+        server = loop.source.choice([*servers.ports, *servers.paths])
         stranger = loop.source.choice(_STRANGERS)
         try:
-            connection = await asyncio.open_connection(HOST, port)
+            connection = await servers.connect(server)
         except ConnectionError:
             continue
         loop.counts[f"peers that misbehave: {stranger.__name__}"] += 1

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.simulation.local_channels import PipePair, open_pipes
 from tests.simulation.loop import Clock, run
 from tests.simulation.network import NetworkLoop, Weather, end_of
 
@@ -131,3 +132,34 @@ def test_nobody_listens_after_the_listener_was_closed() -> None:
             await asyncio.open_connection(*listener.getsockname())
 
     on_network(work, Weather(), seeds=1)
+
+
+def test_a_pipe_delivers_everything_and_then_the_end() -> None:
+    async def work(loop: NetworkLoop, near: _Streams, far: _Streams) -> None:
+        (read_fd, from_peer), (from_broker, write_fd) = loop.pipe(), loop.pipe()
+        here = await open_pipes(loop, read_fd, write_fd)
+        there = await open_pipes(loop, from_broker, from_peer)
+        sent = loop.source.randbytes(10_000)
+        here[1].write(sent)
+        here[1].close()
+        assert await there[0].read() == sent
+        there[1].close()
+
+    on_network(work, Weather(), seeds=5)
+
+
+def test_writing_to_a_pipe_without_a_reader_breaks_it() -> None:
+    async def work(loop: NetworkLoop, near: _Streams, far: _Streams) -> None:
+        (read_fd, from_peer), (from_broker, write_fd) = loop.pipe(), loop.pipe()
+        here = await open_pipes(loop, read_fd, write_fd)
+        there = await open_pipes(loop, from_broker, from_peer)
+        pair = here[1].transport
+        assert isinstance(pair, PipePair)
+        there[1].close()
+        await asyncio.sleep(1)
+        here[1].write(b"nobody reads this")
+        await asyncio.sleep(1)
+        assert pair.write_end.is_lost
+        assert await here[0].read() == b""
+
+    on_network(work, Weather(), seeds=5)
