@@ -23,6 +23,8 @@ PROGRAMS: Final = (
     ("tests.simulation.pushes", "--seconds", "{seconds}"),
     ("tests.simulation.together", "--seconds", "{seconds}"),
     ("tests.simulation.quick", "--seconds", "{seconds}"),
+    ("tests.simulation.protocols", "--seconds", "{seconds}"),
+    ("tests.simulation.proxies", "--seconds", "{seconds}"),
     ("tests.real.soak", "--kills", "{kills}"),
     ("tests.interop.transforming", "--seconds", "{seconds}"),
     ("tests.interop.transforming", "--seconds", "{seconds}", "--client", "java"),
