@@ -163,8 +163,8 @@ class Producer(_Library):
 
     def set_topic_defaults(self, pattern: str = "*", **settings: Setting) -> None:
         """Set the settings that new topics get if their names match `pattern`, in which `*` stands
-        for any characters and `?` for one. They last, and hold for every program. They replace the
-        defaults that the pattern had.
+        for any characters and `?` for one. They are durable, and apply to topics that any program
+        creates. They replace the defaults that the pattern had.
 
             producer.set_topic_defaults(needs_subscriber=True, keep_until_consumed=True)
         """

@@ -102,6 +102,16 @@ class TransactionBoundary(NamedTuple):
     marker: Marker | None
 
 
+class _AbortedEntry(NamedTuple):
+    """An entry in the index of aborted transactions. `stable_offset` is explained at
+    `encode_aborted`."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    stable_offset: int
+
+
 class PartitionTransactions:
     """The open transactions of one partition. Not thread-safe: call it as the owner of the log, in
     the log's order."""
@@ -145,23 +155,21 @@ def encode_aborted(aborted: AbortedTransaction, stable_offset: int) -> bytes:
 def find_aborted(entries: Buffer, first: int, last: int) -> tuple[list[AbortedTransaction], bool]:
     """Return the aborted transactions that overlap [first, last], and whether no later entry can
     overlap it. `entries` must be whole, undamaged entries."""
-    count = len(entries) // ABORTED_BYTES
-    begin = bisect_left(range(count), first, key=lambda number: _read_entry(entries, number)[2])
     aborted: list[AbortedTransaction] = []
-    for number in range(begin, count):
-        producer_id, first_offset, last_offset, stable_offset = _read_entry(entries, number)
-        if first_offset <= last:
-            aborted.append(AbortedTransaction(producer_id, first_offset, last_offset))
-        if stable_offset > last:
+    for number in range(_first_ending_at(entries, first), len(entries) // ABORTED_BYTES):
+        entry = _read_entry(entries, number)
+        if entry.first_offset <= last:
+            aborted.append(
+                AbortedTransaction(entry.producer_id, entry.first_offset, entry.last_offset)
+            )
+        if entry.stable_offset > last:
             return aborted, True
     return aborted, False
 
 
 def trim_aborted(entries: bytearray, before: int) -> None:
     """Remove the entries that lie wholly before an offset."""
-    count = len(entries) // ABORTED_BYTES
-    trimmed = bisect_left(range(count), before, key=lambda number: _read_entry(entries, number)[2])
-    del entries[: trimmed * ABORTED_BYTES]
+    del entries[: _first_ending_at(entries, before) * ABORTED_BYTES]
 
 
 def damaged_aborted(entries: Buffer) -> Iterator[int]:
@@ -174,10 +182,18 @@ def damaged_aborted(entries: Buffer) -> Iterator[int]:
             yield number
 
 
-def _read_entry(entries: Buffer, number: int) -> tuple[int, int, int, int]:
-    """Return producer id, first, last and stable offset of an entry in the index."""
-    fields: tuple[int, int, int, int] = _ABORTED.unpack_from(entries, number * ABORTED_BYTES)
-    return fields
+def _first_ending_at(entries: Buffer, offset: int) -> int:
+    """Return the number of the first entry whose transaction ends at an offset or later; the count
+    of entries if none does. Entries are in the order of their last offsets."""
+    return bisect_left(
+        range(len(entries) // ABORTED_BYTES),
+        offset,
+        key=lambda number: _read_entry(entries, number).last_offset,
+    )
+
+
+def _read_entry(entries: Buffer, number: int) -> _AbortedEntry:
+    return _AbortedEntry._make(_ABORTED.unpack_from(entries, number * ABORTED_BYTES))
 
 
 # --- over all partitions ---------------------------------------------------------------------

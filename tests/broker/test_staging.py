@@ -213,7 +213,7 @@ async def test_a_key_is_not_committed_with_other_contents(pond: Pond) -> None:
             with pytest.raises(StageConflict):
                 await broker.staging.commit(CALLER, KEY, wrong)
         with pytest.raises(StageConflict):
-            await broker.staging.commit(CALLER, KEY, [summary], contents="something else")
+            await broker.staging.commit(CALLER, KEY, [summary], contents_digest="something else")
         with pytest.raises(StageConflict):
             await stage(broker, b"late", part="late")
         with pytest.raises(StageConflict):
@@ -225,14 +225,14 @@ async def test_contents_that_are_named_may_be_staged_anew(pond: Pond) -> None:
     async with pond.open() as broker:
         await topics(broker)
         first = await stage(broker, b"a", part="attempt 1")
-        await broker.staging.commit(CALLER, KEY, [first], contents="offsets 0 to 7")
+        await broker.staging.commit(CALLER, KEY, [first], contents_digest="offsets 0 to 7")
         # Whoever repeats a job knows nothing of the parts that the first try staged.
         again = await broker.staging.commit(
-            CALLER, KEY, [first._replace(part="attempt 2")], contents="offsets 0 to 7"
+            CALLER, KEY, [first._replace(part="attempt 2")], contents_digest="offsets 0 to 7"
         )
         assert again.repeated
         with pytest.raises(StageConflict):
-            await broker.staging.commit(CALLER, KEY, [first], contents="offsets 0 to 9")
+            await broker.staging.commit(CALLER, KEY, [first], contents_digest="offsets 0 to 9")
 
 
 async def test_nothing_can_be_committed_too(pond: Pond) -> None:

@@ -98,7 +98,7 @@ async def test_names_have_bounds(name: str) -> None:
             with pytest.raises(InvalidRequest):
                 await call
         with pytest.raises(InvalidRequest):
-            await broker.staging.commit(CALLER, KEY, [], contents="x" * 2000)
+            await broker.staging.commit(CALLER, KEY, [], contents_digest="x" * 2000)
 
 
 @pytest.mark.parametrize(

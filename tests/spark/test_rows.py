@@ -14,6 +14,7 @@ from quackmq.records.batch import Batch, Record
 from quackmq.records.codec import encode
 from quackmq.spark import limits as spark_limits
 from quackmq.spark.source.rows import (
+    AppendTime,
     append_time_column,
     cut_rows,
     decode_group,
@@ -36,10 +37,10 @@ def test_rows_are_cut_by_offset(offsets: list[int], first: int, end: int) -> Non
 def test_each_record_has_the_time_of_the_last_change_before_it(
     offsets: list[int], changes: dict[int, int]
 ) -> None:
-    times = sorted(changes.items())
+    times = [AppendTime(*change) for change in sorted(changes.items())]
     header = ",".join(
-        f"{offset - before[0]}:{time - before[1]}"
-        for before, (offset, time) in zip([(0, 0), *times], times, strict=False)
+        f"{change.offset - before.offset}:{change.time_ms - before.time_ms}"
+        for before, change in zip([AppendTime(0, 0), *times], times, strict=False)
     )
     assert parse_append_times(header) == times
     column = append_time_column(pa.array(offsets, pa.int64()), times)

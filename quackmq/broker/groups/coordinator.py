@@ -248,9 +248,11 @@ class Coordinator:
     ) -> Mapping[str, PatternMatches]:
         """Match the regular expressions that the group needs before it processes this heartbeat."""
         group = self.group(name)
-        patterns = [heartbeat.pattern] if heartbeat.pattern else []
         if isinstance(group, ConsumerGroup):
             patterns = group.patterns_to_match(_loop_ms(), heartbeat.pattern)
+        else:
+            # No ConsumerGroup is active. If this heartbeat creates one, it has only this member.
+            patterns = [heartbeat.pattern] if heartbeat.pattern else []
         return await self._waits.wait(self._patterns.match(patterns)) if patterns else {}
 
     async def leave(self, name: str, request: LeaveRequest) -> None:

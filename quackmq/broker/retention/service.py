@@ -94,8 +94,9 @@ class Retention:
     # --- topics -----------------------------------------------------------------------------
 
     def topic_changed(self, topic: Topic) -> None:
-        """Apply a topic that was created, loaded or altered."""
-        partitions = self._partitions.setdefault(topic.id, [])
+        """Take over the policy and the partitions of a topic that was created, loaded or
+        altered."""
+        partitions = self._partitions.get(topic.id, [])
         for partition in partitions:
             policy_changed = partition.topic.policy != topic.policy
             partition.topic = topic
@@ -105,12 +106,14 @@ class Retention:
         if not topic.policy.deletes_entries:
             self.held_back.forget_topic(topic.id)
         if not topic.policy.counts_entries:
-            for partition in self._partitions.pop(topic.id):
+            self._partitions.pop(topic.id, None)
+            for partition in partitions:
                 partition.close()
             return
         for index in range(len(partitions), topic.partitions):
             key = PartitionKey(topic.id, index)
             partitions.append(Partition(topic, key, self._due_times))
+        self._partitions[topic.id] = partitions
 
     def topic_deleted(self, topic: Topic) -> None:
         """Fail the publishers that wait for room in a deleted topic with UnknownTopic."""

@@ -38,8 +38,9 @@ class Turn(NamedTuple):
 
 
 class CommittedTurn(NamedTuple):
-    """The last committed turn of a series. `topics` are the names of the topics that it was written
-    to; None if an older version, which did not store them, wrote the turn."""
+    """The last committed turn of a series. `contents` is a digest of the committed data. `topics`
+    are the names of the topics that it was written to; None if an older version, which did not
+    store them, wrote the turn."""
 
     number: int
     contents: str

@@ -185,15 +185,15 @@ class Staging:
         key: str,
         summaries: Sequence[PartSummary] | None = None,
         *,
-        contents: str = "",
+        contents_digest: str = "",
         turn: Turn | None = None,
     ) -> CommittedStage:
         """Make the records of some parts visible, all at once; discard the other parts. `summaries`
         names the parts, each by the `PartSummary` that staging it returned; None means all parts.
-        `contents` is the client's digest of the committed data: a
-        repeated commit is recognised by it, even if the parts were staged again. Without it, the
-        summaries identify the data. A turn of a series is committed once, whatever the key and
-        contents: repeating the last turn adds nothing.
+        `contents_digest` is the client's digest of the committed data: a repeated commit is
+        recognised by it, even if the parts were staged again. Without it, the summaries identify
+        the data. A turn of a series is committed once, whatever the key and contents: repeating the
+        last turn adds nothing.
 
         Raise UnknownStage, UnknownTopic, UnknownPartition, NoSubscriber, TurnOutdated for a turn
         before the last one, or StageConflict (other contents were committed, or a part does not
@@ -201,13 +201,13 @@ class Staging:
         """
         self._lifecycle.check_open()
         check_name("a stage's key", key)
-        if len(contents.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
+        if len(contents_digest.encode(errors="replace")) > shared_limits.STATE_KEY_BYTES:
             raise InvalidRequest(f"contents may have {shared_limits.STATE_KEY_BYTES} bytes at most")
         check_turn(turn)
         if turn is None:
-            commit = self._commit(key, summaries, contents)
+            commit = self._commit(key, summaries, contents_digest)
         else:
-            commit = self._commit_turn(key, summaries, contents, turn)
+            commit = self._commit_turn(key, summaries, contents_digest, turn)
         return await self._lifecycle.run_shielded(commit)
 
     async def abort(self, caller: Caller, key: str) -> bool:
@@ -339,17 +339,17 @@ class Staging:
         return Call(header, results[0].next_offset)
 
     async def _commit(
-        self, key: str, summaries: Sequence[PartSummary] | None, contents: str
+        self, key: str, summaries: Sequence[PartSummary] | None, contents_digest: str
     ) -> CommittedStage:
         """Commit a stage without a series, or repeat the result of its commit."""
         async with self._locks.hold(key):
             committed = self._committed.get(key)
             if committed is not None:
-                return _repeat_commit(key, committed, summaries, contents)
-            return await self._commit_and_record(key, summaries, contents, None)
+                return _repeat_commit(key, committed, summaries, contents_digest)
+            return await self._commit_and_record(key, summaries, contents_digest, None)
 
     async def _commit_turn(
-        self, key: str, summaries: Sequence[PartSummary] | None, contents: str, turn: Turn
+        self, key: str, summaries: Sequence[PartSummary] | None, contents_digest: str, turn: Turn
     ) -> CommittedStage:
         """Commit a turn of a series, or repeat the result of the last turn. Remove the stages of
         earlier turns."""
@@ -365,7 +365,7 @@ class Staging:
                 return CommittedStage(last.contents, last.records, last.committed_ms, repeated=True)
             self._series.check_writable(turn)
             async with self._locks.hold(key):
-                committed = await self._commit_and_record(key, summaries, contents, turn)
+                committed = await self._commit_and_record(key, summaries, contents_digest, turn)
             for stage in self._stages_of_series(turn.series):
                 async with self._locks.hold(stage.key):
                     if self._is_committed(stage) and not stage.is_removed:
@@ -374,7 +374,11 @@ class Staging:
             return committed
 
     async def _commit_and_record(
-        self, key: str, summaries: Sequence[PartSummary] | None, contents: str, turn: Turn | None
+        self,
+        key: str,
+        summaries: Sequence[PartSummary] | None,
+        contents_digest: str,
+        turn: Turn | None,
     ) -> CommittedStage:
         """Commit a stage, record the commit, and remove the stage. A stage that was never created
         may be committed without parts."""
@@ -384,11 +388,11 @@ class Staging:
             # Only a commit that names no part at all needs no stage.
             if summaries is None or summaries:
                 raise _unknown_error(key)
-            committed = CommittedStage(contents or digest_summaries([]), 0, self._now_ms())
+            committed = CommittedStage(contents_digest or digest_summaries([]), 0, self._now_ms())
             await self._store.put_state(*self._make_commit_put(key, turn, committed, ()))
         else:
             stage.check_turn(turn)
-            committed, topics = await self._commit_stage(stage, summaries, contents)
+            committed, topics = await self._commit_stage(stage, summaries, contents_digest)
         if turn is None:
             self._committed[key] = committed
         else:
@@ -408,17 +412,18 @@ class Staging:
         return self._series.make_put(turn, _make_committed_turn(turn, committed, topics))
 
     async def _commit_stage(
-        self, stage: Stage, summaries: Sequence[PartSummary] | None, contents: str
+        self, stage: Stage, summaries: Sequence[PartSummary] | None, contents_digest: str
     ) -> tuple[CommittedStage, tuple[str, ...]]:
-        """Copy the named parts to their topics. Return the commit and the names of these topics."""
+        """Copy the named parts to their topics. Return the commit and the names of these topics.
+        Without a digest from the client, that of the parts' summaries is recorded."""
         stage.is_ending = True  # calls that arrive from here on are not part of this commit
         try:
             summaries = stage.part_summaries() if summaries is None else summaries
             calls = [call for part in stage.find_parts(summaries) for call in part.calls]
             topics = self._check_targets(calls)
             records = sum(call.header.records for call in calls)
-            contents = contents or digest_summaries(summaries)
-            committed = CommittedStage(contents, records, self._now_ms())
+            contents_digest = contents_digest or digest_summaries(summaries)
+            committed = CommittedStage(contents_digest, records, self._now_ms())
             put = self._make_commit_put(stage.key, stage.turn, committed, topics)
             await self._copier.copy(stage.source, calls, put)
         except BaseException:
@@ -551,12 +556,15 @@ class Staging:
 
 
 def _repeat_commit(
-    key: str, committed: CommittedStage, summaries: Sequence[PartSummary] | None, contents: str
+    key: str,
+    committed: CommittedStage,
+    summaries: Sequence[PartSummary] | None,
+    contents_digest: str,
 ) -> CommittedStage:
     """Return the first result of a repeated commit. Raise StageConflict if its contents differ."""
-    if not contents and summaries is not None:
-        contents = digest_summaries(summaries)
-    if contents and contents != committed.contents:
+    if not contents_digest and summaries is not None:
+        contents_digest = digest_summaries(summaries)
+    if contents_digest and contents_digest != committed.contents:
         raise StageConflict(
             f"stage {key} was committed with other contents, of {committed.records} records"
         )
@@ -567,8 +575,9 @@ def _repeat_commit(
 def _make_committed_turn(
     turn: Turn, committed: CommittedStage, topics: tuple[str, ...]
 ) -> CommittedTurn:
-    contents, records, committed_ms, _ = committed
-    return CommittedTurn(turn.number, contents, records, committed_ms, topics)
+    return CommittedTurn(
+        turn.number, committed.contents, committed.records, committed.committed_ms, topics
+    )
 
 
 def _series_lock(turn: Turn) -> Hashable:

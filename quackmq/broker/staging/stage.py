@@ -43,8 +43,9 @@ class StageDescription(NamedTuple):
 
 
 class CommittedStage(NamedTuple):
-    """A committed stage. `contents` distinguishes one commit of a key from another. `repeated` is
-    true in the response to a commit that was made before."""
+    """A committed stage. `contents` is a digest of the committed data, which distinguishes one
+    commit of a key from another. `repeated` is true in the response to a commit that was made
+    before."""
 
     contents: str
     records: int

@@ -496,7 +496,8 @@ class PullService:
     def _make_cursors(
         self, topic: Topic, name: str, offsets: Mapping[int, int | None], note: str = ""
     ) -> list[Cursor]:
-        """Return cursors of a name at these offsets by partition, with `note` as metadata."""
+        """Return cursors of a name at these offsets by partition, with `note` as metadata. An
+        offset of None removes the stored cursor."""
         now_ms = self._now_ms()
         return [
             Cursor(CursorKey(name, topic.id, partition), offset, note, now_ms)

@@ -60,6 +60,7 @@ class PeerProcess:
         self.report: Report | None = None
         self._process = process
         self._writer: asyncio.StreamWriter | None = None
+        #: For each word that the peer has sent, or that somebody waits for: set once it was sent.
         self._heard: dict[str, asyncio.Event] = {}
         self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

@@ -91,14 +91,16 @@ class Diagnostics:
 
     def explain_error(self, error: KafkaError) -> QuackError | None:
         """Translate an error; None for errors from which librdkafka recovers."""
-        waited_for = f"messages of topic {self._topic.name} for {self._name}"
+        context = f"messages of topic {self._topic.name} for {self._name}"
         code = error.code()
         if error.fatal() or code == KafkaError._FATAL:
+            # Another consumer has joined the group with the instance id of this one. The id comes
+            # from the directory, where each process locks its own. So the other one has a copy.
             return MemberFenced(
-                f"{waited_for}: {error.str()}; another process uses a copy of {self._directory}"
+                f"{context}: {error.str()}; another process uses a copy of {self._directory}"
             )
         if code in RECOVERABLE:
-            log.debug("%s: %s", waited_for, error)
+            log.debug("%s: %s", context, error)
             return None
         if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             return name_in_other_mode(self._name)
@@ -108,7 +110,9 @@ class Diagnostics:
             except QuackError as explanation:
                 return explanation
             return None
-        return translate_error(error, waited_for) if not error.retriable() else None
+        if error.retriable():
+            return None
+        return translate_error(error, context)
 
     def next_existing_offset(self, record: Record, offset: int) -> int:
         """Return where to continue after the next offset was deleted. Raises OffsetOutOfRange

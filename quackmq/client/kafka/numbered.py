@@ -114,8 +114,9 @@ class Numbered:
         self._producer = None
 
     def _forget_recreated(self, topic: str, deadline: Deadline) -> None:
-        """Drop the producer and the cached numbers if a topic was deleted and created again: the
-        new topic has neither the numbers nor the producer's messages. Noticed after
+        """If a topic was deleted and created again, drop the producer: the new topic does not know
+        the sequence numbers of its messages. `_get_producer` then creates another producer, and
+        forgets the cached numbers, which are valid only with this one. A new topic is noticed after
         CLIENT_TOPIC_MS at the latest. Raises QuackTimeout."""
         topic_id = self._topic_ids.get(topic)
         if topic_id is None:
@@ -126,7 +127,6 @@ class Numbered:
             is_same = False
         if not is_same:
             self._producer = None
-            self._last_put_by_topic = {}
             del self._topic_ids[topic]
 
     def _get_producer(self, deadline: Deadline) -> Producer:

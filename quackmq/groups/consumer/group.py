@@ -269,7 +269,8 @@ class ConsumerGroup:
 
     def tick(self, now_ms: int) -> list[WaiterResponse]:
         """Remove the members whose session has expired, or that have not released partitions in
-        time. The returned list is empty: nobody waits."""
+        time. Free the instance ids from before a restart whose members did not return. The returned
+        list is empty: nobody waits."""
         self._remove(self._members.pop_expired(now_ms))
         self._members.statics.forget_remembered(now_ms, self._members)
         return []

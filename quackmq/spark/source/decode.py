@@ -27,6 +27,7 @@ from quackmq.records.inflate import inflate
 
 Numbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
 
 #: Batches that are decoded together, unless one is larger: the intermediate data fits into the
 #: processor's cache.
@@ -43,7 +44,7 @@ _GREATEST_SEQUENCE: Final = 2**31 - 1
 
 
 class _UnusualBatch(Exception):
-    """A batch has headers, gaps or large numbers: `to_arrow` decodes it."""
+    """A batch has headers, gaps or large numbers, or is invalid: `to_arrow` decodes it."""
 
 
 class _InflatedBatch(NamedTuple):
@@ -51,6 +52,18 @@ class _InflatedBatch(NamedTuple):
 
     batch: Batch
     records: memoryview
+
+
+class _Fields(NamedTuple):
+    """Where the fields of the records lie in the data: arrays with one item for each record."""
+
+    time_deltas_ms: Numbers
+    key_start: Numbers
+    key_end: Numbers
+    is_null_key: Flags
+    value_start: Numbers
+    value_end: Numbers
+    is_null_value: Flags
 
 
 def open_batches(
@@ -98,30 +111,15 @@ def _group_batches(batches: Iterable[Batch], max_bytes: int) -> Iterator[list[_I
 
 
 def _decode_columns(group: Sequence[_InflatedBatch]) -> pa.RecordBatch:
-    """Return the columns of SCHEMA. Raise _UnusualBatch if any value is not as expected."""
+    """Return the columns of SCHEMA. Raise _UnusualBatch if a batch is invalid, has headers or gaps
+    between its offsets, has a record of 8 KiB or more, or has a number that a column cannot
+    hold."""
     data, ends = _find_all_ends(group)
-    starts = np.append(0, ends[:-1])
     batches = [inflated.batch for inflated in group]
     counts = np.array([batch.record_count for batch in batches])
-    index_in_batch = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    octets = np.frombuffer(data, np.uint8)
-    body_bytes, body = _read_varints(octets, starts)
-    _require(body + body_bytes == ends)
-    _require(octets[body] == 0)  # attributes
-    times_ms, position = _read_varints(octets, body + 1)
-    deltas, position = _read_varints(octets, position)
-    _require(deltas == index_in_batch)
-    key_bytes, key = _read_varints(octets, position)
-    key_end = key + np.maximum(key_bytes, 0)
-    _require((key_bytes >= -1) & (key_end < ends))
-    value_bytes, value = _read_varints(octets, key_end)
-    value_end = value + np.maximum(value_bytes, 0)
-    _require((value_bytes >= -1) & (value_end + 1 == ends))
-    _require(octets[value_end] == 0)  # headers
-    # Cut all bytes at every key and value: of four parts, one is a key and one a value.
-    cuts = np.stack((key, key_end, value, value_end), axis=1).astype(np.int32)
-    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
-    cut_parts = pa.BinaryArray.from_buffers(pa.binary(), cuts.size - 1, buffers)
+    index_in_batch = np.arange(len(ends)) - np.repeat(np.cumsum(counts) - counts, counts)
+    fields = _locate_fields(np.frombuffer(data, np.uint8), ends, index_in_batch)
+    keys, values = _cut_keys_and_values(data, fields)
 
     def repeat_by_batch(values: Iterable[int]) -> Numbers:
         return np.repeat(np.array([*values], np.int64), counts)
@@ -129,7 +127,7 @@ def _decode_columns(group: Sequence[_InflatedBatch]) -> pa.RecordBatch:
     offsets = repeat_by_batch(batch.base_offset for batch in batches) + index_in_batch
     timestamp_types = repeat_by_batch(batch.timestamp_type for batch in batches)
     base_ms = repeat_by_batch(_base_time_ms(batch) for batch in batches)
-    micros = (base_ms + np.where(timestamp_types == 0, times_ms, 0)) * 1000
+    timestamps_us = (base_ms + np.where(timestamp_types == 0, fields.time_deltas_ms, 0)) * 1000
     producers = repeat_by_batch(batch.producer_id for batch in batches)
     epochs = repeat_by_batch(batch.producer_epoch for batch in batches)
     has_no_producer = producers == NO_PRODUCER_ID
@@ -137,16 +135,53 @@ def _decode_columns(group: Sequence[_InflatedBatch]) -> pa.RecordBatch:
     sequences = (first_sequences + index_in_batch) & _GREATEST_SEQUENCE
     arrays = [
         pa.array(offsets, pa.int64()),
-        pa.array(micros, pa.int64()).view(TIMESTAMP_TYPE),
+        pa.array(timestamps_us, pa.int64()).view(TIMESTAMP_TYPE),
         pa.array(timestamp_types.astype(np.int32), pa.int32()),
-        _take_every_fourth(cut_parts, 0, key_bytes < 0),
-        _take_every_fourth(cut_parts, 2, value_bytes < 0),
-        pa.nulls(len(starts), HEADERS_TYPE),
+        keys,
+        values,
+        pa.nulls(len(ends), HEADERS_TYPE),
         pa.array(producers, pa.int64(), mask=has_no_producer),
         pa.array(epochs.astype(np.int16), pa.int16(), mask=has_no_producer),
         pa.array(sequences.astype(np.int32), pa.int32(), mask=first_sequences == NO_SEQUENCE),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _locate_fields(data: Bytes, ends: Numbers, index_in_batch: Numbers) -> _Fields:
+    """Locate the fields of the records that end at `ends`. Raise _UnusualBatch if a record is
+    invalid or has headers, or if its offset delta is not its index in its batch."""
+    starts = np.append(0, ends[:-1])
+    body_bytes, body_start = _read_varints(data, starts)
+    _require(body_start + body_bytes == ends)
+    _require(data[body_start] == 0)  # attributes
+    time_deltas_ms, position = _read_varints(data, body_start + 1)
+    offset_deltas, position = _read_varints(data, position)
+    _require(offset_deltas == index_in_batch)
+    key_bytes, key_start = _read_varints(data, position)
+    key_end = key_start + np.maximum(key_bytes, 0)
+    _require((key_bytes >= -1) & (key_end < ends))
+    value_bytes, value_start = _read_varints(data, key_end)
+    value_end = value_start + np.maximum(value_bytes, 0)
+    _require((value_bytes >= -1) & (value_end + 1 == ends))
+    _require(data[value_end] == 0)  # the number of headers
+    return _Fields(
+        time_deltas_ms, key_start, key_end, key_bytes < 0, value_start, value_end, value_bytes < 0
+    )
+
+
+def _cut_keys_and_values(data: bytes, fields: _Fields) -> tuple[Any, Any]:
+    """Return the columns of the keys and of the values."""
+    # The four cuts of a record divide the data into its key, the length of its value, its value,
+    # and the bytes up to the next key. So parts 0, 4, 8, … are keys, and 2, 6, 10, … values.
+    cuts = np.stack(
+        (fields.key_start, fields.key_end, fields.value_start, fields.value_end), axis=1
+    ).astype(np.int32)
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
+    parts = pa.BinaryArray.from_buffers(pa.binary(), cuts.size - 1, buffers)
+    return (
+        _take_every_fourth(parts, 0, fields.is_null_key),
+        _take_every_fourth(parts, 2, fields.is_null_value),
+    )
 
 
 def _find_all_ends(group: Sequence[_InflatedBatch]) -> tuple[bytes, Numbers]:
@@ -214,7 +249,7 @@ def _base_time_ms(batch: Batch) -> int:
     return base_ms
 
 
-def _take_every_fourth(parts: pa.BinaryArray, first: int, is_null: NDArray[np.bool_]) -> Any:
+def _take_every_fourth(parts: pa.BinaryArray, first: int, is_null: Flags) -> Any:
     """Return the parts `first`, `first + 4` and so on, one for each record; null where
     `is_null`."""
     # Each record is cut in four places, and the last cut has no part behind it. So there is one
@@ -223,6 +258,6 @@ def _take_every_fourth(parts: pa.BinaryArray, first: int, is_null: NDArray[np.bo
     return parts.take(pa.array(indices, pa.int32(), mask=is_null))
 
 
-def _require(are_usual: NDArray[np.bool_]) -> None:
+def _require(are_usual: Flags) -> None:
     if not are_usual.all():
         raise _UnusualBatch

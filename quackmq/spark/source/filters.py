@@ -42,7 +42,8 @@ class Bounds:
         )
 
     def may_match(self, least_ms: int | None, greatest_ms: int | None) -> bool:
-        """Return whether records with timestamps in this range may match the query."""
+        """Return whether records with timestamps in this range may match the query. None means that
+        their timestamps are unknown: they may match."""
         if least_ms is None or greatest_ms is None:
             return True
         return not (

@@ -6,7 +6,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,35 +68,41 @@ def decode_group(group: Sequence[Batch]) -> pa.RecordBatch:
             raise CorruptBatch(str(error)) from error
 
 
-def parse_append_times(header: str) -> list[tuple[int, int]]:
-    """Parse the broker's header. Return (offset, time in milliseconds) wherever the append time
-    changes."""
-    times: list[tuple[int, int]] = []
+class AppendTime(NamedTuple):
+    """The append time of the records from an offset on, up to that of the next AppendTime."""
+
+    offset: int
+    time_ms: int
+
+
+def parse_append_times(header: str) -> list[AppendTime]:
+    """Parse the broker's header. Return an AppendTime wherever the append time changes."""
+    times: list[AppendTime] = []
     offset = time_ms = 0
     for pair in header.split(",") if header else ():
         offset_delta, time_delta_ms = pair.split(":")
         offset, time_ms = offset + int(offset_delta), time_ms + int(time_delta_ms)
-        times.append((offset, time_ms))
+        times.append(AppendTime(offset, time_ms))
     return times
 
 
-def append_time_column(offsets: pa.Array, times: Sequence[tuple[int, int]]) -> pa.Array:
+def append_time_column(offsets: pa.Array, times: Sequence[AppendTime]) -> pa.Array:
     """Return the append time of each record; null for records before the first of `times`."""
     count = len(offsets)
     run_ends: list[int] = []
     run_times_ms: list[int | None] = []
     column = _ColumnValues(offsets)
-    row = bisect_left(column, times[0][0]) if times else count
+    row = bisect_left(column, times[0].offset) if times else count
     if row:
         run_ends.append(row)
         run_times_ms.append(None)
-    for index, (_, time_ms) in enumerate(times):
+    for index, append_time in enumerate(times):
         next_row = (
-            bisect_left(column, times[index + 1][0], row) if index + 1 < len(times) else count
+            bisect_left(column, times[index + 1].offset, row) if index + 1 < len(times) else count
         )
         if next_row > row:
             run_ends.append(next_row)
-            run_times_ms.append(time_ms)
+            run_times_ms.append(append_time.time_ms)
             row = next_row
     if not count:
         return pa.nulls(0, TIMESTAMP_TYPE)

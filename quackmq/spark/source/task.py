@@ -31,6 +31,7 @@ from quackmq.spark.broker.http import Access, Http, Response, path_of
 from quackmq.spark.source.archived_files import Unusable, read_from_disk, read_over_http
 from quackmq.spark.source.columns import Shaper
 from quackmq.spark.source.rows import (
+    AppendTime,
     append_time_column,
     cut_rows,
     decode_group,
@@ -139,39 +140,23 @@ class _Task:
 
     def _read_log(self, piece: Piece, may_move: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a piece from batches that the broker sends. With `may_move`, raise
-        _PieceMoved if the records were archived: the file has their append times, and the broker
-        does not send them."""
+        _PieceMoved if the records were archived since: the broker sends append times only for
+        batches in the log, and an archive file has those of its records."""
         offset = piece.first
         next_response = self._fetch(piece, offset)
         while next_response is not None:
             try:
                 response = next_response.result()
-            except OffsetOutOfRange as error:
-                first = self._first_offset(piece, offset, error)
-                self._report_loss(piece, offset, min(first, piece.next), "they were deleted")
-                offset = first
-                next_response = self._fetch(piece, offset)
-                continue
-            except UnknownTopic as error:
-                if self._fail_on_data_loss:
-                    raise
-                self._report_loss(piece, offset, piece.next, str(error))
-                return
-            except DamagedData as error:
-                if error.next_offset is None or error.next_offset <= offset:
-                    raise
-                self._report_loss(piece, offset, min(error.next_offset, piece.next), str(error))
-                offset = error.next_offset
+            except (OffsetOutOfRange, UnknownTopic, DamagedData) as error:
+                offset = self._skip_lost(piece, offset, error)
                 next_response = self._fetch(piece, offset)
                 continue
             times = parse_append_times(response.headers.get(_APPEND_TIMES_HEADER, ""))
-            if may_move and response.body and (not times or times[0][0] > offset):
-                # The broker sends append times only for batches in the log. So the batch at
-                # `offset` is archived.
-                raise _PieceMoved(offset)
-            start, offset = offset, response.next_offset or 0
-            if offset <= start:
-                raise QuackError(f"the broker has nothing at offset {start} of {_describe(piece)}")
+            if may_move and response.body and (not times or times[0].offset > offset):
+                raise _PieceMoved(offset)  # the batch at `offset` has no append time
+            if response.next_offset is None or response.next_offset <= offset:
+                raise QuackError(f"the broker has nothing at offset {offset} of {_describe(piece)}")
+            start, offset = offset, response.next_offset
             # Fetch the next response while Spark takes the rows of this one.
             next_response = self._fetch(piece, offset)
             yield from self._decode_response(piece, response, start, times)
@@ -190,6 +175,27 @@ class _Task:
         }
         return self._fetch_thread.submit(self._broker.request, "GET", path, query=query)
 
+    def _skip_lost(
+        self, piece: Piece, offset: int, error: OffsetOutOfRange | UnknownTopic | DamagedData
+    ) -> int:
+        """Report the records from `offset` on that an error says are lost; return the offset after
+        them. Raise the error if it does not say where they end."""
+        next_offset: int | None
+        reason = str(error)
+        if isinstance(error, OffsetOutOfRange):
+            next_offset = self._first_offset(piece, offset, error)
+            reason = "they were deleted"
+        elif isinstance(error, UnknownTopic):
+            if self._fail_on_data_loss:
+                raise error  # it says more than `_report_loss` would
+            next_offset = piece.next
+        else:
+            next_offset = error.next_offset
+        if next_offset is None or next_offset <= offset:
+            raise error
+        self._report_loss(piece, offset, min(next_offset, piece.next), reason)
+        return next_offset
+
     def _first_offset(self, piece: Piece, offset: int, error: OffsetOutOfRange) -> int:
         """Return the partition's first offset after records were deleted, if it is greater than
         `offset`. Otherwise deletion does not explain the error, so raise it: the topic was replaced
@@ -206,7 +212,7 @@ class _Task:
     # --- batches to rows --------------------------------------------------------------------
 
     def _decode_response(
-        self, piece: Piece, response: Response, start: int, times: Sequence[tuple[int, int]]
+        self, piece: Piece, response: Response, start: int, times: Sequence[AppendTime]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a response, from offset `start` to the end of the piece. The first and
         the last batch may hold records outside this range."""
@@ -236,7 +242,7 @@ class _Task:
                     self._report_loss(piece, first, end, f"a batch that cannot be opened: {error}")
 
     def _shape(
-        self, piece: Piece, rows: pa.RecordBatch, times: Sequence[tuple[int, int]]
+        self, piece: Piece, rows: pa.RecordBatch, times: Sequence[AppendTime]
     ) -> pa.RecordBatch:
         """Return the rows with the columns that Spark expects. Compute append times and publishers
         only if the query reads them."""

@@ -46,7 +46,8 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises UnusableDatabase for a text that is not the URL of a PostgreSQL database."""
+        """Return the address of a URL. Raises UnusableDatabase for a text that is not the URL of a
+        PostgreSQL database."""
         try:
             parts = urlsplit(url)
         except ValueError as error:
@@ -189,7 +190,7 @@ def check_settings(settings: Mapping[str, Any], address: Address) -> None:
 
 
 async def _check_server(session: Session, address: Address) -> None:
-    """Check version and settings of the server, and fix those of the session. Raises
+    """Check version and settings of the server, and pin those of the session. Raises
     UnusableDatabase."""
     version = session.get_server_version()
     if version.major < OLDEST_SERVER:

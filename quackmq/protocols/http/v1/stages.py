@@ -277,7 +277,7 @@ async def commit(request: Request) -> Response:
         request.caller,
         key,
         summaries,
-        contents=body.contents,
+        contents_digest=body.contents,
         turn=_parse_turn(body.series, body.turn),
     )
     return json_response(200, CommittedShape(key, *committed))

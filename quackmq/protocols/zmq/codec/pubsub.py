@@ -120,11 +120,11 @@ class SubscriberDecoder(FrameDecoder):
         self._first_frame: bytes | None = None
 
     def _on_frame_begin(self, size: int) -> bool:
-        """Skip a message that is not a subscription. Return False: subscriptions are small."""
-        # A message that is longer, or has several frames, is not a subscription.
+        """Refuse a message that has several frames, or is longer than any subscription. Return
+        False: no large frame is expected."""
         if self._is_inside_message or size > 1 + limits.PROXY_PREFIX_BYTES:
             self._first_frame = None
-            self._refusal = ProtocolError("no subscription")
+            self._refusal = ProtocolError("a message that is not a subscription")
         return False
 
     def _on_frame(self, body: bytes) -> None:

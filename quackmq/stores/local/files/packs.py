@@ -339,15 +339,14 @@ class _PackedFile:
                 with self._files.borrow(self._name(piece)) as file:
                     return file.read_some(piece.length, piece.position)
             except FileNotFoundError:
-                if not self._has_moved():
+                if not self._reload_extents():
                     raise
 
-    def _has_moved(self) -> bool:
-        """Return whether the bytes have moved since the extents were read; then use the new
-        extents. The pack of moved bytes may have been removed."""
-        rows = self._packs.rows(self._path)
-        moved, self._rows = rows != self._rows, rows
-        return moved
+    def _reload_extents(self) -> bool:
+        """Read the extents again. Return whether they changed: then the bytes have moved, and their
+        former pack may have been removed."""
+        former_rows, self._rows = self._rows, self._packs.rows(self._path)
+        return self._rows != former_rows
 
     def _name(self, piece: extents.Piece) -> str:
         return self._path if piece.pack is None else pack_path(piece.pack)
