@@ -28,8 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the directory before pytest does. A worker gets its own one from the main process."""
     if config.option.basetemp is None and not hasattr(config, "workerinput"):
         _remove_directories_of_ended_runs()
-        if _free_bytes() >= _NEEDED_BYTES:
-            config.option.basetemp = str(_MEMORY / _NAME.format(os.getpid()))
+        directory = find_memory()
+        if directory is not None:
+            config.option.basetemp = str(directory / _NAME.format(os.getpid()))
 
 
 @pytest.hookimpl(trylast=True)
@@ -38,6 +39,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     directory = _MEMORY / _NAME.format(os.getpid())
     if exitstatus == pytest.ExitCode.OK:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def find_memory() -> Path | None:
+    """Return a directory in memory, or None if there is too little room."""
+    return _MEMORY if _free_bytes() >= _NEEDED_BYTES else None
 
 
 def _free_bytes() -> int:

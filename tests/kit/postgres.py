@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.server import DEADLINE_S
+from tests.memory_directory import find_memory
 
 #: The database user whom initdb creates: a superuser.
 USER = "quackmq"
@@ -87,7 +88,7 @@ class PostgresServer:
     def __init__(self, **settings: str) -> None:
         """Create the data directory. `settings` override those of every server."""
         self._settings = SETTINGS | settings
-        self.directory = Path(tempfile.mkdtemp(prefix="quackmq-postgres-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="quackmq-postgres-", dir=find_memory()))
         self.port = _find_free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._database_numbers = count(1)
