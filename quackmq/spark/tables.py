@@ -174,10 +174,9 @@ def _has_only_markers(
                 return False
         except QuackError:
             return False  # the source raises this error when it reads the range
-        next_offset = response.next_offset or 0
-        if next_offset <= offset:
+        if response.next_offset is None or response.next_offset <= offset:
             return False
-        offset = next_offset
+        offset = response.next_offset
     return True
 
 

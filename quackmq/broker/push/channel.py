@@ -567,12 +567,13 @@ class LogReader:
     ) -> bool:
         """Count deleted or damaged offsets as lost, up to where readable entries begin again.
         Return False if that offset is unknown."""
-        first, end = next_range.first_offset, 0
+        first = next_range.first_offset
+        end: int | None = None
         if isinstance(error, OffsetOutOfRange):
             end = log_slice.first_offset
         elif isinstance(error, DamagedData):
-            end = error.next_offset or 0
-        if end <= first:
+            end = error.next_offset
+        if end is None or end <= first:
             return False
         if isinstance(error, DamagedData):
             self.decoded.quarantine(

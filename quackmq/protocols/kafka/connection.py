@@ -217,7 +217,7 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         turns = self._server.publish_turns
         batches_left = budget = turns.batches_left
         try:
-            while self._publishing is not None or (frames.has_bytes and frames.is_ready()):
+            while self._publishing is not None or (frames.has_bytes and frames.find_frame()):
                 if batches_left <= 0:
                     is_blocked = self._is_continuation_scheduled = True
                     turns.wait(self._continue)

@@ -142,6 +142,7 @@ class LocalMedium(Medium[SegmentedLog]):
         thread would take longer; only the sync runs outside the loop."""
         self._ended = ended
         allow_blocking = self._has_single_publisher(pending_commit)
+        self._previous_caller_count = len(pending_commit.callers)
         try:
             self._cycle = cycle = Cycle(
                 pending_commit, self.options.journal_inline_bytes, self._frame_inline_bytes
@@ -165,11 +166,9 @@ class LocalMedium(Medium[SegmentedLog]):
     def _has_single_publisher(self, pending_commit: PendingCommit) -> bool:
         """Return whether there is only one publisher, with one request at a time, and no checkpoint
         or write-back uses the disk. Then nobody gains from a sync outside the loop."""
-        previous_count = self._previous_caller_count
-        self._previous_caller_count = count = len(pending_commit.callers)
         return (
-            count == 1
-            and previous_count <= 1
+            len(pending_commit.callers) == 1
+            and self._previous_caller_count <= 1
             and not self.checkpointer.is_running
             and (self._write_back_task is None or self._write_back_task.done())
         )

@@ -93,7 +93,7 @@ def test_a_connection_gives_its_buffer_back_when_all_was_taken_and_when_it_ends(
     for number in range(3):
         frames.buffer()[: len(half)] = half
         frames.received(len(half))
-        assert not frames.is_ready()
+        assert not frames.find_frame()
         frames.compact()
         assert memory._pooled_bytes == 0, "it has a buffer of its own"
         if number % 2:
@@ -101,7 +101,7 @@ def test_a_connection_gives_its_buffer_back_when_all_was_taken_and_when_it_ends(
         else:
             frames.buffer()[:50] = bytes(50)
             frames.received(50)
-            assert frames.is_ready()
+            assert frames.find_frame()
             frames.next_frame()
             frames.compact()
         assert memory._pooled_bytes > 0, "which came back"

@@ -127,8 +127,8 @@ class Frames:
     """The frames of one connection.
 
     The order of calls: `received` after bytes were put into `buffer`; then `next_frame` while
-    `is_ready` is true; then `compact`. The caller may leave ready frames for later. Call `buffer`
-    only when no frame is ready and `reserve_memory` has returned true.
+    `find_frame` returns true; then `compact`. The caller may leave ready frames for later. Call
+    `buffer` only when no frame is ready and `reserve_memory` has returned true.
     """
 
     __slots__ = (
@@ -172,9 +172,9 @@ class Frames:
         self._end += count
         return not self._is_exclusive or self._end >= self._frame_bytes
 
-    def is_ready(self) -> bool:
-        """Return whether a whole frame has arrived; raise ProtocolError if its size is not
-        allowed."""
+    def find_frame(self) -> bool:
+        """Find the next frame, which `next_frame` then returns, and set `is_produce` for it. Return
+        whether it has arrived whole. Raise ProtocolError if its size is not allowed."""
         self._frame_bytes = 0
         available = self._end - self._start
         if available < _SIZE_AND_KEY.size:

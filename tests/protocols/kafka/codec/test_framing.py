@@ -54,7 +54,7 @@ def taken(frames: Frames, data: bytes) -> Iterator[memoryview]:
         buffer[:count] = left[:count]
         left = left[count:]
         frames.received(count)
-        while frames.is_ready():
+        while frames.find_frame():
             yield frames.next_frame()
         frames.compact()
 
@@ -115,12 +115,12 @@ def test_frames_not_taken_yet_are_kept() -> None:
     frames.received(len(stream))
     kept = []
     for _ in payloads:
-        assert frames.is_ready()
+        assert frames.find_frame()
         kept.append(bytes(frames.next_frame()))
         frames.compact()
         memory.scratch[:] = bytes(len(memory.scratch))
     assert kept == payloads
-    assert not frames.is_ready()
+    assert not frames.find_frame()
     assert frames.has_bytes
 
 
