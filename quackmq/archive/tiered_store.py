@@ -108,15 +108,18 @@ class TieredStore(DelegatingStore):
     async def offset_for_time(
         self, key: PartitionKey, time_ms: int, kind: TimeKind = "timestamp"
     ) -> OffsetTime | None:
-        """Return the first record with a time, or a later one: search the archive first, then the
-        log. Return None if there is none."""
-        match, searched = await self._search_archive(key, time_ms, kind, 0)
-        while match is None:
-            match = await self.inner.offset_for_time(key, time_ms, kind)
-            if (await self.inner.offsets(key)).first <= searched:
+        """Return the first record whose time is `time_ms` or later, or None: search the archive,
+        then the log."""
+        searched_to = 0
+        while True:
+            match, searched_to = await self._search_archive(key, time_ms, kind, searched_to)
+            if match is not None:
                 break
-            # Meanwhile, unsearched records were archived and trimmed from the log.
-            match, searched = await self._search_archive(key, time_ms, kind, searched)
+            match = await self.inner.offset_for_time(key, time_ms, kind)
+            if (await self.inner.offsets(key)).first <= searched_to:
+                break  # the log still had everything after the archive
+            # Unsearched records moved from the log to the archive meanwhile. One of them may come
+            # before this match, so search again.
         if match is None:
             return None
         # The record may have been trimmed during the search: then return the first that is left.

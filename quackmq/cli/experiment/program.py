@@ -117,7 +117,9 @@ class ProgramProcess:
         end = self._connection.how_ended
         if end is None:
             return "still connected"
-        if end is End.CLOSED:  # the broker itself is still open
+        if end is End.CLOSED:
+            # The words of CLOSED are "the broker is closing". In an experiment the broker goes on,
+            # and only this connection was closed.
             return "terminated by the broker"
         detail = self._connection.end_detail
         return f"{end} ({detail})" if detail else str(end)

@@ -106,6 +106,7 @@ CODES: Final[Mapping[type[errors.QuackError], ErrorCode]] = {
     errors.DamagedStore: ErrorCode.kafka_storage_error,
     errors.StoreLocked: ErrorCode.kafka_storage_error,
     errors.NewerFormat: ErrorCode.kafka_storage_error,
+    errors.UnusableDatabase: ErrorCode.kafka_storage_error,
     errors.UnusableDirectory: ErrorCode.kafka_storage_error,
 }
 

@@ -142,19 +142,20 @@ class Connection(Peer):
             waiting.append(request)
 
     def _start(self, envelope: zmtp.Envelope | None, request: _Request) -> None:
-        """Start a request. No other request with its envelope is running."""
-        if isinstance(request, QuackError):
+        """Start a request, and reply when it is done. No other request with its envelope is
+        running."""
+        if isinstance(request, QuackError):  # the decoder has refused it
             self._send_reply(envelope, request, error_reply(request))
             return
-        reply = self._handle_request(self, request)
-        if isinstance(reply, asyncio.Future):
-            if isinstance(reply, asyncio.Task):
-                self._tasks.hold(reply)
-            reply.add_done_callback(partial(self._on_put_done, envelope, request))
-        elif isinstance(reply, tuple):
-            self._send_reply(envelope, request, reply)
-        else:
-            self._tasks.start(self._reply_when_done(envelope, request, reply))
+        result = self._handle_request(self, request)
+        if isinstance(result, asyncio.Future):  # of the append of a put
+            if isinstance(result, asyncio.Task):
+                self._tasks.hold(result)  # the event loop keeps only a weak reference to a task
+            result.add_done_callback(partial(self._on_put_done, envelope, request))
+        elif isinstance(result, tuple):  # a reply
+            self._send_reply(envelope, request, result)
+        else:  # a coroutine that returns the reply
+            self._tasks.start(self._reply_when_done(envelope, request, result))
 
     def _on_put_done(
         self, envelope: zmtp.Envelope | None, frame: bytes, put: asyncio.Future[AppendResult]

@@ -425,7 +425,7 @@ async def test_unknown_parameters_are_refused_wherever_they_are(
         ({"live_entries": "many"}, "use a whole number, or -1 for no bound"),
         ({"live_entries": 0}, "whole number from 1"),
         ({"live_entries": 1.5}, "use a whole number"),
-        ({"when_full": "explode"}, "use one of archive, wait, refuse"),
+        ({"when_full": "explode"}, "use one of archive, wait, wait_until_consumed, refuse"),
         ({"needs_subscriber": None}, "use true or false"),
     ],
 )
