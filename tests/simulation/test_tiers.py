@@ -142,7 +142,7 @@ async def _old_too_early(
         (files, "_replace_file", _manifest_never_synced, 0),
         (ManifestRegistry, "_reconcile_with_log", _overlap_left, 0),
         (PartitionArchive, "names_in_use", _nothing_in_use, 5),
-        (ManifestRegistry, "_lock", _lock_of_its_own, 0),
+        (ManifestRegistry, "_lock_of", _lock_of_its_own, 0),
         (reader, "crc32c", _right, 76),
         (TieredStore, "trim", _trim_log_first, 2),
         (TieredStore, "offset_for_time", _old_too_early, 1),

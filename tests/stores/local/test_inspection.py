@@ -181,7 +181,7 @@ async def test_what_is_no_store_is_not_looked_at(tmp_path: Path) -> None:
 
 
 async def test_a_newer_format_is_not_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "quackmq.json").write_text('{"format": 4}')
+    (tmp_path / "quackmq.json").write_text('{"format": 9}')
     with pytest.raises(NewerFormat):
         found_in(tmp_path)
 
