@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from quackmq import limits as shared_limits
 from quackmq.cli import limits
 from quackmq.cli.experiment import runner as experiment_run
 from quackmq.cli.experiment.plan import Experiment
@@ -168,6 +169,25 @@ def test_q11_a_publisher_that_does_not_stop_is_terminated_when_its_time_is_over(
     assert publisher.published == outcome.published > 0
 
 
+def test_entries_of_a_program_that_the_broker_rejected_are_counted(scripts: Scripts) -> None:
+    too_long = "x" * (shared_limits.LINE_ENTRY_BYTES + 1)
+    bad = scripts.command(
+        "bad.sh",
+        f'ROLE=pub {CONNECT} say "topic 9 [quack]"; say "topic 1 [{too_long}]"; say terminate',
+    )
+    mixed = scripts.command(
+        "mixed.sh",
+        f'ROLE=pub {CONNECT} say "topic 9 [quack]"; say "topic 1 [quack]"; say terminate',
+    )
+    outcome = scripts.outcome(pub_commands=[bad, mixed])
+    assert [(each.published, each.rejected) for each in outcome.publishers] == [(0, 2), (1, 1)]
+    (sentence,) = outcome.problems()
+    assert sentence.startswith(
+        "publisher p1 published nothing: the broker rejected 2 messages; the last reason: "
+    )
+    assert str(shared_limits.LINE_ENTRY_BYTES) in sentence, "the reason is that of the second entry"
+
+
 # --- programs that fail ------------------------------------------------------------------------
 
 
@@ -243,6 +263,8 @@ def test_a_program_that_does_not_end_well_is_named_in_the_report(
     assert sentence.startswith(f"subscriber s1 ({command!r}) {problem}")
     (subscriber,) = outcome.subscribers
     assert subscriber.published == 3 == subscriber.delivered + subscriber.left
+    # A program that only exits with another code has terminated before.
+    assert outcome.dead == int("did not terminate" in problem)
 
 
 def test_a_program_that_does_not_exit_is_killed_with_the_processes_that_it_has_started(
@@ -277,6 +299,22 @@ def test_a_command_that_cannot_be_run_is_refused_before_anything_starts(
     assert capsys.readouterr().err == f"quackmq: --pub-command {command!r}: {complaint}" + (
         " PATH, or the path of an executable file\n" if "no-such" in command else "\n"
     )
+
+
+def test_a_file_or_directory_that_cannot_be_run_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub.sh").write_text("#!/bin/sh\n")
+    Path("pond").mkdir()
+    for command, hint in (
+        ("sub.sh", "or the path of an executable file; did you mean ./sub.sh?"),
+        ("./sub.sh", "'./sub.sh' is not executable: run chmod +x on it"),
+        ("./pond", "'./pond' is a directory"),
+        ("x" * 5_000, "there is no program 'xxx"),
+    ):
+        assert main(["experiment", "--sub-command", command]) == 2
+        assert hint in capsys.readouterr().err
 
 
 def test_q11_an_interrupt_ends_programs_too_and_does_not_wait_long_for_them(

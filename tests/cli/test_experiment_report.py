@@ -183,6 +183,37 @@ def test_what_a_program_leaves_when_it_ends_early_is_no_problem() -> None:
     assert "latency: unknown for programs\n" in as_text(found)
 
 
+def test_a_publishing_program_shows_how_many_of_its_messages_were_rejected() -> None:
+    rejected = replace_result(rejections=2, last_rejection="too long")
+    found = outcome(publishers=[publisher(report=None, program=rejected)])
+    assert found.problems() == []
+    lines = as_text(found).splitlines()
+    assert lines[1].split() == ["publisher", "published", "retried", "rejected", "end"]
+    assert lines[2].split()[2:5] == ["10", "0", "2"]
+    assert "publisher p1: the broker rejected 2 messages; the last reason: too long" in lines
+    (account,) = as_json(found)["publishers"]
+    assert (account["rejected"], account["last_rejection"]) == (2, "too long")
+    assert "rejected" not in as_text(outcome())
+
+
+def test_a_program_that_published_nothing_because_all_was_rejected_is_a_problem() -> None:
+    rejected = replace_result(entries=0, rejections=1, last_rejection="too long")
+    account = publisher(report=None, program=rejected)
+    nothing = outcome(subscriber(0, published=0), publishers=[account], held={"1": 0})
+    assert nothing.problems() == [
+        "publisher p1 published nothing: the broker rejected 1 message; the last reason: too long"
+    ]
+
+
+def test_a_program_that_died_counts_as_dead_and_stays_a_problem() -> None:
+    cut = replace_result(entries=3, has_terminated=False, left_early=True)
+    account = subscriber(report=None, program=cut, left=7, has_died=True, end="silent for too long")
+    found = outcome(account)
+    assert found.dead == 1
+    assert as_json(found)["subscribers"][0]["is_live"] is False
+    assert len(found.problems()) == 1
+
+
 def test_what_an_interrupt_leaves_is_no_problem() -> None:
     found = outcome(subscriber(8, left=2), was_interrupted=True)
     assert found.problems() == []
@@ -206,7 +237,8 @@ def test_q12_the_suite_has_every_shape_and_every_boundary() -> None:
 @each(
     ("changes", "complaint"),
     [
-        ({"pubs": 0}, "--pubs: 0 is not from 1 to"),
+        ({"pubs": 0}, "--pubs: 0 is not from 1 to 200; 0 is allowed with --pub-command$"),
+        ({"topics": 0}, "--topics: 0 is not from 1 to 200$"),
         ({"subs": 2, "slow_subs": 2, "late_subs": 1}, "3 subscribers should be slow, silent"),
         ({"slow_pubs": 2}, "--slow-pubs: 2 is more than the 1 publishers"),
         ({"rate": -1.0}, "--rate: -1 is not a number of entries"),

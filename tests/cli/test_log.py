@@ -236,6 +236,9 @@ def test_dump_and_ls_begin_at_the_same_offset_after_a_trim(log: Log, tmp_path: P
     assert batch_line.startswith("ducks:0 offsets 1 to 2, ")
     assert batch_line.endswith(", trimmed before offset 2")
     assert record_line == f"    2 {MOMENT} null 'three'"
+    sentence = "ducks:0: offsets 0 to 1 are not in the log any more: they were archived or deleted"
+    assert sentence in log("dump", data, "ducks").err
+    assert log("dump", data, "ducks", "--from", "2").err == ""
 
 
 @pytest.mark.parametrize(

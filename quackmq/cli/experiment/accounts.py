@@ -16,6 +16,7 @@ from quackmq.cli.experiment.program import ProgramProcess
 from quackmq.cli.experiment.report import PublisherAccount, SubscriberAccount
 from quackmq.model.topic import PartitionKey
 from quackmq.protocols.line.codec.messages import Role
+from quackmq.protocols.line.records import DEATHS, End
 from quackmq.protocols.line.server import LineServer
 
 #: The caller of all calls of the broker.
@@ -63,7 +64,7 @@ class Accounts:
             behaviour=part.behaviour,
             topics=part.topics,
             report=process.report,
-            end=self._describe_end(Role.PUB, part.id),
+            end=_describe_end(self._find_end(Role.PUB, part.id)),
         )
 
     def of_publishing_program(self, process: ProgramProcess) -> PublisherAccount:
@@ -88,12 +89,14 @@ class Accounts:
         entries in each topic."""
         part = process.part
         leftovers = await self.count_leftovers(part.id, part.topics)
+        end = self._find_end(Role.SUB, part.id)
         return SubscriberAccount(
             id=part.id,
             behaviour=behaviour,
             topics=part.topics,
             report=process.report,
-            end=self._describe_end(Role.SUB, part.id),
+            end=_describe_end(end),
+            has_died=end in DEATHS,
             published=sum(held[topic] for topic in part.topics),
             skipped=leftovers.skipped,
             lost=leftovers.lost,
@@ -115,15 +118,20 @@ class Accounts:
             report=None,
             program=process.result,
             end=process.end,
+            has_died=process.has_died,
             published=sum(held[topic] for topic in process.topics),
             skipped=leftovers.skipped,
             lost=leftovers.lost,
             left=leftovers.undelivered,
         )
 
-    def _describe_end(self, role: Role, name: str) -> str:
-        """Return how the last connection of a peer has ended."""
+    def _find_end(self, role: Role, name: str) -> End | None:
+        """Return how the last connection of a peer has ended; None if none has."""
         for ended in reversed(self._line_server.ended_connections()):
             if (ended.record.role, ended.record.id) == (role, name):
-                return str(ended.end)
-        return "still connected"
+                return ended.end
+        return None
+
+
+def _describe_end(end: End | None) -> str:
+    return "still connected" if end is None else str(end)

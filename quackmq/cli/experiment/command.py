@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -171,10 +172,7 @@ def run(args: argparse.Namespace) -> int:
     experiments = [_build_experiment(args)]
     for program in experiments[0].programs():
         if shutil.which(program.arguments[0]) is None:
-            raise InvalidRequest(
-                f"{program}: there is no program {program.arguments[0]!r}: give the name of a "
-                "program in PATH, or the path of an executable file"
-            )
+            raise InvalidRequest(f"{program}: {_explain_missing_program(program.arguments[0])}")
     if args.suite:
         experiments = experiment_plan.suite(experiments[0])
     if args.data is not None and args.data.exists() and any(args.data.iterdir()):
@@ -274,6 +272,21 @@ def _build_experiment(args: argparse.Namespace) -> Experiment:
         delta_ms=args.delta_ms or None,
         answer_ms=args.answer_ms,
         reading=args.line_reading,
+    )
+
+
+def _explain_missing_program(name: str) -> str:
+    """Return why no program can be started by this name, and what to write instead."""
+    # Unlike those of Path, these functions return False for a name that cannot be a path.
+    if os.path.isdir(name):
+        return f"{name!r} is a directory: give the path of an executable file"
+    is_file = os.path.isfile(name)
+    if is_file and "/" in name:
+        return f"{name!r} is not executable: run chmod +x on it, or give its interpreter too"
+    hint = f"; did you mean ./{name}?" if is_file else ""
+    return (
+        f"there is no program {name!r}: give the name of a program in PATH, or the path of an "
+        f"executable file{hint}"
     )
 
 

@@ -116,7 +116,11 @@ class Experiment:
         ):
             most = limits.EXPERIMENT_PEERS - len(programs)
             if not least <= number <= most:
-                raise InvalidRequest(f"{option}: {number} is not from {least} to {most}")
+                # The options are --pub-command and --sub-command; no program replaces a topic.
+                role = option.removeprefix("--").removesuffix("s")
+                with_program = f"; 0 is allowed with --{role}-command"
+                hint = with_program if number == 0 and option != "--topics" else ""
+                raise InvalidRequest(f"{option}: {number} is not from {least} to {most}{hint}")
         special = self.slow_subs + self.silent_subs + self.dying_subs + self.late_subs
         if special > self.subs:
             raise InvalidRequest(

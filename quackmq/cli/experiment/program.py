@@ -25,7 +25,7 @@ from quackmq.cli.experiment.report import ProgramResult, describe_exit
 from quackmq.errors import QuackError, QuackTimeout
 from quackmq.protocols.line.codec.messages import Role
 from quackmq.protocols.line.connection import Connection
-from quackmq.protocols.line.records import ConnectionRecord, End
+from quackmq.protocols.line.records import DEATHS, ConnectionRecord, End
 
 #: Interval between two checks of the connection and the process.
 _CHECK_S: Final = 0.02
@@ -104,12 +104,19 @@ class ProgramProcess:
             command=self.program.command,
             entries=0 if record is None else record.entries,
             retries=0 if record is None else record.retries,
+            rejections=self._connection.rejections,
+            last_rejection=self._connection.last_rejection,
             has_begun=self._connection.has_begun,
             has_terminated=end in (End.TERMINATED, End.CLOSED),
             left_early=self._left_early,
             exit_code=self._process.returncode,
             killed_after_ms=self._killed_after_ms,
         )
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the program was silent for too long, or disconnected without `terminate`."""
+        return self._connection.how_ended in DEATHS
 
     @property
     def end(self) -> str:

@@ -50,6 +50,10 @@ class ProgramResult(NamedTuple):
     exit_code: int | None
     #: If it did not exit in time at the end: the time that it had. It was killed then.
     killed_after_ms: int | None = None
+    #: Messages that the broker rejected after the program had chosen its topics, and the last
+    #: reason.
+    rejections: int = 0
+    last_rejection: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,12 @@ class PublisherAccount:
             return self.program.retries
         return self.report.retried if self.report is not None else 0
 
+    @property
+    def rejected(self) -> int:
+        if self.program is not None:
+            return self.program.rejections
+        return self.report.rejected if self.report is not None else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberAccount:
@@ -83,6 +93,8 @@ class SubscriberAccount:
     report: Report | None
     program: ProgramResult | None = None
     end: str
+    #: Whether it was silent for too long, or disconnected without `terminate`.
+    has_died: bool = False
     #: From the broker: entries of its topics since it subscribed, and what happened to them.
     published: int
     skipped: int
@@ -104,8 +116,12 @@ class SubscriberAccount:
         return 0 if self.report is None else self.report.reordered
 
     @property
+    def should_die(self) -> bool:
+        return self.behaviour in MORTAL
+
+    @property
     def is_live(self) -> bool:
-        return self.behaviour not in MORTAL
+        return not self.should_die and not self.has_died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +206,8 @@ class Outcome:
         for each in self.publishers:
             if each.program is not None:
                 yield from self._problems_of_program(f"publisher {each.id}", each.program, each.end)
+                if each.rejected and not each.published:
+                    yield f"publisher {each.id} published nothing: {_rejection_words(each.program)}"
             elif each.report is None or not each.report.terminated:
                 yield f"publisher {each.id} did not terminate cleanly: {each.end}"
             elif each.report.rejected:
@@ -202,7 +220,7 @@ class Outcome:
         """Yield a sentence for each violated check of one subscriber. A silent or dying subscriber
         is only checked for having ended as planned: its counts may differ, because it left entries
         unanswered."""
-        if not account.is_live:
+        if account.should_die:
             if account.report is not None and account.report.terminated:
                 yield f"subscriber {account.id} should have been {account.behaviour}: {account.end}"
             return
@@ -286,7 +304,9 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
                 "topics": list(each.topics),
                 "published": each.published,
                 "retried": each.retried,
+                "rejected": each.rejected,
                 "end": each.end,
+                **_rejection_as_json(each.program),
                 **_program_as_json(each.program),
             }
             for each in outcome.publishers
@@ -337,6 +357,13 @@ def _program_as_json(program: ProgramResult | None) -> dict[str, Any]:
     }
 
 
+def _rejection_as_json(program: ProgramResult | None) -> dict[str, Any]:
+    """Return the field that only the account of a program with rejected messages has."""
+    if program is None or not program.rejections:
+        return {}
+    return {"last_rejection": program.last_rejection}
+
+
 def as_text(outcome: Outcome) -> str:
     """Format one experiment in full."""
     lines = ["", *_publisher_table(outcome), "", *_subscriber_table(outcome), ""]
@@ -345,6 +372,7 @@ def as_text(outcome: Outcome) -> str:
         f"{outcome.retried} retried, {outcome.delivered} delivered, {outcome.skipped} skipped as "
         f"old, {pluralize(outcome.dead, 'dead subscriber')}",
         f"latency: {_latency_words(outcome)}",
+        *_describe_rejections(outcome),
         *_archive_words(outcome),
         format_verdict([outcome]),
     ]
@@ -402,12 +430,16 @@ def format_verdict(outcomes: Sequence[Outcome]) -> str:
 
 
 def _publisher_table(outcome: Outcome) -> Iterable[str]:
-    """Return the lines of a table with one row for each publisher."""
-    rows: list[Sequence[str]] = [["publisher", "", "published", "retried", "end"]]
+    """Return the lines of a table with one row for each publisher. It has the column `rejected`
+    only if the broker rejected something."""
+    has_rejected = any(each.rejected for each in outcome.publishers)
+    numbers_head = ["published", "retried", *["rejected"] * has_rejected]
+    rows: list[Sequence[str]] = [["publisher", "", *numbers_head, "end"]]
     for each in outcome.publishers:
-        numbers = (str(each.published), str(each.retried))
-        rows.append([each.id, each.behaviour, *numbers, _end_words(each.end, each.program)])
-    return table(rows, right_aligned=(2, 3))
+        numbers = [each.published, each.retried, *[each.rejected] * has_rejected]
+        end = _end_words(each.end, each.program)
+        rows.append([each.id, each.behaviour, *map(str, numbers), end])
+    return table(rows, right_aligned=range(2, 2 + len(numbers_head)))
 
 
 def _subscriber_table(outcome: Outcome) -> Iterable[str]:
@@ -435,6 +467,20 @@ def _latency_words(outcome: Outcome) -> str:
         return "unknown for programs" if outcome.delivered else "nothing was delivered"
     names = {"p50_ms": "half within", "p90_ms": "90 %", "p99_ms": "99 %", "max_ms": "all"}
     return ", ".join(f"{word} {_format_ms(found[name])} ms" for name, word in names.items())
+
+
+def _describe_rejections(outcome: Outcome) -> Iterable[str]:
+    """Yield a sentence for each program that has published, and has also had messages rejected. If
+    a program has published nothing, `problems` names the rejections."""
+    for each in outcome.publishers:
+        if each.program is not None and each.rejected and each.published:
+            yield f"publisher {each.id}: {_rejection_words(each.program)}"
+
+
+def _rejection_words(program: ProgramResult) -> str:
+    """Return how many messages of a program the broker rejected, and the last reason."""
+    messages = pluralize(program.rejections, "message")
+    return f"the broker rejected {messages}; the last reason: {program.last_rejection}"
 
 
 def _archive_words(outcome: Outcome) -> Iterable[str]:

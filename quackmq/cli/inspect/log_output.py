@@ -6,6 +6,7 @@ Data from peers is printed through `text`, which escapes control characters.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -191,6 +192,12 @@ def dump(
     remaining = limit
     for topic, log in _select_logs(inspection, selector):
         name = f"{topic.name}:{log.key.partition}"
+        if selector is not None and start < log.first_offset:
+            print(
+                f"{name}: offsets {start} to {log.first_offset - 1} are not in the log any more: "
+                "they were archived or deleted; `quackmq archive ls` lists the archive",
+                file=sys.stderr,
+            )
         # Batches before the first offset are trimmed; their files may not be removed yet.
         for batch_or_finding in inspection.segments.batches(log, max(start, log.first_offset)):
             if remaining == 0:

@@ -95,6 +95,10 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         self._has_peer_closed = False
         #: Whether a rejection was logged. Later ones are debug messages, as a peer may repeat them.
         self._has_logged_rejection = False
+        #: The number of messages that were rejected after the peer had chosen its topics, and the
+        #: last reason.
+        self._rejections = 0
+        self._last_rejection = ""
         #: When the unanswered entry was delivered.
         self._delivered_at: float | None = None
         #: The value of `_delivered_at` whose answer was late at the last sweep.
@@ -284,6 +288,16 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
         return self._has_begun
 
     @property
+    def rejections(self) -> int:
+        """The number of messages that were rejected after the peer had chosen its topics."""
+        return self._rejections
+
+    @property
+    def last_rejection(self) -> str:
+        """The reason of the last of the `rejections`; empty if there are none."""
+        return self._last_rejection
+
+    @property
     def unread_bytes(self) -> int:
         return self._conversation.unread_bytes
 
@@ -310,7 +324,9 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
 
     def reject(self, error: QuackError) -> None:
         """Answer the current message with `reject` and the reason, and handle the next one."""
-        self.answer(Word.REJECT, describe_error(error))
+        reason = describe_error(error)
+        self._count_rejection(reason)
+        self.answer(Word.REJECT, reason)
 
     def deliver(self, entry: Entry, line: bytes) -> None:
         """Send an entry to a peer that can receive one. Raise RecordTooLarge, and change nothing,
@@ -370,8 +386,10 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
             self._handler.publish(event)
         elif isinstance(event, Refused):
             self._log_rejection(event.error)
+            reason = describe_error(event.error)
+            self._count_rejection(reason)
             self.send_unsent()
-            self._transport.write(encode(Rejection(describe_error(event.error))))
+            self._transport.write(encode(Rejection(reason)))
         elif isinstance(event, GetEntry):
             assert isinstance(self._handler, Subscriber), "a publisher's request is out of order"
             self._server.tasks.start(self._answer_outcome(self._handler.get_entry(event)))
@@ -439,6 +457,11 @@ class Connection(ServedConnection, asyncio.BufferedProtocol):
                 self.answer_entry(answer)
         if isinstance(self._handler, Subscriber):
             self._handler.send_next()
+
+    def _count_rejection(self, reason: str) -> None:
+        if self._has_begun:
+            self._rejections += 1
+            self._last_rejection = reason
 
     def _log_rejection(self, error: QuackError) -> None:
         level = logging.DEBUG if self._has_logged_rejection else logging.INFO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from quackmq.protocols.line.codec.messages import Role
 
@@ -45,6 +46,10 @@ class End(StrEnum):
     EXPELLED = "did not keep to the protocol"
     MISTAKEN = "speaks another protocol"
     FAILED = "the broker failed; its log says why"
+
+
+#: The ends of a connection whose peer is dead.
+DEATHS: Final = (End.DEAD, End.GONE)
 
 
 @dataclass(frozen=True, slots=True)
