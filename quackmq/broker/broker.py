@@ -97,6 +97,8 @@ class Broker:
         has an archive; `file_builder` builds its files, by default in a thread of this process."""
         self.settings = settings
         self._store = store
+        #: Names the store in messages.
+        self.store_kind = store.kind
         self._clock = clock = Clock.of_system() if clock is None else Clock.of(clock)
         now_ms = clock.now_ms
 
@@ -399,7 +401,7 @@ class Broker:
         await self._publishing.room()
 
     def check_writable(self) -> None:
-        """Raise BrokerClosing, or the error that made the store read-only."""
+        """Raise BrokerClosing, the error that made the store read-only, or StoreUnavailable."""
         self._publishing.check_writable()
 
     async def new_producer_id(self, caller: Caller) -> int:

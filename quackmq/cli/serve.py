@@ -128,9 +128,8 @@ def describe_closed_listeners(loaded: LoadedSettings, planned: Collection[str]) 
         if name in (*LISTENERS, *OTHER_ZMQ_LISTENERS)
     ]
     options = [f"{option_name(name)} {LISTENERS[name]}" for name in closed]
-    verb = "opens" if len(opened) == 1 else "open"
     return (
-        f"only {join_words(opened)} {verb}, because of {join_words(named)}; "
+        f"only {join_words(opened)} will open, because of {join_words(named)}; "
         f"closed: {join_words(closed)}. To open these too, add {' '.join(options)}"
     )
 

@@ -42,7 +42,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from quackmq.errors import QuackError, StoreFenced
+from quackmq.errors import QuackError, StoreFenced, StoreUnavailable
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
@@ -73,10 +73,11 @@ class Watch(Protocol):
 class Store(ABC):
     """A store of the broker's data. Call it from the event loop that opened it. `cluster_id` is
     chosen when the store is created and never changes. `is_shared` says whether another broker may
-    take it over while this one still runs (`lost`)."""
+    take it over while this one still runs (`lost`). `kind` names it in messages."""
 
     cluster_id: str
     is_shared: bool = False
+    kind: str = "local"
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -291,6 +292,12 @@ class Store(ABC):
     @abstractmethod
     def failure(self) -> QuackError | None:
         """The error that every change raises because the store cannot write any more, or None."""
+
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        """Why nothing can be written for now, as far as the store knows, or None. Changes may wait
+        meanwhile. The default is for a store that is always there."""
+        return None
 
     async def lost(self) -> StoreFenced:
         """Wait until this broker must give the store up, and return the error that says why: the

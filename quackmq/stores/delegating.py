@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from quackmq.errors import QuackError, StoreFenced
+from quackmq.errors import QuackError, StoreFenced, StoreUnavailable
 from quackmq.model.policy import Policy
 from quackmq.model.producer_state import Producer
 from quackmq.model.topic import (
@@ -38,6 +38,7 @@ class DelegatingStore(Store):
         self.inner = inner
         self.cluster_id = inner.cluster_id
         self.is_shared = inner.is_shared
+        self.kind = inner.kind
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -160,6 +161,10 @@ class DelegatingStore(Store):
     @property
     def failure(self) -> QuackError | None:
         return self.inner.failure
+
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        return self.inner.outage
 
     async def lost(self) -> StoreFenced:
         return await self.inner.lost()

@@ -128,6 +128,12 @@ UNSYNCED_OFFSETS: Final = 16_000_000
 CONNECT_S: Final = 5.0
 #: How often a standby tries to get the lock. A takeover after a crash is to take less than 3 s.
 TAKEOVER_POLL_S: Final = 0.25
+#: Between two tries of a standby to reach a database that it has lost. A try is cheap, but a server
+#: that starts is not to be kept busy by them.
+STANDBY_RECONNECT_S: Final = 1.0
+#: How long a standby that has reached the database again leaves the lock to the broker that was
+#: active before: several of that one's heartbeats, each of which tries to reach the database too.
+OWNER_FIRST_S: Final = 3.0
 #: An owner whose heartbeat is older is taken for dead. Longer than any commit or pause of a healthy
 #: broker should be; clients wait at least this long when a broker is frozen or cut off.
 HEARTBEAT_EXPIRY_S: Final = 10.0

@@ -54,6 +54,8 @@ _BOUNDS: Final = CycleBounds(
 class MemoryStore(CoreStore):
     """Keeps everything in memory (see the module). Not thread-safe: call from one event loop."""
 
+    kind = "memory"
+
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         super().__init__(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
         self._now_ms = now_ms

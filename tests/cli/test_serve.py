@@ -53,7 +53,9 @@ def test_it_says_where_it_listens_serves_and_ends_well(
         server.send(number)
         assert server.exit_code() == 0
         assert server.line() == "", "nothing else goes to stdout"
-        assert "only kafka opens, because of the option --kafka; closed: http" in server.errors()
+        assert (
+            "only kafka will open, because of the option --kafka; closed: http" in server.errors()
+        )
 
 
 def test_the_http_listener_opens_where_it_is_told_and_drains(tmp_path: Path) -> None:

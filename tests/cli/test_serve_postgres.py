@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from quackmq.cli.broker.address import Address
 from quackmq.cli.broker.runner import _open_store
 from quackmq.cli.broker.settings import Settings
 from quackmq.clock import Clock
@@ -71,6 +72,14 @@ def test_a_broker_that_waits_for_a_database_ends_when_it_is_told_to(
             assert waiting.exit_code() == 0
 
 
+def test_a_broker_whose_port_is_in_use_does_not_wait(store_database: str) -> None:
+    with serve(store_database) as active:
+        address = active.ready()
+        with Server("serve", "--store", store_database, "--kafka", address) as second:
+            assert second.exit_code() == 1
+            assert f"cannot open the kafka listener on {address}" in second.errors()
+
+
 def test_a_broker_that_was_replaced_ends(postgres: PostgresServer, store_database: str) -> None:
     with serve(store_database) as server:
         publish(server.ready(), "ducks", b"quack")
@@ -96,7 +105,7 @@ async def test_a_missing_driver_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     settings = Settings(store="postgresql://localhost/orders")
     with pytest.raises(InvalidSetting, match=r"asyncpg.*pip install 'quackmq\[postgres\]'"):
-        await _open_store(settings, Clock.of_system())
+        await _open_store(settings, Clock.of_system(), {"kafka": Address("127.0.0.1", 0)})
 
 
 def has_standby(postgres: PostgresServer) -> bool:

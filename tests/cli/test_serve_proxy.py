@@ -65,11 +65,11 @@ def test_the_listeners_that_stay_closed_are_named_with_the_reason_and_the_way_to
     here = "127.0.0.1:0"
     assert said(kafka=here, http=here, zmq=here, line=here) == ""
     assert said(kafka="127.0.0.1:0", sync="os") == (
-        "only kafka opens, because of the option --kafka; closed: http, zmq and line. To open "
+        "only kafka will open, because of the option --kafka; closed: http, zmq and line. To open "
         "these too, add --http 127.0.0.1:8002 --zmq 127.0.0.1:5555 --line 127.0.0.1:5550"
     )
     assert said({"QUACKMQ_HTTP": "127.0.0.1:0"}, xpub="127.0.0.1:0", line="unix:quack") == (
-        "only http, zmq and line open, because of the environment variable QUACKMQ_HTTP, the "
+        "only http, zmq and line will open, because of the environment variable QUACKMQ_HTTP, the "
         "option --xpub and the option --line; closed: kafka. To open these too, add --kafka "
         "127.0.0.1:9092"
     )

@@ -113,7 +113,8 @@ class PublishService:
         await self._lifecycle.wait(self._store.room())
 
     def check_writable(self) -> None:
-        """Raise BrokerClosing, or the error that made the store read-only."""
+        """Raise BrokerClosing, the error that made the store read-only, or StoreUnavailable."""
         self._lifecycle.check_open()
-        if self._store.failure is not None:
-            raise self._store.failure.with_traceback(None)
+        error = self._store.failure or self._store.outage
+        if error is not None:
+            raise error.with_traceback(None)

@@ -133,12 +133,11 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
     order."""
     process.prepare()
     stopping = _catch_signals()
-    if settings.store == LOCAL_STORE and settings.data is not None and not settings.data.exists():
-        # A start that fails leaves no new directory behind.
+    if _is_address_checked_first(settings):
         await _check_addresses(addresses)
     async with AsyncExitStack() as opened:
         clock = Clock.of_system()
-        opening = asyncio.ensure_future(_open_store(settings, clock))
+        opening = asyncio.ensure_future(_open_store(settings, clock, addresses))
         if not await _ends_before(opening, stopping):
             return 0
         store, archive = opening.result()
@@ -193,8 +192,19 @@ async def serve(settings: Settings, addresses: Mapping[str, Address | UnixPath])
     return exit_code
 
 
-async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredStore | None]:
-    """Open the store. Return it, and again as a TieredStore if it has an archive."""
+def _is_address_checked_first(settings: Settings) -> bool:
+    """Return whether to check the addresses of the listeners before the store is opened. A start
+    that fails leaves no new directory behind. A broker that waits for a database can take over."""
+    if settings.store == LOCAL_STORE:
+        return settings.data is not None and not settings.data.exists()
+    return settings.store != MEMORY_STORE
+
+
+async def _open_store(
+    settings: Settings, clock: Clock, addresses: Mapping[str, Address | UnixPath]
+) -> tuple[Store, TieredStore | None]:
+    """Open the store. Return it, and again as a TieredStore if it has an archive. A database gets
+    one of the addresses, to name this broker."""
     if settings.store == MEMORY_STORE:
         if settings.data is not None:
             log.warning(
@@ -203,7 +213,8 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
             )
         return MemoryStore(clock), None
     if settings.store != LOCAL_STORE:
-        return await _open_database(settings, clock), None
+        broker = str(settings.advertise or addresses.get("kafka") or next(iter(addresses.values())))
+        return await _open_database(settings, clock, broker), None
     assert settings.data is not None, "serve has checked that data is set"
     if settings.sync != "always":
         log.warning("sync = %s: a power failure can lose acknowledged messages", settings.sync)
@@ -217,9 +228,9 @@ async def _open_store(settings: Settings, clock: Clock) -> tuple[Store, TieredSt
     return archive, archive
 
 
-async def _open_database(settings: Settings, clock: Clock) -> Store:
-    """Open a store in a database, as soon as no other broker owns it. Raises StorageError,
-    InvalidSetting."""
+async def _open_database(settings: Settings, clock: Clock, broker: str) -> Store:
+    """Open a store in a database, as soon as no other broker owns it. `broker` is the address of
+    this one. Raises StorageError, InvalidSetting."""
     try:
         from quackmq.stores.postgres.options import PostgresOptions
         from quackmq.stores.postgres.store import PostgresStore
@@ -230,7 +241,7 @@ async def _open_database(settings: Settings, clock: Clock) -> Store:
         ) from error
     if settings.data is not None:
         log.warning("the data directory %s is not used: the store is a database", settings.data)
-    options = PostgresOptions(broker=str(settings.advertise or settings.kafka or ""))
+    options = PostgresOptions(broker=broker)
     return await PostgresStore.open(settings.store, options, clock)
 
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from quackmq.errors import StorageError
+from quackmq.errors import StorageError, StoreUnavailable
 from quackmq.model.topic import AbortedTransaction, OffsetTime, PartitionKey, TimeKind
 from quackmq.stores import limits
 from quackmq.stores.catalog import Catalog
@@ -54,6 +54,11 @@ class Medium(ABC, Generic[LogT]):
     def time_tolerance_ms(self) -> int:
         """How much too early the append times of batches outside the tail may be."""
         return 0
+
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        """Why nothing can be stored for now; None if that is not known."""
+        return None
 
     @abstractmethod
     def new_log(self, key: PartitionKey, epoch: int) -> LogT:

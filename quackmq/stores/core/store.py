@@ -20,6 +20,7 @@ from quackmq.errors import (
     StateChanged,
     StorageError,
     StoreFenced,
+    StoreUnavailable,
     UnknownPartition,
     UnknownTopic,
 )
@@ -228,6 +229,10 @@ class CoreStore(Store):
     @property
     def failure(self) -> QuackError | None:
         return self._committer.failure
+
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        return self._committer.medium.outage
 
     async def lost(self) -> StoreFenced:
         # A caller that is cancelled must not cancel the future of all.

@@ -9,12 +9,14 @@ Not promised: that a session lives on. Every call can find it closed.
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 
@@ -54,11 +56,18 @@ class Address:
             raise UnusableDatabase(f"{_EXPECTED_URL}: {error}") from error
         if parts.scheme not in _SCHEMES:
             raise UnusableDatabase(_EXPECTED_URL)
-        return cls(url)
+        address = cls(url)
+        if not address.database:
+            raise UnusableDatabase(f"{_EXPECTED_URL}: the address {address} lacks /DATABASE")
+        return address
 
     @property
     def database(self) -> str:
-        return unquote(urlsplit(self.url).path.lstrip("/")) or "of the user's name"
+        """The name of the database: the path, or a parameter as libpq has it."""
+        parts = urlsplit(self.url)
+        parameters = dict(parse_qsl(parts.query))
+        named = parameters.get("dbname") or parameters.get("database") or ""
+        return unquote(parts.path.lstrip("/")) or named
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
@@ -155,8 +164,27 @@ def translate_error(error: BaseException, address: Address) -> StorageError:
             return UnusableDatabase(_pooled(address))
         case asyncpg.ClientConfigurationError():
             return UnusableDatabase(f"{_EXPECTED_URL}: {text}")
+        case TimeoutError():
+            return StoreUnavailable(f"{address} does not answer: check the server and the network")
+        case ConnectionError() | socket.gaierror():
+            return _unreachable(address, error.errno)
+        case OSError() if error.errno is None:
+            # Each address of the host has failed.
+            return _unreachable(address, None)
         case _:
-            return StoreUnavailable(f"{address} cannot be used now: {text}")
+            return StoreUnavailable(f"{address} cannot be used: {text}")
+
+
+def _unreachable(address: Address, error_number: int | None) -> StoreUnavailable:
+    """Return the error for a server to which no connection can be opened, or whose connection has
+    broken. The number of a failed name look-up is negative."""
+    reason = ""
+    if error_number is not None:
+        is_unknown_host = error_number < 0
+        reason = " (unknown host)" if is_unknown_host else f" ({os.strerror(error_number).lower()})"
+    return StoreUnavailable(
+        f"{address} cannot be reached{reason}: is PostgreSQL running there? Check host and port"
+    )
 
 
 def ends_session(error: BaseException) -> bool:

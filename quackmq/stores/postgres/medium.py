@@ -66,6 +66,10 @@ class PostgresMedium(Medium[PostgresLog]):
         self._first_positions: dict[PostgresLog, int] = {}
         self._is_closing = asyncio.Event()
 
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        return self._owner.outage
+
     def new_log(self, key: PartitionKey, epoch: int) -> PostgresLog:
         return PostgresLog(key, epoch, self._options.chunk_bytes)
 
@@ -99,6 +103,7 @@ class PostgresMedium(Medium[PostgresLog]):
             owner.settle(is_committed=True)
 
     async def resolve(self, pending_commit: PendingCommit) -> bool:
+        is_logged = False
         while not self._is_closing.is_set():
             try:
                 async with self._owner.lock:
@@ -106,7 +111,9 @@ class PostgresMedium(Medium[PostgresLog]):
                     self._owner.settle(is_committed)
                     return is_committed
             except StoreUnavailable as error:
-                _logger.warning("the outcome of the last write is still unknown: %s", error)
+                if not is_logged:
+                    _logger.warning("the outcome of the last write is unknown so far: %s", error)
+                is_logged = True
                 await self._pause()
         raise StorageError("the broker ends before the outcome of its last write is known")
 

@@ -20,6 +20,7 @@ from quackmq.stores.postgres.connection import (
     Address,
     Session,
     check_is_direct,
+    ends_session,
     open_session,
     translated_errors,
 )
@@ -55,6 +56,8 @@ class OwnerSession:
         self.last_cycle = Cycle(0, 0)
         #: The cycle of which it is not known whether it is committed, if there is one.
         self.in_doubt: Cycle | None = None
+        #: Why the last heartbeat failed; None if it did not. A heartbeat is a write.
+        self.outage: StoreUnavailable | None = None
         #: Waits for the lock, until this broker is the owner.
         self.standby: Standby | None = None
         #: For one transaction, or one recovery, at a time.
@@ -68,29 +71,70 @@ class OwnerSession:
 
     async def become_owner(self, broker: str) -> Session:
         """Wait for the lock, create or migrate the schema, and become the owner; return the
-        session. `broker` is the address of this broker. Raises StorageError."""
+        session. `broker` is the address of this broker. While it waits for the lock, the database
+        may be away for any time. Raises StorageError."""
         try:
             session = await self._open()
             self._heart = await open_session(self.address, self.owner_id)
             await check_is_direct(self.address, session, self._heart)
             await read_version(session, self.address)
-            self.standby = Standby(session, self.address)
-            await self.standby.wait_for_lock()
-            await migrate(session, self.address)
-            await self.standby.skip_lost_offsets()
-            self.epoch = self.run_epoch = await take_ownership(
-                session, self.address, self.owner_id, broker
-            )
-            owner = await read_owner(session, self.address)
-            if owner is None:
-                raise fenced_error(self.address)
-            self.last_cycle = owner.last_cycle
+            self.standby = standby = Standby(session, self.address)
+            while not await self._try_to_take_over(standby, broker):
+                standby.session = await self._reconnect()
         except BaseException:
             self._terminate()
             raise
         self._beating = asyncio.get_running_loop().create_task(
             self._keep_beating(), name="quackmq-heartbeat"
         )
+        return standby.session
+
+    async def _try_to_take_over(self, standby: Standby, broker: str) -> bool:
+        """Wait for the lock and become the owner; return False, after a warning, if the session has
+        ended before. Raises StorageError."""
+        try:
+            await self._take_over(standby, broker)
+        except StoreUnavailable as error:
+            if error.__cause__ is None or not ends_session(error.__cause__):
+                raise
+            _logger.warning(
+                "%s; this broker is not active, and tries to reach the database every %g s",
+                *(error, limits.STANDBY_RECONNECT_S),
+            )
+            return False
+        return True
+
+    async def _take_over(self, standby: Standby, broker: str) -> None:
+        """Wait for the lock, create or migrate the schema, and become the owner."""
+        await standby.wait_for_lock()
+        session = standby.session
+        await migrate(session, self.address)
+        await standby.skip_lost_offsets()
+        takeover = await standby.describe_takeover()
+        self.epoch = self.run_epoch = await take_ownership(
+            session, self.address, self.owner_id, broker
+        )
+        owner = await read_owner(session, self.address)
+        if owner is None:
+            raise fenced_error(self.address)
+        self.last_cycle = owner.last_cycle
+        if takeover:
+            _logger.info("took over from %s", takeover)
+
+    async def _reconnect(self) -> Session:
+        """Open the session of a standby again, as soon as the database can be reached; return it.
+        Then leave the lock to the broker that was active before, for some seconds."""
+        while True:
+            self.abandon()
+            await asyncio.sleep(limits.STANDBY_RECONNECT_S)
+            try:
+                async with asyncio.timeout(limits.HEARTBEAT_EXPIRY_S):
+                    session = await self._open()
+                break
+            except (StoreUnavailable, TimeoutError):
+                continue
+        _logger.info("%s can be reached again; waiting to take over", self.address)
+        await asyncio.sleep(limits.OWNER_FIRST_S)
         return session
 
     def settle(self, is_committed: bool) -> None:
@@ -182,9 +226,11 @@ class OwnerSession:
                 self.on_fenced(error)
                 return
             except (StorageError, TimeoutError) as error:
-                _logger.warning("no heartbeat: %s", str(error) or "the database does not answer")
+                self._note_outage(str(error) or f"{self.address} does not answer")
                 if self._heart is not None:
                     self._heart.terminate()
+            else:
+                self._note_heartbeat()
             await asyncio.sleep(limits.HEARTBEAT_S)
 
     async def _beat(self) -> None:
@@ -195,6 +241,18 @@ class OwnerSession:
         if self.session is None and not self.lock.locked():
             async with self.lock:
                 await self.recover()
+
+    def _note_outage(self, reason: str) -> None:
+        """Note that a heartbeat has failed; log the first one of an outage."""
+        if self.outage is None:
+            _logger.warning("no heartbeat: %s", reason)
+        self.outage = StoreUnavailable(reason)
+
+    def _note_heartbeat(self) -> None:
+        """Note that the heartbeat was updated; log the end of an outage."""
+        if self.outage is not None:
+            _logger.info("the heartbeat is back: %s can be reached again", self.address)
+        self.outage = None
 
     def _terminate(self) -> None:
         for session in (self._session, self._heart):

@@ -249,44 +249,74 @@ class Standby:
     """Waits until this broker can become the owner. One task calls `wait_for_lock`."""
 
     def __init__(self, session: Session, address: Address) -> None:
-        self._session = session
+        #: Replace it if it has ended, and call `wait_for_lock` again.
+        self.session = session
         self._address = address
         self._is_handed_over = asyncio.Event()
         #: The owner as it was last seen.
         self.owner: Owner | None = None
+        #: The owner that was logged as active, and the one whose sessions were ended.
+        self._logged_id: uuid.UUID | None = None
+        self._ended_id: uuid.UUID | None = None
 
     async def skip_lost_offsets(self) -> None:
         """Call `skip_lost_offsets` if the database has gone back in time since this standby has
         last seen it. Call this with the lock, before a new owner is set."""
-        seen, now = self.owner, await read_owner(self._session, self._address)
+        seen, now = self.owner, await read_owner(self.session, self._address)
         if seen is None or now is None:
             return
         if now.epoch < seen.epoch or now.last_cycle < seen.last_cycle:
-            await skip_lost_offsets(self._session, self._address, seen.epoch)
+            await skip_lost_offsets(self.session, self._address, seen.epoch)
+
+    async def describe_takeover(self) -> str:
+        """Return from which broker this one takes over, and why; "" if it did not wait for another
+        one. Call this with the lock, before a new owner is set."""
+        seen, now = self.owner, await read_owner(self.session, self._address)
+        if seen is None or now is None or self._logged_id is None:
+            return ""
+        if seen.owner_id == self._ended_id:
+            reason = f"it had sent no heartbeat for {limits.HEARTBEAT_EXPIRY_S:g} s"
+        elif now.is_released:
+            reason = "it has stopped"
+        else:
+            reason = "it has died, or has lost its connection to the database"
+        return f"{now.address or 'another broker'}: {reason}"
 
     async def wait_for_lock(self) -> None:
         """Return when this session has the lock: the owner has ended or handed over, or its
-        heartbeat was so old that its sessions were ended. Never waits inside a transaction."""
+        heartbeat was so old that its sessions were ended. Never waits inside a transaction. After
+        an error the caller ends the session. Raises StoreUnavailable."""
         with translated_errors(self._address):
-            await self._session.add_listener(HAND_OVER_CHANNEL, self._note_hand_over)
-        try:
-            while True:
-                self._is_handed_over.clear()
-                if await try_lock(self._session, self._address):
-                    return
-                self.owner = await read_owner(self._session, self._address)
+            await self.session.add_listener(HAND_OVER_CHANNEL, self._note_hand_over)
+            while not await self._try_to_get_lock():
                 if not await self._end_dead_owner():
                     await self._wait_for_hand_over()
-        finally:
-            if not self._session.is_closed():
-                await self._session.remove_listener(HAND_OVER_CHANNEL, self._note_hand_over)
+            await self.session.remove_listener(HAND_OVER_CHANNEL, self._note_hand_over)
+
+    async def _try_to_get_lock(self) -> bool:
+        """Try once to get the lock; return whether this session has it. Else note who is the
+        owner. Raises TimeoutError if the database does not answer."""
+        self._is_handed_over.clear()
+        async with asyncio.timeout(limits.COMMIT_S):
+            if await try_lock(self.session, self._address):
+                return True
+            self.owner = owner = await read_owner(self.session, self._address)
+        # An owner that has stopped is still there while its successor begins.
+        if owner is not None and not owner.is_released and owner.owner_id != self._logged_id:
+            self._logged_id = owner.owner_id
+            _logger.info(
+                "another broker (%s) is active on %s; waiting to take over",
+                *(owner.address or "of unknown address", self._address),
+            )
+        return False
 
     async def _end_dead_owner(self) -> bool:
         """End the sessions of an owner with an old heartbeat; return whether there were any."""
         owner = self.owner
         if owner is None or owner.heartbeat_age_s <= limits.HEARTBEAT_EXPIRY_S:
             return False
-        return await end_sessions(self._session, self._address, owner.owner_id) > 0
+        self._ended_id = owner.owner_id
+        return await end_sessions(self.session, self._address, owner.owner_id) > 0
 
     async def _wait_for_hand_over(self) -> None:
         """Wait until the owner hands over, or the next try is due."""

@@ -18,6 +18,8 @@ from quackmq.stores.postgres.owner_session import OwnerSession
 class PostgresStore(CoreStore):
     """A store over a `PostgresMedium`. Not thread-safe: call from the event loop."""
 
+    kind = "PostgreSQL"
+
     def __init__(self, committer: Committer, medium: PostgresMedium, cluster_id: str) -> None:
         super().__init__(cluster_id)
         self._committer = committer

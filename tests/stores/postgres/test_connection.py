@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 
 import asyncpg
@@ -58,8 +59,34 @@ async def test_a_user_that_the_server_does_not_know_is_refused(postgres: Postgre
     assert "check user and password" in str(error)
 
 
+@pytest.mark.parametrize("url", ["postgresql://x@host:6000", "postgresql://x@host/?sslmode=off"])
+def test_an_address_without_a_database_is_refused(url: str) -> None:
+    with pytest.raises(UnusableDatabase, match="lacks /DATABASE"):
+        Address.parse(url)
+    assert Address.parse("postgresql://x@host?dbname=orders").database == "orders"
+
+
 async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
-    assert isinstance(await refused("postgresql://x@127.0.0.1:1/orders"), StoreUnavailable)
+    error = await refused("postgresql://x@127.0.0.1:1/orders")
+    assert isinstance(error, StoreUnavailable)
+    assert str(error) == (
+        "127.0.0.1:1/orders cannot be reached (connection refused): is PostgreSQL running there? "
+        "Check host and port"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "cannot be reached (unknown host): is"),
+        (OSError("Multiple exceptions: [Errno 111] …, [Errno 111] …"), "cannot be reached: is"),
+        (TimeoutError(), "does not answer"),
+    ],
+)
+def test_a_failed_connection_is_described_without_numbers(error: OSError, text: str) -> None:
+    translated = translate_error(error, Address.parse("postgresql://x@host/orders"))
+    assert isinstance(translated, StoreUnavailable)
+    assert str(translated).startswith(f"host/orders {text}")
 
 
 async def test_an_old_server_is_refused(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

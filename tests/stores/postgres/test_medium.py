@@ -325,6 +325,54 @@ async def test_a_standby_notices_that_the_database_has_gone_back_in_time(
     assert (await reopened.offsets(empty)).next == limits.UNSYNCED_OFFSETS
 
 
+async def test_a_standby_waits_for_a_database_that_restarts(
+    postgres: PostgresServer,
+    store_database: str,
+    open_store: StoreOpener,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "quackmq.store")
+    for name in ("HEARTBEAT_S", "STANDBY_RECONNECT_S", "OWNER_FIRST_S"):
+        monkeypatch.setattr(limits, name, 0.01)
+    store = await open_store()
+    assert store.outage is None
+    standby = OwnerSession(Address.parse(store_database))
+    waiting = asyncio.create_task(standby.become_owner("standby:9092"))
+    await until(lambda: "is active on" in caplog.text)
+    postgres.stop_immediately()
+    try:
+        await until(lambda: "this broker is not active" in caplog.text)
+        await until(lambda: store.outage is not None and "be reached" in str(store.outage))
+        await store.close()
+        assert not waiting.done()
+    finally:
+        postgres.start()
+    await soon(waiting)
+    await standby.close()
+    assert "took over from another broker: it has died" in caplog.text
+    messages = ("this broker is not active", "can be reached again; waiting", "no heartbeat")
+    assert [caplog.text.count(message) for message in messages] == [1, 1, 1]
+
+
+async def test_the_end_of_an_outage_is_noticed_by_a_heartbeat(
+    postgres: PostgresServer,
+    open_store: StoreOpener,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "quackmq.store")
+    monkeypatch.setattr(limits, "HEARTBEAT_S", 0.01)
+    store = await open_store()
+    postgres.stop_immediately()
+    try:
+        await until(lambda: store.outage is not None)
+    finally:
+        postgres.start()
+    await until(lambda: store.outage is None)
+    assert caplog.text.count("the heartbeat is back") == 1
+
+
 # --- rows ------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,7 @@ async def test_a_standby_takes_over_at_once_when_the_owner_hands_over(
     await release(owner_session, address, FIRST)
     await waiting
     assert (await current_owner(session, address)).is_released
+    assert await standby.describe_takeover() == "first:9092: it has stopped"
     assert await take_ownership(session, address, SECOND, "second:9092") == 2
     owner = await current_owner(session, address)
     assert (owner.owner_id, owner.is_released) == (SECOND, False)
@@ -147,6 +148,7 @@ async def test_a_frozen_owner_is_ended_and_cannot_commit_when_it_resumes(
     standby = Standby(session, address)
     await standby.wait_for_lock()
     assert standby.owner is not None and standby.owner.owner_id == FIRST
+    assert await standby.describe_takeover() == "first:9092: it had sent no heartbeat for 10 s"
     assert await take_ownership(session, address, SECOND, "second:9092") == 2
     # It resumes: neither its transaction nor a new one is committed, nor is it the owner.
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):

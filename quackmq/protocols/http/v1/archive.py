@@ -372,7 +372,7 @@ async def _stream_chunks(
 
 def _archives(request: Request) -> Archives:
     if request.broker.archive is None:
-        raise NotFound("this broker has no archive: its store is in memory only")
+        raise NotFound(f"a broker with a {request.broker.store_kind} store has no archive")
     return request.broker.archive
 
 

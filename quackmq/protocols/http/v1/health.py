@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from quackmq import __version__
 from quackmq.broker import ClockStatus, Connected
-from quackmq.errors import BrokerClosing, StoreReadOnly
+from quackmq.errors import BrokerClosing, StoreReadOnly, StoreUnavailable
 from quackmq.loop_clock import loop_clock
 from quackmq.protocols.http import limits
 from quackmq.protocols.http.types import Request, Response
@@ -271,7 +271,7 @@ OPERATIONS: Final = (
         handler=ready,
         description="Check that the broker accepts writes; an error says why not.",
         responses={200: ResponseInfo("It accepts writes.", Health)},
-        errors=(StoreReadOnly, BrokerClosing),
+        errors=(StoreReadOnly, StoreUnavailable, BrokerClosing),
     ),
     Operation(
         name="show_clock",

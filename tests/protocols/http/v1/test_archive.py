@@ -395,7 +395,8 @@ def test_a_broker_that_keeps_nothing_on_disk_has_no_archive() -> None:
             api.get("/v1/archive/plans"),
             api.get(file_path("ducks", "x")),
         ):
-            assert "no archive" in answer.problem(404, "not_found")
+            problem = answer.problem(404, "not_found")
+            assert problem == "a broker with a memory store has no archive"
 
 
 def test_archived_messages_are_read_like_any_others(

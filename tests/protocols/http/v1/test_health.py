@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import quackmq
-from quackmq.errors import QuackError, StoreReadOnly
+from quackmq.errors import QuackError, StoreReadOnly, StoreUnavailable
 from quackmq.loop_clock import Pause, loop_clock
 from quackmq.stores.memory import MemoryStore
 from tests.kit.machine_clock import YEAR_MS, Machine
@@ -13,13 +13,18 @@ from tests.protocols.http.v1.serving import Client, serving
 
 
 class FullStore(MemoryStore):
-    """As a store whose disk is full from the moment that it is told so."""
+    """As a store whose disk is full, or whose database is away, from when it is told so."""
 
     full: StoreReadOnly | None = None
+    away: StoreUnavailable | None = None
 
     @property
     def failure(self) -> QuackError | None:
         return self.full
+
+    @property
+    def outage(self) -> StoreUnavailable | None:
+        return self.away
 
 
 def test_a_broker_that_lives_says_what_it_is(api: Client, topic: str) -> None:
@@ -57,6 +62,18 @@ def test_a_broker_whose_disk_is_full_lives_but_is_not_ready() -> None:
         assert answer.problem(503, "store_read_only") == "no space left on device"
         assert answer.headers["retry-after"]
         assert api.get("/v1/health").status == 200
+
+
+def test_a_broker_whose_database_cannot_be_reached_is_ready_when_it_can_again() -> None:
+    store = FullStore()
+    with serving(store) as served:
+        api = served.client()
+        store.away = StoreUnavailable("db/orders cannot be reached")
+        answer = api.get("/v1/ready")
+        assert answer.problem(503, "store_unavailable") == "db/orders cannot be reached"
+        assert api.get("/v1/health").status == 200
+        store.away = None
+        assert api.get("/v1/ready").status == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/health", "/v1/ready"])
