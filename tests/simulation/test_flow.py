@@ -29,7 +29,7 @@ from tests.simulation.world import Failure
 #: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
 pytestmark = pytest.mark.sweep
 
-_SEEDS = range(60)
+_SEEDS = range(45)
 #: Seeds in which a bug may show itself.
 _BUG_SEEDS = range(60)
 #: Between two steps that should be one; virtual.

@@ -15,7 +15,7 @@ from tests.simulation.scenario import LIMITS, simulate
 from tests.simulation.shrunk import missing
 
 _CHUNKS = 4
-_SEEDS_PER_CHUNK = 80
+_SEEDS_PER_CHUNK = 60
 
 #: Each must have happened, or the simulation proves less than it says.
 _MUST_HAPPEN = (

@@ -139,11 +139,11 @@ async def _old_too_early(
 @pytest.mark.parametrize(
     ("where", "name", "bug", "first"),
     [
-        (files, "_replace_file", _manifest_never_synced, 0),
-        (ManifestRegistry, "_reconcile_with_log", _overlap_left, 0),
-        (PartitionArchive, "names_in_use", _nothing_in_use, 5),
-        (ManifestRegistry, "_lock_of", _lock_of_its_own, 0),
-        (reader, "crc32c", _right, 76),
+        (files, "_replace_file", _manifest_never_synced, 2),
+        (ManifestRegistry, "_reconcile_with_log", _overlap_left, 1),
+        (PartitionArchive, "names_in_use", _nothing_in_use, 1),
+        (ManifestRegistry, "_lock_of", _lock_of_its_own, 1),
+        (reader, "crc32c", _right, 35),
         (TieredStore, "trim", _trim_log_first, 2),
         (TieredStore, "offset_for_time", _old_too_early, 1),
     ],

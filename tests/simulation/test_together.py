@@ -28,7 +28,7 @@ from tests.simulation.world import Failure
 #: `make check` runs each simulation with few seeds and without planted bugs (test_briefly.py).
 pytestmark = pytest.mark.sweep
 
-_SEEDS = range(60)
+_SEEDS = range(45)
 #: Seeds in which a bug may show itself. The first that fails ends the search; of the clock's bugs,
 #: about one seed in ten notices one.
 _BUG_SEEDS = range(120)

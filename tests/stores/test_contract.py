@@ -424,6 +424,7 @@ CALLS: dict[str, Callable[[Store, PartitionKey], Awaitable[object]]] = {
     "offsets": lambda store, key: store.offsets(key),
     "offset_for_time": lambda store, key: store.offset_for_time(key, 0),
     "append_times": lambda store, key: store.append_times(key, 0, 1),
+    "least_bytes_between": lambda store, key: store.least_bytes_between(key, 0, 1),
     "trim": lambda store, key: store.trim(key, 0),
     "open_transactions": lambda store, key: store.open_transactions(),
     "producers": lambda store, key: store.producers(key),
